@@ -14,7 +14,7 @@ from pathlib import Path
 
 def temporary(path: Path) -> Path:
     """A random name in the directory of `path`, for a temporary file."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
@@ -22,8 +22,8 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     file, less the umask. Raises OSError, after which nothing is changed.
     """
     new = temporary(path)
+    number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # O_EXCL follows no link
     try:
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # O_EXCL follows no link
         with os.fdopen(number, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
         new.replace(path)

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_TARGET
+from tests.support import ggufbytes as g
 from tests.support.command import MAIN, Command, Result, assert_error, readable
+from tests.support.hub import LocalHub, Repo
 from tests.support.paths import ROOT
 
 ASK = ("run", "-p", "zip", "-n", "3", "--temp", "0")
@@ -68,6 +70,14 @@ def test_no_home_and_no_entry(command: Command, homeless: str, args: tuple[str, 
     assert [line for line in result.lines if line.startswith(NO_HOME)] == [result.lines[0]]
     assert "unexpected" not in result.err
     assert not (command.home / "~").exists()
+
+
+def test_a_pull_without_a_home_names_the_variable(command: Command, homeless: str, hub: LocalHub) -> None:
+    hub.repos["user/model-GGUF"] = Repo({"model-Q4_0.gguf": g.llama().build()})
+    result = run(command, "pull", "user/model-GGUF", cwd=command.home, PYTHONPATH=homeless, **hub.environ())
+    assert_error(result, 8, "there is no home directory to keep models in", "HF_HUB_CACHE")
+    kept = {**hub.environ(), "PYTHONPATH": homeless, "HF_HUB_CACHE": str(command.home / "hub")}
+    assert run(command, "pull", "user/model-GGUF", cwd=command.home, **kept).code == 0
 
 
 def test_directories_that_are_named_need_no_home(command: Command, homeless: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.config.places import NOWHERE
 from specllama.config.whole_file import temporary, write_whole
 from specllama.errors import ResourceError
 from specllama.models.hub.files import NOT_THERE, read_small
@@ -273,6 +274,10 @@ def repositories(root: Path) -> list[str]:
 
 def unwritable(path: Path, error: OSError) -> ResourceError:
     """The error for a cache that cannot be written."""
+    if path.is_relative_to(NOWHERE):
+        return ResourceError(
+            "there is no home directory to keep models in", "set HF_HUB_CACHE to a directory"
+        )
     hint = "make it writable, or set HF_HUB_CACHE to a directory that is"
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 
