@@ -16,6 +16,7 @@ from specllama.calls.schema_types import MAX_DEPTH
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import Note, UsageError, warning
 from specllama.text.json_shape import json_shape
+from specllama.text.schema_length import MAX_LENGTH, forces_too_much
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -109,6 +110,8 @@ def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
     deepest, n_parts = json_shape(found)
     if deepest > MAX_DEPTH or n_parts > MAX_PARTS:
         raise UsageError(f"the JSON schema has more than {MAX_DEPTH} levels or {MAX_PARTS} objects and lists")
+    if forces_too_much(found):
+        raise UsageError(f"the JSON schema asks for a text of more than {MAX_LENGTH} characters")
     return json_text(found, lenient=False)
 
 
@@ -125,6 +128,8 @@ def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
     text = json.dumps(schema)
     if len(text) > MAX_BYTES:
         return {}, "", 0, f"it has more than {MAX_BYTES} bytes"
+    if forces_too_much(schema):
+        return {}, "", 0, f"it asks for a text of more than {MAX_LENGTH} characters"
     return schema, text, json_shape(schema)[1], ""
 
 

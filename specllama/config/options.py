@@ -67,16 +67,29 @@ def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
 
 PROMPT = table(
     "Prompt",
-    row("prompt", "-p --prompt", str, "the prompt; without -p and -f it is read from standard input", "TEXT"),
-    row("file", "-f --file", str, "read the prompt from a file", "FILE"),
+    row("words", "", list, "the prompt, as with -p", "PROMPT..."),
+    row(
+        "prompt",
+        "-p --prompt",
+        str,
+        "the prompt; what is piped to standard input is appended to it",
+        "TEXT",
+    ),
+    row("file", "-f --file", str, "a file with the prompt, or to append to it; - is standard input", "FILE"),
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row(
         "raw",
-        "--raw",
+        "--raw -no-cnv --no-conversation",
         bool,
         "use no chat template; control tokens in the prompt are parsed",
         argument="generate",  # a method
     ),
+    stored=False,
+)
+ESCAPES = table(
+    "Prompt",
+    row("escape", "-e --escape", bool, r"process escapes as \n in -p and -r (default), and in -f too"),
+    row("no_escape", "--no-escape", bool, "leave escapes in -p and -r as they are"),
     stored=False,
 )
 TEMPLATE = table(
@@ -357,6 +370,7 @@ OUTPUT = [
     *table(
         "Output",
         row("json", "--json", bool, "one JSON object on stdout instead of the text"),
+        row("quiet", "-q --quiet", bool, "the answer alone; stderr has only warnings and errors"),
         row("compare", "--compare", bool, "decode again without drafts and compare"),
         stored=False,
     ),
@@ -469,11 +483,25 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 
 
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
-RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
-CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
-SERVE = [*SERVING, *PAGE, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
+RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
+CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
+SERVE = [
+    *SERVING,
+    *PAGE,
+    *ESCAPES,
+    *TEMPLATE,
+    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]),
+    *LOG,
+]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
+LONG_FLAGS: Mapping[str, str] = {
+    name: o.name
+    for o in STORED.values()
+    for flag in o.flags
+    if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
+}
+"""Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
 IN_PROJECTS = frozenset(
     (
         "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
@@ -524,6 +552,12 @@ def as_flag(name: str, value: str | None) -> str:
     known = _BY_NAME.get(name)
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
+
+
+def option_named(name: str) -> str:
+    """The option that a name, or a long flag with or without its dashes, belongs to; "" for none."""
+    plain = name.lstrip("-").replace("-", "_")
+    return plain if plain in _BY_NAME else LONG_FLAGS.get(plain, "")
 
 
 def as_argument(name: str, value: str | None) -> str:

@@ -33,6 +33,7 @@ from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt
 from specllama.worker.queries import compile_template, slots
+from specllama.worker.template_notes import template_notes
 from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
@@ -194,6 +195,8 @@ class EngineCore:
         notes = list[Note]()
         if problem is not None:
             notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
+        elif template is not None:
+            notes += template_notes(loaded.model, template)
         self._idle.apply()
         self._exact = ExactMode(loaded, self.engine, self._idle, time.perf_counter)
         if settings.exact:

@@ -24,7 +24,7 @@ from specllama.errors import BusyError, SpecllamaError, UsageError
 from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
-from specllama.worker.load_info import sampling_defaults
+from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer
@@ -110,7 +110,7 @@ class RequestIntake:
         """
         received = time.perf_counter()
         size += _PART_BYTES * len(message.parts or ())
-        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
+        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
         accepted = _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -131,7 +132,7 @@ class OwnServer:
         path = [package, *filter(None, [environ.get("PYTHONPATH")])]
         self._log = log
         try:
-            with log.open("wb") as output:
+            with log.open("xb") as output:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "specllama.cli.launch.own_server", "serve", *arguments],
                     stdin=subprocess.PIPE,  # see own_server.py
@@ -192,4 +193,4 @@ def new_log() -> Path:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ResourceError(f"{folder} cannot be written: {error.strerror or error}") from None
-    return folder / f"serve-{os.getpid()}.log"
+    return folder / f"serve-{secrets.token_hex(8)}.log"

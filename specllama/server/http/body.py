@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
-MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
+MAX_DEPTH = 64
 MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
 MAX_HELD = 16 * MAX_BYTES  # bytes of all large bodies that have arrived and are not checked yet
 _LARGE = 64 * 1024  # bytes; larger bodies are parsed in a thread, so that other requests do not wait

@@ -15,6 +15,8 @@ import shutil
 import time
 from pathlib import Path
 
+from specllama.config.whole_file import write_whole
+
 _LIST = "whole.json"
 _SETTLED_SECONDS = 1.0  # since the last write: the next client may already be sending
 _FULL = 64 << 20  # bytes: with less free disk space, a write may have failed
@@ -43,9 +45,7 @@ class TensorCache:
                     path.unlink()
                 else:
                     complete[path.name] = size
-            temporary = self.root / f"{_LIST}.tmp"
-            temporary.write_text(json.dumps(complete))
-            temporary.replace(self.root / _LIST)
+            write_whole(self.root / _LIST, json.dumps(complete))
 
     def _files(self) -> list[tuple[Path, int]]:
         with os.scandir(self.root) as entries:
