@@ -143,6 +143,37 @@ def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages
     return found
 
 
+def in_call_order(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """The messages, with the results right after the answers whose calls they belong to, in the order of the
+    calls, and with the names of their tools. Many templates show neither ids nor names, and clients send
+    results in the order in which they arrived.
+    """
+    found, results, others = Messages(), Messages(), Messages()
+    order: dict[Any, int] = {}  # of calls, by id
+    names: dict[Any, str] = {}
+
+    def settle() -> None:
+        results.sort(key=lambda message: order.get(message.get("tool_call_id"), len(order)))
+        found.extend((*results, *others))
+        results.clear()
+        others.clear()
+
+    for message in messages:
+        if message.get("role") == "assistant":
+            settle()
+            for call in message.get("tool_calls") or ():
+                order[call.get("id")] = len(order)
+                names[call.get("id")] = call["function"]["name"]
+            found.append(dict(message))
+        elif message.get("role") == "tool":
+            name = message.get("name") or names.get(message.get("tool_call_id"))
+            results.append({**message, "name": name} if name else dict(message))
+        else:
+            others.append(dict(message))
+    settle()
+    return found
+
+
 def text_of(value: Any) -> str:
     """A value as text: JSON, but strings without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -47,20 +47,20 @@ def build(models: ModelPool, say: Say) -> Starlette:
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
-    bodies = BodyReader()
+    bodies, noted = BodyReader(), set[str]()
     return Starlette(
-        routes=[Route(r.path, _endpoint(r, models, say, bodies), methods=[r.method]) for r in ROUTES],
+        routes=[Route(r.path, _endpoint(r, models, say, bodies, noted), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
 
 
 def _endpoint(
-    route: ApiRoute, models: ModelPool, say: Say, bodies: BodyReader
+    route: ApiRoute, models: ModelPool, say: Say, bodies: BodyReader, noted: set[str]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def respond(http: Request) -> Response:
-        await models.look_up(http.query_params.get("model"))
-        return await route.endpoint(ApiRequest(http, models, say, bodies))
+        await models.look_up(http.query_params.get("model") or None)
+        return await route.endpoint(ApiRequest(http, models, say, bodies, noted))
 
     return respond
 

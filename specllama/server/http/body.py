@@ -102,7 +102,7 @@ def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
         raise UsageError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{what} must be a JSON object")
-    _check_values(data, _SURROGATE.search(body) is not None, what)
+    check_values(data, _SURROGATE.search(body) is not None, what)
     return data
 
 
@@ -133,8 +133,10 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
     return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
 
 
-def _check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
-    """Check the depth and, if `surrogates`, each text. Raises UsageError."""
+def check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
+    """Check the depth of parsed JSON and, if `surrogates`, each text. what: the subject of messages. Raises
+    UsageError.
+    """
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()

@@ -36,10 +36,10 @@ async def respond(api: ApiRequest) -> Response:
         body.timings_per_token,
         body.return_progress,
         body.speculation.enabled,
+        body.ignored_fields,
     )
-    specs = [CompletionSpec(request, splits=True)]
-    writer = ResponsesWriter(fields)
-    return await api.generate(specs, writer, stream=body.stream, memory=body.speculation.memory)
+    specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
+    return await api.answer(specs, ResponsesWriter(fields), body)
 
 
 async def stored(api: ApiRequest) -> Response:
