@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
 from specllama.server import openapi, page
+from specllama.server.dialects import lm_studio
 from specllama.server.dialects.anthropic import routes as anthropic
 from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.llama_server import routes as llama_server
@@ -24,8 +25,8 @@ from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteErr
 from specllama.server.models import ModelPool
 from specllama.server.supervisor import Say
 
-DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, ollama.DIALECT)
-"""Errors on paths of no dialect have the shape of the first one."""
+DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, lm_studio.DIALECT, ollama.DIALECT)
+"""Errors on paths of no dialect have the shape of the first one; the first prefix of a path decides."""
 
 
 async def _document(api: ApiRequest) -> Response:
@@ -48,11 +49,13 @@ def build(models: ModelPool, say: Say) -> Starlette:
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
     bodies, noted = BodyReader(), set[str]()
-    return Starlette(
+    made = Starlette(
         routes=[Route(r.path, _endpoint(r, models, say, bodies, noted), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
+    made.router.redirect_slashes = False  # paths are settled before, and a redirect would lose https
+    return made
 
 
 def _endpoint(

@@ -11,6 +11,8 @@ from typing import Any
 from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.errors import UsageError, option
+from specllama.server.http.origins import Origins
+from specllama.server.http.path import root_path
 
 ANY_NAME = "*"
 
@@ -73,6 +75,8 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("needs an address or the name of one", option="host")
+        Origins(self.origins)
+        root_path(self.root_path)
         if self.metrics_key and not self.keys:
             raise UsageError(
                 "without keys everybody may read the figures",

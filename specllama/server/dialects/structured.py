@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -49,29 +50,19 @@ class StructuredFields(Body):
         found = {}
         for field, kind, value in self._given():
             if value not in (None, False, ""):
-                found[field] = _parameter(field, kind, value)
+                found[field] = _KINDS[kind](field, value)
         if len(found) > 1:
             one, other, *_ = found
             raise FieldError(f"{one} and {other} are both given", other)
         return next(iter(found.items()), ("", {}))
 
     def _given(self) -> list[tuple[str, str, Any]]:
-        inner, kinds = self.structured_outputs, ("json", "json_object", "regex", "choice", "grammar")
+        inner = self.structured_outputs
         newer = [
             (f"structured_outputs.{kind}", kind, getattr(inner, "json_" if kind == "json" else kind))
-            for kind in (kinds if inner is not None else ())
+            for kind in (_KINDS if inner is not None else ())
         ]
-        return [*newer, *((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in kinds)]
-
-
-def _parameter(field: str, kind: str, value: Any) -> dict[str, Any]:
-    if kind == "json_object":
-        return {"json_schema": _ANY_OBJECT}
-    if kind == "json":
-        return {"json_schema": _schema(field, value)}
-    if kind == "grammar":
-        return {"grammar": value}
-    return {"grammar": f"start: {_regex(value) if kind == 'regex' else ' | '.join(map(_literal, value))}"}
+        return [*newer, *((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in _KINDS)]
 
 
 def _schema(field: str, value: str | dict[str, Any]) -> dict[str, Any]:
@@ -96,3 +87,13 @@ def _regex(text: str) -> str:
 def _literal(text: str) -> str:
     """A text in a Lark grammar."""
     return json.dumps(text, ensure_ascii=False).replace(_DOUBLE, r":\u003a=")
+
+
+_KINDS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
+    "json": lambda field, value: {"json_schema": _schema(field, value)},
+    "json_object": lambda _, __: {"json_schema": _ANY_OBJECT},
+    "regex": lambda _, value: {"grammar": f"start: {_regex(value)}"},
+    "choice": lambda _, value: {"grammar": f"start: {' | '.join(map(_literal, value))}"},
+    "grammar": lambda _, value: {"grammar": value},
+}
+"""What restricts the text, to the parameter that it sets; from the field and its value."""

@@ -41,7 +41,10 @@ async def completions(api: ApiRequest) -> Response:
 
 
 async def models(api: ApiRequest) -> Response:
-    return JSONResponse(model_list(await api.list_models()))
+    """The models on disk; with ?known=true also those that are only known."""
+    known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
+    found = await api.list_models()
+    return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
 
 
 async def model(api: ApiRequest) -> Response:
