@@ -149,11 +149,12 @@ def in_call_order(messages: Sequence[Mapping[str, Any]]) -> Messages:
     results in the order in which they arrived.
     """
     found, results, others = Messages(), Messages(), Messages()
-    order: dict[Any, int] = {}  # of calls, by id
+    order: dict[Any, int] = {}  # of the latest calls, by id
     names: dict[Any, str] = {}
+    n_calls = 0
 
     def settle() -> None:
-        results.sort(key=lambda message: order.get(message.get("tool_call_id"), len(order)))
+        results.sort(key=lambda message: order.get(message.get("tool_call_id"), n_calls))
         found.extend((*results, *others))
         results.clear()
         others.clear()
@@ -162,7 +163,8 @@ def in_call_order(messages: Sequence[Mapping[str, Any]]) -> Messages:
         if message.get("role") == "assistant":
             settle()
             for call in message.get("tool_calls") or ():
-                order[call.get("id")] = len(order)
+                order[call.get("id")] = n_calls
+                n_calls += 1
                 names[call.get("id")] = call["function"]["name"]
             found.append(dict(message))
         elif message.get("role") == "tool":

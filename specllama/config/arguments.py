@@ -71,6 +71,7 @@ class LoadOptions(TypedDict, total=False):
     cache_type_v_draft: str
     draft_min: int
     draft_p_min: float
+    schema_open: bool
     calibrate: bool
     memory: bool
     tool_format: str

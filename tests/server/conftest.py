@@ -21,5 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One slot, so that nothing shares a batch."""
-    with Server(tmp_path_factory.mktemp("exact"), "--draft-max", "4", "-np", "1", "-c", "512") as one:
+    with Server(
+        tmp_path_factory.mktemp("exact"), "--draft-max", "4", "-np", "1", "-c", "512", "--strict-model"
+    ) as one:
         yield one

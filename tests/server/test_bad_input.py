@@ -133,7 +133,16 @@ def test_a_field_of_completions_that_cannot_be_used(server: Server, fields, need
         ({"json_schema": DEEP_SCHEMA}, "nested"),
         ({"json_schema": {"enum": ["x" * 70_000]}}, "65536"),
         ({"json_schema": {"$ref": "#"}}, "schema"),
-        ({"json_schema": {"type": "string", "pattern": "(?=x)"}}, "schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": True, "schema": {"type": "string", "pattern": "(?=x)"}},
+                }
+            },
+            "schema",
+        ),
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 1}}, "schema"),
         ({"json_schema": False}, "schema"),
         ({"grammar": "root ::= ("}, "grammar"),
         ({"grammar": "nonsense"}, "grammar"),

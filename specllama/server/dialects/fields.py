@@ -40,7 +40,8 @@ _MAX_WHOLE = 2.0**64
 class Body(BaseModel):
     """The base of all objects in bodies: no values of another type, finite numbers.
 
-    unnamed: fields without effect that clients send with every such object.
+    unnamed: fields without effect that clients send with every such object. asks: whether a body asks for
+    something on which fields of other APIs could have an effect.
     """
 
     model_config = ConfigDict(
@@ -51,6 +52,7 @@ class Body(BaseModel):
         json_schema_extra={"maxProperties": MAX_FIELDS},
     )
     unnamed: ClassVar[frozenset[str]] = frozenset()
+    asks: ClassVar[bool] = True
     _ignored: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
@@ -192,7 +194,7 @@ class FieldError(UsageError):
 def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     """The body as this model. Raises FieldError."""
     data = model.prepared({name: value for name, value in data.items() if value is not None})
-    given = supported(data, _names(model))
+    given = supported(data, _names(model)) if model.asks else data
     ignored: dict[tuple[type[Body], str], None] = {}
     try:
         found = model.model_validate(given, context=ignored)

@@ -16,7 +16,7 @@ _ANY_OBJECT = {"type": "object"}
 _DOUBLE = "::="  # in a text it would say that it is GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
 SchemaOrText = Text | Annotated[dict[str, Any], SMALL]
-Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES, 1)]
+Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES)]
 
 
 class StructuredOutputs(Body):
@@ -49,7 +49,7 @@ class StructuredFields(Body):
         """
         found = {}
         for field, kind, value in self._given():
-            if value not in (None, False, ""):
+            if value not in (None, False, "", []):
                 found[field] = _KINDS[kind](field, value)
         if len(found) > 1:
             one, other, *_ = found

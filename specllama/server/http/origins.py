@@ -55,7 +55,7 @@ def _parsed(pattern: str) -> tuple[tuple[str, ...], str, str]:
     if not found or (host is None and (scheme is None or port is not None)):
         raise UsageError(f"{pattern[:200]!r} is no origin", _FORM, option="allowed_origin")
     if host is None and scheme in _PORTS:
-        raise UsageError(f"{pattern[:200]!r} names no host", _FORM, option="allowed_origin")
+        raise UsageError(f"{pattern[:200]!r} is no origin, it names no host", _FORM, option="allowed_origin")
     schemes = ("http", "https") if scheme is None else (scheme,)
     return schemes, _ascii(host or "*"), port or ("*" if host in (None, "*") else "")
 

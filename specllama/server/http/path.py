@@ -15,7 +15,7 @@ _SLASHES = re.compile("/{2,}")
 def root_path(given: str) -> str:
     """The path at which a proxy offers the server, "" for the root. Raises UsageError."""
     path = _SLASHES.sub("/", f"/{given.strip()}").rstrip("/")
-    if not re.fullmatch(r"(/[\w.~%!$&'()*+,;=:@-]+)*", path):
+    if "//" in given or not re.fullmatch(r"(/[\w.~%!$&'()*+,;=:@-]+)*", path):
         raise UsageError(f"must be a path such as /llm, not {given[:200]!r}", option="root_path")
     return path
 

@@ -47,13 +47,16 @@ class PromptObject(Body):
     multimodal_data: Annotated[list[Any], AtMost(0)] | None = None
 
 
+Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
+
+
 class NativeRequest(SamplingFields):
     """prompt: a text, ids, texts and ids in one list, or a list of such prompts, each of which has its own
     answer. n_cmpl: answers to each. n_probs: likeliest tokens shown with each token, 0 for none.
     response_fields: those of the answer to send, "a/b" for field b of object a.
     """
 
-    prompt: str | Ids | PromptObject | Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1)]
+    prompt: str | Ids | PromptObject | Prompts
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     post_sampling_probs: bool = False

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import Body, FieldError, supported
-from specllama.server.dialects.openai.sampling_fields import Stops
+from specllama.server.dialects.openai.sampling_fields import Stops, seed_of
 
 Size = Annotated[int, Field(ge=-1, lt=2**31)]
 _MAPPED: Mapping[str, str] = {
@@ -88,5 +88,5 @@ def _read(name: str, value: Any) -> Any:
     if name == "top_k" and value == -1:
         return 0
     if name == "seed":
-        return None if value == -1 else value % 2**64
+        return None if value == -1 else seed_of(value)
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
@@ -239,4 +239,4 @@ class ShowRequest(Body):
 class RefusedRequest(Body):
     """The body of an operation that is not offered: any JSON object."""
 
-    model_config = ConfigDict(extra="ignore")
+    asks = False

@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
 ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
-_EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers", "guided_json", "guided_choice")
+_EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
 
 
 def _given_stops(value: Any) -> Any:
@@ -218,10 +218,17 @@ def _read(name: str, value: Any) -> Any:
     if name == "top_k" and value == -1:  # vLLM's value for off
         return 0
     if name == "seed":
-        return None if value == -1 else value % 2**64
+        return None if value == -1 else seed_of(value)
     if name == "logit_bias":
         return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
     return value
+
+
+def seed_of(value: int) -> int:
+    """A seed as the engine takes it. One below 0 becomes one below 2^53: answers report it, and programs
+    whose numbers are all floats send it back.
+    """
+    return value if value >= 0 else value % 2**53
 
 
 def first(*values: Any) -> Any:
