@@ -132,7 +132,7 @@ class ToolCalls:
         """A line about what of an answer's schema is not enforced; "" for nothing, and where it was said
         before.
         """
-        if not problem or not self._is_new(schema):
+        if not problem or not self._is_new(f"{problem}\n{schema}"):
             return ""
         return f"the text is not held to its whole schema: {problem}"
 

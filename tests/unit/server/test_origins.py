@@ -52,7 +52,7 @@ def test_what_is_no_pattern(pattern: str) -> None:
     assert error.value.option == "allowed_origin"
     assert "http://localhost:3000" in error.value.hint
     with pytest.raises(UsageError):
-        ServerSettings(load=LoadSettings(ModelSettings(path="m.gguf")), origins=(pattern,))
+        ServerSettings(load=LoadSettings(target=ModelSettings(path="m.gguf")), origins=(pattern,))
 
 
 @pytest.mark.parametrize(
