@@ -17,7 +17,7 @@ from specllama.calls.definitions import cut_off_arguments
 from specllama.calls.history import in_call_order
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import MAX_NAMED, FieldError
-from specllama.server.dialects.parts import Content, Read, read
+from specllama.server.dialects.parts import Content, MediaPart, Read, read
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_values, parse
 
 MAX_MESSAGES = 4096
@@ -64,7 +64,7 @@ class ConversationReader:
         self._arguments, self._calls = CallArguments(), _Calls()
         self._left_out: Counter[str] = Counter()
         self._gone = set[str]()  # ids of calls that are left out
-        self._media: list[tuple[str, str]] = []  # of the last message
+        self._media: list[MediaPart] = []  # of the last message
 
     @property
     def n_messages(self) -> int:
@@ -140,8 +140,8 @@ class ConversationReader:
         if self._media and len(messages) > 1 and messages[-2]["role"] == "tool":
             self._media = []
         if self._media:
-            at, kind = self._media[0]
-            raise FieldError(f"{at}: {_NEW_MEDIA.format(kind=kind)}", at)
+            first = self._media[0]
+            raise FieldError(f"{first.path}: {_NEW_MEDIA.format(kind=first.kind)}", first.param)
         last = messages[-1] if messages and continues else {}
         if last.get("role") != "assistant" or (open_calls and last.get("tool_calls")):
             return self._found(messages)
@@ -171,9 +171,12 @@ class ConversationReader:
 
 
 _NEW_MEDIA = (
-    "this model reads text only, image input is not supported: send the message without the {kind}. Those of "
-    "earlier messages may stay, the model is told that they were there"
+    "this model reads text only and could not process {kind} input. The {kind} data you provided does not "
+    "represent a valid {kind} for it: send the message without. Those of earlier messages may stay"
 )
+"""With the path, the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before
+they ask again.
+"""
 
 
 class _Calls:

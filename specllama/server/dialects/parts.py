@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -106,15 +106,25 @@ Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 """The annotation of a content."""
 
 
+class MediaPart(NamedTuple):
+    """A picture, sound or file. param: the field at fault where it cannot be used. path: of the part, with
+    its type as the last name. kind: what it is.
+    """
+
+    param: str
+    path: str
+    kind: str
+
+
 @dataclass(slots=True)
 class Read:
     """What a content says. texts: its parts in order, with placeholders for media. thoughts: the reasoning
-    among them. media: (path, kind) of the parts that the model cannot read.
+    among them. media: the parts that the model cannot read.
     """
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    media: list[tuple[str, str]] = field(default_factory=list)
+    media: list[MediaPart] = field(default_factory=list)
 
     @property
     def lines(self) -> str:
@@ -158,7 +168,7 @@ def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> Non
     elif part.type in _MEDIA:
         kind = _MEDIA[part.type]
         found.texts.append(placeholder(kind, part.called))
-        found.media.append((f"{path}.type", kind))
+        found.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
         raise unknown_type(part.type, path, known)
 

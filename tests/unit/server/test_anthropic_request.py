@@ -200,11 +200,11 @@ class TestMessages:
             ([{"role": "user", "content": [{"type": "magic"}]}], "messages[0].content[0].type must be"),
             (
                 [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "x"}}]}],
-                "messages[0].content[0].type: this model reads text only, image input is not supported",
+                "messages[0].content[0].image: this model reads text only and could not process image input",
             ),
             (
                 [{"role": "user", "content": [{"type": "document", "source": {}}]}],
-                "messages[0].content[0].type: this model reads text only",
+                "messages[0].content[0].document: this model reads text only",
             ),
             (
                 [{"role": "user", "content": [result([{"type": "magic"}])]}],

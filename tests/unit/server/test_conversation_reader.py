@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -127,14 +128,19 @@ class TestArguments:
 
 
 class TestMedia:
-    def test_a_new_one_is_refused_with_words_for_the_user(self) -> None:
+    def test_a_new_one_is_refused_with_the_words_by_which_agents_recover(self) -> None:
         found = ConversationReader()
-        found.say("user", image(), "messages[0].content")
-        with pytest.raises(
-            FieldError, match="this model reads text only, image input is not supported"
-        ) as error:
+        found.say("user", [ContentPart(type="image")], "messages[3].content")
+        with pytest.raises(FieldError, match="this model reads text only") as error:
             found.read()
-        assert error.value.details["param"] == "messages[0].content[0].type"
+        assert error.value.details["param"] == "messages[3].content[0].type"
+        message = error.value.message
+        assert "The image data you provided does not represent a valid image" in message, "Codex"
+        claude = r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(image|document|pdf)"
+        match = re.search(claude, message)
+        assert match is not None, "Claude Code"
+        assert match.groups() == ("3", "0", "image")
+        assert "could not process image" in message
 
     def test_one_that_was_refused_does_not_end_the_session(self) -> None:
         found = ConversationReader()

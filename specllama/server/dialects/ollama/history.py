@@ -79,4 +79,4 @@ def conversation_of(messages: Sequence[OllamaMessage]) -> ConversationReader:
 def no_images(images: Sequence[Any] | None, field: str) -> None:
     """Raises FieldError where there are images."""
     if images:
-        raise FieldError(f"{field}: this model reads text only", field)
+        raise FieldError(f"{field}: this model reads text only and could not process image input", field)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.parts import Content, Read, Thoughts, placeholder, read
+from specllama.server.dialects.parts import Content, MediaPart, Read, Thoughts, placeholder, read
 from specllama.server.dialects.tool_choice import MAX_CALLS, Name
 
 MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
@@ -98,7 +98,7 @@ def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
     """A content with the pictures that stand next to it. path: their field."""
     for _ in images or ():
         found.texts.append(placeholder("image"))
-        found.media.append((path, "image"))
+        found.media.append(MediaPart(path, path, "image"))
     return found
 
 
