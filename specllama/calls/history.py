@@ -143,7 +143,7 @@ def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages
     return found
 
 
-def in_call_order(messages: Sequence[Mapping[str, Any]]) -> Messages:
+def in_call_order(messages: Sequence[dict[str, Any]]) -> Messages:
     """The messages, with the results right after the answers whose calls they belong to, in the order of the
     calls, and with the names of their tools. Many templates show neither ids nor names, and clients send
     results in the order in which they arrived.
@@ -166,12 +166,12 @@ def in_call_order(messages: Sequence[Mapping[str, Any]]) -> Messages:
                 order[call.get("id")] = n_calls
                 n_calls += 1
                 names[call.get("id")] = call["function"]["name"]
-            found.append(dict(message))
+            found.append(message)
         elif message.get("role") == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id"))
-            results.append({**message, "name": name} if name else dict(message))
+            results.append(message if name == message.get("name") else {**message, "name": name})
         else:
-            others.append(dict(message))
+            others.append(message)
     settle()
     return found
 

@@ -1,7 +1,7 @@
 """From the JSON object of a request to a checked pydantic model; the one policy for fields.
 
 null means absent, at every level, and 4.0 is a whole number. A field that no model here knows has no effect:
-it is ignored, and named (`Body.ignored_fields`), unless clients send it with every request
+it is ignored, and named (`RequestBody.ignored_fields`), unless clients send it with every request
 (`Body.unnamed`). Fields of other APIs that would change the text are errors; they are in foreign_fields.py.
 Every list and object has a bound, AtMost, SMALL or MAX_FIELDS, that is checked before anything is made of
 its items.
@@ -30,7 +30,7 @@ from pydantic_core import CoreSchema, core_schema
 from specllama.errors import UsageError
 from specllama.server.dialects.foreign_fields import is_harmless
 
-Model = TypeVar("Model", bound="Body")
+Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
 MAX_FIELDS = 256  # of an object, those without effect included
 MAX_NAMED, MAX_NAME = 32, 128  # ignored fields that are named, and characters of a name
@@ -40,8 +40,7 @@ _MAX_WHOLE = 2.0**64
 class Body(BaseModel):
     """The base of all objects in bodies: no values of another type, finite numbers.
 
-    unnamed: fields without effect that clients send with every such object. asks: whether a body asks for
-    something on which fields of other APIs could have an effect.
+    unnamed: fields without effect that clients send with every such object.
     """
 
     model_config = ConfigDict(
@@ -52,20 +51,6 @@ class Body(BaseModel):
         json_schema_extra={"maxProperties": MAX_FIELDS},
     )
     unnamed: ClassVar[frozenset[str]] = frozenset()
-    asks: ClassVar[bool] = True
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
-    @classmethod
-    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of a request under the names and in the forms that the model has."""
-        return data
-
-    @property
-    def ignored_fields(self) -> tuple[str, ...]:
-        """Paths of the fields of a body that had no effect, those of the objects in it included:
-        "session_id", "messages[].mood". At most MAX_NAMED.
-        """
-        return self._ignored
 
     @model_validator(mode="before")
     @classmethod
@@ -76,6 +61,9 @@ class Body(BaseModel):
         if len(data) > MAX_FIELDS:
             raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
         known, found, ignored = _names(cls), {}, info.context
+        types = set(map(type, data.values()))
+        if known.issuperset(data) and float not in types and type(None) not in types:
+            return data
         for name, value in data.items():
             if value is None:
                 continue
@@ -84,6 +72,27 @@ class Body(BaseModel):
             elif ignored is not None and name not in cls.unnamed:
                 ignored[cls, name] = None
         return found
+
+
+class RequestBody(Body):
+    """The base of whole bodies. asks: whether it asks for something on which fields of other APIs could have
+    an effect.
+    """
+
+    asks: ClassVar[bool] = True
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of a request under the names and in the forms that the model has."""
+        return data
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Paths of the fields that had no effect, those of the objects in the body included: "session_id",
+        "messages[].mood". At most MAX_NAMED.
+        """
+        return self._ignored
 
 
 def whole(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError, RequestBody
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
 _ANY_OBJECT = {"type": "object"}
@@ -33,7 +33,7 @@ class StructuredOutputs(Body):
     structural_tag: None = None
 
 
-class StructuredFields(Body):
+class StructuredFields(RequestBody):
     """The fields of a request. guided_: the older names."""
 
     structured_outputs: StructuredOutputs | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import SMALL, Body, FieldError
+from specllama.server.dialects.fields import SMALL, Body, FieldError, RequestBody
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")
@@ -37,7 +37,7 @@ class ReasoningFields(Body):
     enabled: bool | None = None
 
 
-class ThinkingFields(Body):
+class ThinkingFields(RequestBody):
     """The fields. chat_template_kwargs: any variables of the template, which count before the others."""
 
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]

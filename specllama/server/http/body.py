@@ -94,7 +94,7 @@ def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
         raise UsageError(f"{what} is not UTF-8") from None
     _check_counts(body, what)
     try:
-        data = json.loads(text, parse_constant=_refuse)
+        data = _DECODER.decode(text)
     except RecursionError:
         raise _too_deep(what) from None
     except ValueError as error:
@@ -107,6 +107,9 @@ def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _check_counts(body: bytes | bytearray, what: str) -> None:

@@ -8,10 +8,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import Body
+from specllama.server.dialects.fields import RequestBody
 
 
-class ModelRequest(Body):
+class ModelRequest(RequestBody):
     """The body of both routes."""
 
     model: Annotated[str, Field(max_length=512)]

@@ -10,7 +10,7 @@ from pydantic import Field
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
+from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError, RequestBody
 from specllama.server.dialects.keep_alive import KeepAlive
 from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
@@ -225,7 +225,7 @@ class OllamaGenerateRequest(OllamaRequest):
         return self.generation(sampling, messages=asked, variables=self.variables(variables))
 
 
-class ShowRequest(Body):
+class ShowRequest(RequestBody):
     """model, or name: which model. The other fields have no effect."""
 
     model: ModelName | None = None
@@ -236,7 +236,7 @@ class ShowRequest(Body):
     options: Annotated[dict[str, Any], SMALL] | None = None
 
 
-class RefusedRequest(Body):
+class RefusedRequest(RequestBody):
     """The body of an operation that is not offered: any JSON object."""
 
     asks = False

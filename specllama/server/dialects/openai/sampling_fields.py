@@ -11,7 +11,15 @@ from pydantic import BeforeValidator, Field, create_model
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_JSON, SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
+from specllama.server.dialects.fields import (
+    MAX_JSON,
+    SMALL,
+    WHOLE_ITEMS,
+    AtMost,
+    Body,
+    FieldError,
+    RequestBody,
+)
 from specllama.server.dialects.keep_alive import KeepAlive
 from specllama.server.dialects.restriction import Restriction, restriction
 from specllama.server.dialects.samplers import with_samplers
@@ -74,7 +82,7 @@ _TYPES: Mapping[str, Any] = {
 
 if TYPE_CHECKING:
 
-    class ParameterFields(Body):
+    class ParameterFields(RequestBody):
         """A field for each name that a parameter of SamplingParams has in request bodies, None by default."""
 
         def __getattr__(self, name: str) -> Any: ...
@@ -82,7 +90,7 @@ if TYPE_CHECKING:
 else:
     ParameterFields = create_model(
         "ParameterFields",
-        __base__=Body,
+        __base__=RequestBody,
         __module__=__name__,
         **{
             field: (_TYPES.get(name, parameter.kind) | None, None)
