@@ -15,12 +15,11 @@ from specllama.errors import SpecllamaError
 from specllama.server import openapi, page
 from specllama.server.dialects import lm_studio
 from specllama.server.dialects.anthropic import routes as anthropic
-from specllama.server.dialects.base import ApiRequest, ApiRoute
+from specllama.server.dialects.base import ApiRequest, ApiRoute, Shared
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.http.access import AccessMiddleware
-from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
 from specllama.server.models import ModelPool
 from specllama.server.supervisor import Say
@@ -48,9 +47,9 @@ def build(models: ModelPool, say: Say) -> Starlette:
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
-    bodies, noted = BodyReader(), set[str]()
+    shared = Shared()
     made = Starlette(
-        routes=[Route(r.path, _endpoint(r, models, say, bodies, noted), methods=[r.method]) for r in ROUTES],
+        routes=[Route(r.path, _endpoint(r, models, say, shared), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
@@ -59,11 +58,11 @@ def build(models: ModelPool, say: Say) -> Starlette:
 
 
 def _endpoint(
-    route: ApiRoute, models: ModelPool, say: Say, bodies: BodyReader, noted: set[str]
+    route: ApiRoute, models: ModelPool, say: Say, shared: Shared
 ) -> Callable[[Request], Awaitable[Response]]:
     async def respond(http: Request) -> Response:
         await models.look_up(http.query_params.get("model") or None)
-        return await route.endpoint(ApiRequest(http, models, say, bodies, noted))
+        return await route.endpoint(ApiRequest(http, models, say, shared))
 
     return respond
 

@@ -33,6 +33,13 @@ MISTRAL = (
     "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}"
     "{% endfor %}"
 )
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and m.reasoning_content %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
 every = pytest.mark.parametrize("api", PATHS)
 
 
@@ -294,12 +301,44 @@ def test_a_root_path(tmp_path: Any) -> None:
         assert one.get("/llmx/v1/models").status == 404
 
 
-@every
-def test_an_answer_with_reasoning_is_continued(server: Server, api: str) -> None:
-    if api == "responses":
-        pytest.skip("its last answer is not continued")
-    for name in ("after reasoning", "reasoning goes on", "an answer goes on"):
-        assert post(server, api, WRITERS[api](NAMED[name])).status == 200, name
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose template knows reasoning."""
+    home = tmp_path_factory.mktemp("reasoner")
+    (home / "template.jinja").write_text(QWEN3, "utf-8")
+    with Server(home, "-np", "1", "--chat-template-file", str(home / "template.jinja")) as one:
+        yield one
+
+
+def test_an_answer_with_reasoning_is_continued(reasoner: Server) -> None:
+    """Responses do not continue a last answer."""
+    expected = {
+        "after reasoning": "<|im_start|>assistant\n<think>\nsay hello\n</think>\n\nHel",
+        "reasoning goes on": "<|im_start|>assistant\n<think>\nsay hel",
+        "an answer goes on": "<|im_start|>assistant\nIt is",
+    }
+    for name, end in expected.items():
+        body = WRITERS["chat"](NAMED[name])
+        prompt = reasoner.post("/apply-template", body).json["prompt"]
+        assert prompt.endswith(end), prompt
+        given = {**body, "enable_thinking": False} if name == "after reasoning" else body
+        assert reasoner.post("/apply-template", given).json["prompt"] == prompt
+        bodies = {api: WRITERS[api](NAMED[name]) for api in ("chat", "messages", "ollama")}
+        if name == "an answer goes on":  # Messages has no thinking in an answer that has begun
+            del bodies["messages"]
+        counts = {n_prompt(post(reasoner, api, body), api) for api, body in bodies.items()}
+        assert len(counts) == 1
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "ollama"])
+def test_reasoning_that_goes_on_is_reasoning(reasoner: Server, api: str) -> None:
+    found = post(reasoner, api, WRITERS[api](NAMED["reasoning goes on"]), 4).json
+    shown: dict[str, Callable[[], Any]] = {
+        "chat": lambda: found["choices"][0]["message"]["reasoning_content"],
+        "messages": lambda: found["content"][0]["thinking"],
+        "ollama": lambda: found["message"]["thinking"],
+    }
+    assert shown[api]()
 
 
 @every

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -20,6 +19,7 @@ from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
 from specllama.server.dialects.conversation import ReadConversation
 from specllama.server.dialects.fields import Model, checked
+from specllama.server.dialects.recent_items import RecentItems
 from specllama.server.dialects.writer import DialectWriter
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody
@@ -54,18 +54,25 @@ class GeneratingBody(Protocol):
     def num_ctx(self) -> int | None: ...
 
 
+class Shared:
+    """What all requests share. bodies: reads their bodies. noted: fields that were said to have no effect."""
+
+    def __init__(self) -> None:
+        self.bodies, self.recent_items = BodyReader(), RecentItems()
+        self.noted = set[str]()
+
+
 class ApiRequest:
     """One HTTP request, and the operations of its endpoint. models: of the server. say: gets lines for the
-    operator. bodies: reads the bodies of all requests. noted: fields that were said to have no effect.
+    operator. recent_items: items of the latest answers of /v1/responses.
 
     It is about one model: the one that `check_model` or the query `?model=` names, else the one in memory.
     """
 
-    def __init__(
-        self, http: Request, models: ModelPool, say: Say, bodies: BodyReader, noted: set[str]
-    ) -> None:
-        self._http, self._say, self._bodies, self._noted = http, say, bodies, noted
+    def __init__(self, http: Request, models: ModelPool, say: Say, shared: Shared) -> None:
+        self._http, self._say, self._shared = http, say, shared
         self.models, self.settings = models, models.settings
+        self.recent_items = shared.recent_items
         self._service: Service | None = None
 
     @property
@@ -107,11 +114,14 @@ class ApiRequest:
     def query_params(self) -> Mapping[str, str]:
         return self._http.query_params
 
-    async def body(self, model: type[Model]) -> Model:
-        """The body, parsed and checked as this model; what of it has no effect is logged. Raises UsageError,
-        which names the field.
+    async def body(
+        self, model: type[Model], prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data
+    ) -> Model:
+        """The body, parsed and checked as this model; what of it has no effect is logged. prepared: applied
+        to it before the check. Raises UsageError, which names the field.
         """
-        found = await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)
+        bodies, seconds = self._shared.bodies, self.settings.client_seconds
+        found = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
         self._note(found.ignored_fields)
         turns = getattr(found, "turns", None)
         if isinstance(turns, ReadConversation) and turns.note:
@@ -121,9 +131,10 @@ class ApiRequest:
 
     def _note(self, ignored: Sequence[str]) -> None:
         """Log fields that have no effect, each once."""
-        new = [name for name in ignored if name not in self._noted]
-        if new and len(self._noted) < _MAX_NOTED:
-            self._noted.update(new)
+        noted = self._shared.noted
+        new = [name for name in ignored if name not in noted]
+        if new and len(noted) < _MAX_NOTED:
+            noted.update(new)
             self.say(f"no effect here: {json.dumps(new)[1:-1]}")
 
     def check_model(self, name: str | None, exact: bool = False) -> None:

@@ -73,6 +73,18 @@ def test_the_schema_of_a_text_goes_with_tools() -> None:
     assert "json_schema" not in asked(tools=[F], response_format={"type": "text"}).params
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},  # huggingface_hub
+        {"type": "json", "value": SCHEMA},
+    ],
+)
+def test_other_ways_to_give_a_schema(form) -> None:
+    assert asked(response_format=form).params["json_schema"] == SCHEMA
+
+
 @pytest.mark.parametrize("content", [None, "", []])
 def test_earlier_calls(content) -> None:
     calls = [called('{"a": [1, "é"]}'), called("", "c2") | {"index": 1}]

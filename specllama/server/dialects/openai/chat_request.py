@@ -28,11 +28,12 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """type: json_object may have a schema, json_schema must."""
+    """type: json_object may have a schema, json_schema must; json and value are huggingface_hub's names."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "json"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any], SMALL] | None = Field(None, alias="schema")
+    value: Annotated[dict[str, Any], SMALL] | None = None
 
     def as_schema(self) -> tuple[str, Mapping[str, Any] | None]:
         """(The field, the schema that the text must obey, None for free text). Raises FieldError."""
@@ -40,6 +41,8 @@ class ResponseFormat(Body):
             return "", None
         if self.json_schema is not None and self.json_schema.schema_ is not None:
             return "response_format.json_schema.schema", self.json_schema.schema_
+        if self.value is not None:
+            return "response_format.value", self.value
         if self.schema_ is None and self.type == "json_schema":
             raise FieldError("response_format.json_schema.schema is missing", "response_format")
         return "response_format.schema", first(self.schema_, ANY_OBJECT)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
 from specllama.server.dialects.openai.messages import Arguments, CallId
+from specllama.server.dialects.recent_items import is_reference
 from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.parts import Content, ContentPart, Read, read, read_part
 from specllama.server.dialects.tool_choice import Name
@@ -28,8 +29,9 @@ _LEFT_OUT = (
     "web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output",
     "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "compaction_summary",
     "compaction_trigger", "context_compaction", "additional_tools", "configuration_update", "program",
-    "program_output", "ghost_snapshot",
+    "program_output", "ghost_snapshot", "item_reference",
 )  # fmt: skip
+_WITHOUT_TEXT = ("rs_", "ws_", "fs_", "ig_", "cmp_")  # ids of items without which a conversation is whole
 _OF_TOOLS = ("_call", "_call_output")  # ends of types that are not known here
 Object = Annotated[dict[str, Any], AtMost(_MAX_FIELDS)]
 
@@ -84,8 +86,10 @@ class InputItem(Body):
         if not isinstance(data, Mapping):
             return data
         kind = data.get("type")
-        if kind == "item_reference" or (kind is None and "role" not in data and "id" in data):
-            raise ValueError("an item_reference cannot be resolved, nothing is stored: send the item itself")
+        if is_reference(data):
+            if str(data.get("id")).startswith(_WITHOUT_TEXT):
+                return {"type": "item_reference", "id": data["id"]}
+            raise ValueError("the item of this item_reference is not held (any more): send the item itself")
         if kind is None or kind in _READERS:
             return data
         if not isinstance(kind, str) or not (kind in _LEFT_OUT or kind.endswith(_OF_TOOLS)):

@@ -72,7 +72,9 @@ class TextFields(Body):
 
 
 class ResponsesRequest(SamplingFields, ThinkingFields):
-    """The body of /v1/responses; the fields of sampling are those of the other routes."""
+    """The body of /v1/responses; the fields of sampling are those of the other routes. store: whether items of
+    the answer are held for references to them.
+    """
 
     previous_response_id: Refused = None
     conversation: Refused = None
@@ -91,6 +93,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
     metadata: Annotated[dict[str, Any], SMALL, AtMost(64)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     n: Annotated[int, Field(ge=1, le=1)] = 1
+    store: bool = True
     _conversation: ReadConversation = PrivateAttr()
     _tools: FlatTools = PrivateAttr()
 

@@ -54,7 +54,7 @@ class ResponseFields:
     """What an answer says besides the text. echo: JSON of what it repeats of the request, see `echo_json`.
     names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. timings,
     progress: as in ResponseOptions. speculate: whether drafts were allowed. ignored: fields of the request
-    that had no effect. clock: seconds since the epoch.
+    that had no effect. keep: gets the items of the answer. clock: seconds since the epoch.
     """
 
     model: str
@@ -65,6 +65,7 @@ class ResponseFields:
     progress: bool = False
     speculate: bool = True
     ignored: Sequence[str] = ()
+    keep: Callable[[list[dict[str, Any]]], None] = lambda _: None
     clock: Callable[[], float] = time.time
 
 
@@ -109,6 +110,11 @@ class ResponsesWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         return self._final()
+
+    def keep_items(self) -> None:
+        """Hand over the items so far."""
+        if self.fold.choices:
+            self.fields.keep(self._items.of(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter: an event that the SDKs know, and the end of the response for agents that wait
@@ -224,6 +230,7 @@ class ResponsesWriter:
 
     def _final(self) -> dict[str, Any]:
         """The whole response, after its end."""
+        self.keep_items()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
         found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
