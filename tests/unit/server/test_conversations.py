@@ -7,21 +7,18 @@ from typing import Any
 
 import pytest
 
-from specllama.calls.abilities import abilities, rendered, rendered_text
-from specllama.calls.format import TemplateData
-from specllama.calls.formats import choose
 from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
 from specllama.server.dialects.fields import checked
 from specllama.server.dialects.ollama.requests import OllamaChatRequest
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
-from specllama.text.chat_template import ChatTemplate
 from tests.support.conversation_table import CONTINUED, SIXTY
 from tests.support.conversations import (
     WRITERS,
     Conversation,
 )
+from tests.support.rendering import Rendering
 from tests.support.strict_templates import TEMPLATES
 
 MODELS: dict[str, Any] = {
@@ -38,22 +35,6 @@ def asked(api: str, body: dict[str, Any]) -> protocol.Generate:
     if api == "ollama":
         return found.request({}, {})
     return found.generation({}, {})
-
-
-class Rendering:
-    """A chat template as the engine uses it."""
-
-    def __init__(self, source: str) -> None:
-        self._form, self._template = choose(source), ChatTemplate(source)
-        self.shows = abilities(self._form, self._rendered)
-
-    def _rendered(self, data: TemplateData) -> str:
-        return "".join(part.text for part in self._template.render(data.messages, **data.variables))
-
-    def prompt(self, messages: list[dict[str, Any]]) -> str:
-        if any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
-            return rendered(self._form, self.shows, messages, None, self._rendered)
-        return rendered_text(self.shows, messages, self._rendered)
 
 
 RENDERINGS = {name: Rendering(source) for name, source in TEMPLATES.items()}

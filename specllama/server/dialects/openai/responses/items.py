@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
 from specllama.server.dialects.openai.messages import Arguments, CallId
-from specllama.server.dialects.recent_items import is_reference
 from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.parts import Content, ContentPart, Read, read, read_part
+from specllama.server.dialects.recent_items import is_reference
 from specllama.server.dialects.tool_choice import Name
 
 MAX_ITEMS = 4096

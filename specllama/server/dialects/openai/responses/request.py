@@ -72,8 +72,8 @@ class TextFields(Body):
 
 
 class ResponsesRequest(SamplingFields, ThinkingFields):
-    """The body of /v1/responses; the fields of sampling are those of the other routes. store: whether items of
-    the answer are held for references to them.
+    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of the
+    answer are held for references to them.
     """
 
     previous_response_id: Refused = None
