@@ -70,6 +70,7 @@ def test_what_is_not_held(exact: Server) -> None:
     assert "send the item itself" in found.json["error"]["message"]
     without = respond(exact, [ASKED, references(items)[0], items[1], AGAIN])
     assert without.status == 200
-    assert without.json["usage"]["input_tokens"] == (
-        respond(exact, [ASKED, items[1], AGAIN]).json["usage"]["input_tokens"]
+    assert (
+        without.json["usage"]["input_tokens"]
+        == (respond(exact, [ASKED, items[1], AGAIN]).json["usage"]["input_tokens"])
     )

@@ -72,7 +72,7 @@ class TextFields(Body):
 
 
 class ResponsesRequest(SamplingFields, ThinkingFields):
-    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of the
+    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
     answer are held for references to them.
     """
 
