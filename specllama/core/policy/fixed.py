@@ -122,9 +122,7 @@ class Fixed(PolicyBase):
         return drafts
 
     def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
-        """Whether it can draft in this round; a long prompt that it has not seen is evaluated in pieces, while
-        others are decoded.
-        """
+        """Whether it can draft now. While others are decoded, it evaluates a long prompt in pieces."""
         return not isinstance(drafter, CatchingUp) or drafter.catch_up(seq, self.config.catch_up_ids)
 
     def observe(self, done: Round) -> None:

@@ -1,7 +1,6 @@
-"""What the draft model evaluates of a long prompt at once while other sequences are decoded: half a second, so
-that their streams go on.
-"""
+"""While other sequences are decoded, the draft model evaluates a long prompt for half a second at most."""
 
+# ruff: noqa: ARG002
 from __future__ import annotations
 
 from typing import Any
