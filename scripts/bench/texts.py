@@ -3,14 +3,15 @@
 usage: python -m scripts.bench.texts [-m TARGET] [-md DRAFT] [--exact] [--temps 0,0.8] [--texts N] [--turns N]
                                      [--before N] [-n TOKENS] [-c N] [-t N]
 
-Conversations of --turns turns over the prompts of `specllama bench` and of scripts.bench.losses, each once with
-the default and once without drafts, in two processes that keep what they have evaluated. Every turn's text is
-compared, token by token, and a conversation goes on with the text that drafts wrote. --before puts so many tokens
-of filler in front. --exact asks for `--exact` in both. Without -m the demo model writes, with its head.
+Conversations of --turns turns over the prompts of `specllama bench` and of scripts.bench.losses, each once
+with the default and once without drafts, in two processes that keep what they have evaluated. Every turn's
+text is compared, token by token, and a conversation goes on with the text that drafts wrote. --before puts so
+many tokens of filler in front. --exact asks for `--exact` in both. Without -m the demo model writes, with its
+head.
 
 The ratio of times is that of the decode times per token of all texts, without drafts over with drafts; --plain
-adds the default without drafts and without --exact, which the cost of --exact is measured against. SPECLLAMA_KERNELS=off
-measures llama.cpp's own kernels. Exit code 1 if --exact was given and a text differs.
+adds the default without drafts and without --exact, which the cost of --exact is measured against.
+SPECLLAMA_KERNELS=off measures llama.cpp's own kernels. Exit code 1 if --exact was given and a text differs.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def measure(args: argparse.Namespace) -> int:
                     ]
         widths = {stats.exact_width} - {None}
     per = {name: seconds[name] / max(1, tokens[name]) for name in seconds}
-    print(f"{differ} of {n} texts differ; {figures['accepted']} of {figures['drafted']} drafted tokens accepted")
+    found = f"{figures['accepted']} of {figures['drafted']} drafted tokens accepted"
+    print(f"{differ} of {n} texts differ; {found}")
     if widths:
         print(f"decodes of {widths.pop()} rows")
     print("ms per token: " + ", ".join(f"{name} {1000 * t:.2f}" for name, t in per.items()))
@@ -97,7 +99,7 @@ def measure(args: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("-m", "--model", metavar="TARGET", help="a GGUF file or name; default: the demo model")
+    parser.add_argument("-m", "--model", metavar="TARGET", help="default: the demo model")
     parser.add_argument("-md", "--draft", metavar="DRAFT")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--plain", action="store_true")

@@ -85,7 +85,9 @@ class Generate:
     reported. final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
     model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from
     its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
-    requests and write nothing; the limits do not apply.
+    requests and write nothing; the limits do not apply. prefix_thought: reasoning of the answer before
+    `prefix`; without a prefix it goes on itself. strict_schema: what cannot be enforced of params.json_schema
+    is an error; otherwise it is left out, with a Notice. stop_ids: tokens that end the text.
     """
 
     id: int
@@ -116,6 +118,9 @@ class Generate:
     prompt_seconds: float | None = None
     predict_seconds: float | None = None
     warm: bool = False
+    prefix_thought: str = ""
+    strict_schema: bool = False
+    stop_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +205,14 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """To the engine: messages through the chat template. variables, prefix, tools: as in Generate."""
+    """To the engine: messages through the chat template. The other fields: as in Generate."""
 
     id: int
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
     tools: Tools | None = None
+    prefix_thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,7 @@ class CountTokens:
     variables: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
     tools: Tools | None = None
+    prefix_thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class LoadOptions(TypedDict, total=False):
     draft_min: int
     draft_p_min: float
     exact_width: int
+    schema_open: bool
     calibrate: bool
     memory: bool
     tool_format: str

@@ -47,9 +47,8 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
     Raises UsageError, NotFoundError.
     """
     with _placed(v):
-        load: dict[str, Any] = {
-            name: v[name] for name in ("draft_min", "draft_p_min", "exact", "exact_width") if name in v
-        }
+        plain = ("draft_min", "draft_p_min", "exact", "exact_width", "schema_open")
+        load: dict[str, Any] = {name: v[name] for name in plain if name in v}
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
         return assemble(

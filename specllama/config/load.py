@@ -131,8 +131,9 @@ class LoadSettings:
     whatever it costs. exact_width: rows of every decode where that needs one width; None: measured.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
-    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
-    from earlier texts of the process.
+    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
+    "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
+    properties that the schemas do not name, where they do not say.
     """
 
     target: ModelSettings
@@ -149,6 +150,7 @@ class LoadSettings:
     tool_format: str = "auto"
     rpc: tuple[str, ...] = ()
     memory: bool = True
+    schema_open: bool = False
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1, MAX_SLOTS)

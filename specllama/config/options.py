@@ -357,6 +357,9 @@ SAMPLING = [
             "sampling steps to use, letters of ekpmit (default ekpmt)",
             "LETTERS",
         ),
+        row(
+            "schema_open", "--schema-open", bool, "objects may have properties that JSON schemas do not name"
+        ),
     ),
 ]
 LOG = table(
@@ -420,6 +423,8 @@ SERVING = table(
         "S",
     ),
     row("alias", "-a --alias", list, "a name for the model; * accepts any name", "NAME"),
+    row("strict_model", "--strict-model", bool, "refuse other names of models, with -m too"),
+    row("root_path", "--root-path", str, "the path at which a proxy offers the server", "PATH"),
     row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
@@ -469,7 +474,13 @@ SERVING = table(
         "a name that is allowed in the Host header, besides those of this machine",
         "NAME",
     ),
-    row("allowed_origin", "--allowed-origin", list, "web pages from this origin may send requests", "URL"),
+    row(
+        "allowed_origin",
+        "--allowed-origin",
+        list,
+        "web pages from this origin may send requests: https://host:port, * for any part, * for all",
+        "ORIGIN",
+    ),
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
 )
 PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"), stored=False)
@@ -506,7 +517,7 @@ IN_PROJECTS = frozenset(
     (
         "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
         "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
-        "infill_sampling", "sampling_seq",
+        "infill_sampling", "sampling_seq", "schema_open",
         "n_ctx", "n_ctx_draft",
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
@@ -530,7 +541,7 @@ USERS_ONLY = frozenset(
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
-        "share_cache", "spm_infill", "metrics_key", "models_max", "idle_unload",
+        "share_cache", "spm_infill", "metrics_key", "models_max", "idle_unload", "strict_model", "root_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

@@ -223,6 +223,17 @@ class CachingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class CatchingUp(Drafter, Protocol):
+    """A drafter that can evaluate in pieces what its cache lacks."""
+
+    def catch_up(self, seq_id: int, n_most: int) -> bool:
+        """Whether a step evaluates at most n_most ids of the history; where it would evaluate more, so many
+        of them are evaluated now.
+        """
+        ...
+
+
+@runtime_checkable
 class BlockDrafting(Drafter, Protocol):
     """A drafter whose first step of a draft evaluates a whole block: its other steps cost no decode."""
 

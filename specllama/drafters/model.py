@@ -129,6 +129,16 @@ class ModelDrafter(RegisteredDrafter):
         self._restart_at(seq_id, max(0, len(state.history) - max(1, n_last)))
         state.n_valid = 0
 
+    def catch_up(self, seq_id: int, n_most: int) -> bool:
+        """See `CatchingUp`."""
+        if not self._fits(seq_id, ()):
+            return True
+        self._copy_prefix(seq_id)
+        if self.cache_state(seq_id).n_pending <= n_most:
+            return True
+        self._fill(seq_id, self.states[seq_id].n_valid + n_most)
+        return False
+
     def _evaluate_shared(self, seqs: Sequence[int]) -> None:
         """Evaluate a prefix that several of the sequences have in common and lack only once."""
         for i, seq in enumerate(seqs):

@@ -103,6 +103,8 @@ class PolicyConfig:
     lookahead: int = 8  # further tokens that are considered before it stops
     risk_share: float = 0.6  # share of their risk that counts, since it can still stop at each of them
     min_tail: int = 16  # ids; the model is not used with less of the sequence in its cache
+    max_stall: float = 0.5  # seconds of catching up at once while other sequences are decoded
+    catch_up_ids: int = 128  # the same of `Fixed`, which knows no times, in ids
 
     # Heads: they read the target's hidden states, and draft well with little of the text in their caches
     head_min_tail: int = 4  # as min_tail

@@ -278,7 +278,9 @@ class Planner(PolicyBase):
                 several = len(self._priced) > 1
                 gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
                 plan.gates[name] = gate
-            catch_up = priced.catch_up(seq, state.steps, t1, self.budget.credit, seconds, self.config)
+            catch_up = priced.catch_up(
+                seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1
+            )
             affordable = catch_up.n_pending > 0
             if affordable and len(self._priced) > 1:
                 affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))

@@ -7,7 +7,7 @@ All are computed from the same counters, so that they agree. Times are in second
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specllama.core.stats import RunStats, speedup
@@ -35,14 +35,16 @@ def usage(fold: Accumulator) -> dict[str, Any]:
     }
 
 
-def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
-    """timings, metrics and speculation, for the last chunk or the whole answer. enabled: whether drafts were
-    allowed.
+def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> dict[str, Any]:
+    """timings, metrics and speculation, for the last chunk or the whole answer, and the fields of the request
+    that had no effect. enabled: whether drafts were allowed.
     """
+    more = {"ignored_fields": list(ignored)} if ignored else {}
     return {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
+        **more,
     }
 
 
