@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -32,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     """Install; returns the exit code. Messages go to stderr."""
     root = Path(__file__).resolve().parents[2]
     progress = Progress(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
-    log, began = root / ".venv" / "install.log", time.time()
+    log = root / ".venv" / "install.log"
+    before = _changed(log)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
@@ -51,9 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     progress.say(f"error: {found.message}")
     if found.hint:
         progress.say(found.hint)
-    if log.exists() and log.stat().st_mtime >= began - 1:  # written by this call
+    if _changed(log) not in (None, before):  # written by this call
         progress.say(f"the whole log is in {log}")
     return found.code
+
+
+def _changed(path: Path) -> int | None:
+    """When the file was written last, in ns of the time of day, which is only compared; None without it."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return None
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ this file before any package is installed. As a program it compiles the ready-ma
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -140,7 +141,7 @@ def _run(commands: list[list[str]], directory: Path) -> None:
     ]
     try:
         for command, process in zip(commands, running, strict=True):
-            _, printed = process.communicate(timeout=_SECONDS)
+            _, printed = _ended(process)
             if process.returncode:
                 lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
                 said = lines[0].strip() if lines else f"exit code {process.returncode}"
@@ -151,6 +152,16 @@ def _run(commands: list[list[str]], directory: Path) -> None:
         for process in running:
             with process:
                 process.kill()
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process has printed, at its end. Raises TimeoutExpired after _SECONDS, of which a pause of this
+    process is no part: it waits in short steps, each of which counts once.
+    """
+    for _ in range(_SECONDS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=1)
+    raise subprocess.TimeoutExpired(process.args, _SECONDS)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import uvicorn
 
+from specllama.client.event_loop import run
 from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
 from specllama.models.resolve import Library
@@ -59,7 +60,7 @@ def serve(
     with listener:
         make = partial(Supervisor, settings.load, say, log, progress)
         models = ModelPool(settings, say, make, library, loaded)
-        return asyncio.run(_serve(models, listener, say, ready))
+        return run(_serve(models, listener, say, ready))
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:

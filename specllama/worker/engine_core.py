@@ -5,12 +5,12 @@ Runs in the worker's main thread, or in a test. Knows nothing about how messages
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
+from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
@@ -43,7 +43,7 @@ class EngineCore:
 
     send: sends a message to the front, in any thread. post: makes the thread that calls `handle` and `step`
     call a function; large requests are then prepared in another thread. None: everything happens in this one.
-    busy_since: perf_counter at the start of the current work, None without any or during a load.
+    busy_since: running_time at the start of the current work, None without any or during a load.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EngineCore:
     def handle(self, message: protocol.Message, size: int = 0) -> None:
         """Handle a message from the front. size: its bytes. Errors are sent as Failed, not raised."""
         # A load reports its progress, and has no time limit.
-        self.busy_since = None if isinstance(message, protocol.Load) else time.perf_counter()
+        self.busy_since = None if isinstance(message, protocol.Load) else running_time()
         try:
             if isinstance(message, protocol.Load):
                 show_log(message.verbose)
@@ -96,7 +96,7 @@ class EngineCore:
 
     def run(self, posted: Callable[[], None]) -> None:
         """Call a function that was posted."""
-        self.busy_since = time.perf_counter()
+        self.busy_since = running_time()
         try:
             posted()
         finally:
@@ -127,7 +127,7 @@ class EngineCore:
         preparer's if that is nearer to its end.
         """
         started = self.busy_since
-        own = (time.perf_counter() - started if started is not None else 0.0, self.allowed_seconds())
+        own = (running_time() - started if started is not None else 0.0, self.allowed_seconds())
         other = self._intake.hang if self._intake is not None else None
         return max(own, other, key=lambda found: found[0] / found[1]) if other is not None else own
 
@@ -145,7 +145,7 @@ class EngineCore:
             return
         assert self.engine is not None
         assert self.loaded is not None
-        started = self.busy_since = time.perf_counter()
+        started = self.busy_since = running_time()
         try:
             if self.tuner is not None:
                 self.tuner = self.tuner if self.tuner.step() else None
@@ -155,7 +155,7 @@ class EngineCore:
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
         finally:
-            self._step_seconds = max(time.perf_counter() - started, 0.9 * self._step_seconds)
+            self._step_seconds = max(running_time() - started, 0.9 * self._step_seconds)
             self.busy_since = None
         for notice in self.engine.notices:
             self.send(protocol.Notice(notice))
@@ -171,11 +171,11 @@ class EngineCore:
             self._policy(loaded),
             end_ids=loaded.model.end_ids,
             suppressed=loaded.model.suppressed,
-            clock=time.perf_counter,
+            clock=running_time,
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         )
-        self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
+        self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded)
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
@@ -194,7 +194,7 @@ class EngineCore:
     def _measure_slice(self) -> None:
         if self._idle is None:
             return
-        self.busy_since = time.perf_counter()
+        self.busy_since = running_time()
         try:
             self._idle.measure()
         finally:
@@ -266,7 +266,7 @@ class EngineCore:
         if self.loaded is None:
             return
         items = []
-        now = time.perf_counter()
+        now = running_time()
         for r in self.running:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:

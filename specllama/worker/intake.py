@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
 from specllama.core.sampling.infill import InfillRule
@@ -38,7 +38,7 @@ _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, n
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A request whose parameters have been checked. received: perf_counter."""
+    """A request whose parameters have been checked. received: running_time."""
 
     message: protocol.Generate
     params: SamplingParams
@@ -108,7 +108,7 @@ class RequestIntake:
         """Accept a request. size: bytes of its message. Raises UsageError, TemplateError, ContextLengthError,
         or sends the error later.
         """
-        received = time.perf_counter()
+        received = running_time()
         size += _PART_BYTES * len(message.parts or ())
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
         seed = params.seed if params.seed is not None else secrets.randbits(32)

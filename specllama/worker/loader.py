@@ -5,12 +5,12 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import Drafter, RememberingDrafter
@@ -102,7 +102,7 @@ def load(
 
     send: receives Loading and Notice messages. open_draft: see protocol.Load.
     """
-    started = time.perf_counter()
+    started = running_time()
     header = checked_header(settings.target)
     checked = checked_drafts(settings, header, send)
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
@@ -127,7 +127,7 @@ def load(
         target_key(header, fitted, context),
         _pair_key(draft, head, drafters),
         settings.calibrate,
-        time.perf_counter,
+        running_time,
     )
     return Loaded(
         settings,
@@ -143,7 +143,7 @@ def load(
         draft,
         head,
         memory,
-        time.perf_counter() - started,
+        running_time() - started,
     )
 
 

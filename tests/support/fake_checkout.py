@@ -96,6 +96,8 @@ class FakeCheckout:
         shutil.copytree(ROOT / "scripts" / "installation", scripts / "installation")
         for name in ("setup.sh", "specllama", "install.py"):
             shutil.copy2(ROOT / "scripts" / name, scripts / name)
+        for name in ("__init__.py", "clock.py"):
+            shutil.copy2(ROOT / "specllama" / name, self.root / "specllama" / name)
         (self.root / "constraints.txt").touch()
         (self.root / "specllama/llama/native/build.cmake").write_text("# changes\n")
         (self.root / "specllama/llama/native/amx.h").write_text("/* AMX */\n")

@@ -22,8 +22,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "core", "drafters", "testing", "gguf", "rpc", "config", "pair", "text", "calls", "data",
-    "models", "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
+    "errors", "clock", "core", "drafters", "testing", "gguf", "rpc", "config", "pair", "text", "calls",
+    "data", "models", "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 LIGHT_CORE = (
@@ -36,18 +36,45 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "clock": (),
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "data": (),
-    "client": ("config", "errors", "calls", *LIGHT_CORE),
+    "client": ("config", "errors", "clock", "calls", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
         FRONTS,
-        ("errors", *LIGHT_CORE, "gguf", "rpc", "config", "pair", "text", "calls", "data", "models", "client"),
+        (
+            "errors",
+            "clock",
+            *LIGHT_CORE,
+            "gguf",
+            "rpc",
+            "config",
+            "pair",
+            "text",
+            "calls",
+            "data",
+            "models",
+            "client",
+        ),
     ),
     "worker": (
-        *("errors", "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
+        *(
+            "errors",
+            "clock",
+            "core",
+            "drafters",
+            "gguf",
+            "rpc",
+            "config",
+            "pair",
+            "text",
+            "calls",
+            "data",
+            "models",
+        ),
         "llama",
         *("client.protocol", "client.model_info", "client.tune_messages"),
     ),

@@ -20,6 +20,7 @@ from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.names import client as client_named
 from specllama.cli.launch.printed import SHOWN_KEY, printed
 from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
+from specllama.clock import exited, wait_until
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.text.terminal import printable
@@ -170,9 +171,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
+    if not wait_until(exited(process), _END_SECONDS):
         process.kill()
 
 

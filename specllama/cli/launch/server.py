@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 import specllama
 from specllama.cli.launch.client import ModelServer
+from specllama.clock import exited, sleep, wait_until
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.server.settings import is_loopback
@@ -153,8 +153,7 @@ class OwnServer:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_SECONDS)
+                if wait_until(exited(self._process), _END_SECONDS):
                     return
 
     def url(self, say: Callable[[str], None]) -> str | None:
@@ -173,7 +172,7 @@ class OwnServer:
                     line = ""
                 if ended:
                     return None
-                time.sleep(_POLL_SECONDS)
+                sleep(_POLL_SECONDS)
 
     @property
     def exit_code(self) -> int:

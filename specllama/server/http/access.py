@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specllama.clock import running_time
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
 from specllama.server.metrics import HttpMetrics, MetricsByOwner
@@ -78,7 +78,7 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, began, status = Headers(scope=scope), time.monotonic(), 0
+        headers, began, status = Headers(scope=scope), running_time(), 0
         id_ = headers.get("x-request-id", "")
         id_ = id_ if _ID.fullmatch(id_) else f"req_{secrets.token_hex(12)}"
         scope["specllama.id"] = id_
@@ -117,7 +117,7 @@ class AccessMiddleware:
             known = scope["path"] if scope["path"] in self._paths else "other"
             for metrics in self._metrics.counting(scope.get("specllama.owner", "")):
                 metrics.http.labels(known, str(status or 499)).inc()
-            self._log(scope, id_, status, time.monotonic() - began)
+            self._log(scope, id_, status, running_time() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
         """Why a request is refused, None where it is not; sets scope["specllama.owner"]."""
