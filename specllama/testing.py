@@ -161,7 +161,7 @@ class TableHead:
         return features.copy()
 
     def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
-        assert 0 < len(rows) <= self.n_batch * self.n_seq_max
+        assert 0 < len(rows) <= self.n_batch, "llama.cpp aborts on more rows than n_batch"
         logits, hidden = [np.zeros((0, self.n_vocab), np.float32)], [np.zeros((0, N_FEATURES), np.float32)]
         for row in rows:
             at = self.positions[row.seq_id]

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.context_params import context_params
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
@@ -78,6 +79,7 @@ class LlamaContext:
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
+        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
         self._n_swa = model.n_swa
         self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: the limit of a rollback
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
@@ -116,31 +118,31 @@ class LlamaContext:
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
         n = len(batch)
-        if not 0 < n <= self.n_batch:
-            raise ValueError(f"a decode has 1 to {self.n_batch} tokens, not {n}")
+        if not n:
+            self._limits.check_rows(0, 0)
         if n == 1:  # the draft model decodes token by token; numpy operations would take longer
             ((token, position, seq_id, output),) = batch
             n_outputs, seq_ids = int(output), (seq_id,)
-            self._check(token, token, seq_id, seq_id, n_outputs)
+            self._check(n, token, token, seq_id, seq_id, n_outputs)
             self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
         else:
             tokens, positions, seq_ids, outputs = zip(*batch, strict=True)
             n_outputs = sum(outputs)
-            self._check(min(tokens), max(tokens), min(seq_ids), max(seq_ids), n_outputs)
+            self._check(n, min(tokens), max(tokens), min(seq_ids), max(seq_ids), n_outputs)
             self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = (
                 tokens, positions, seq_ids, outputs
             )  # fmt: skip
         self._batch.n_tokens = n
         if self.features is not None:
             self.features.before(n_outputs)
-        started = time.perf_counter()
+        started = running_time()
         result = llama.llama_decode(self.handle, self._batch)
         if result == 1:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
         address = get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
-        self.decode_seconds += time.perf_counter() - started
+        self.decode_seconds += running_time() - started
         if self.features is not None:
             self.features.after(batch)
         if self.model.has_state:
@@ -158,22 +160,18 @@ class LlamaContext:
             self._logits = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
         return self._logits[:n_outputs]
 
-    def _check(self, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
-        """Raises ValueError for a batch on which llama.cpp would abort the process or fail.
-
-        low, high: smallest and largest token id. first, last: smallest and largest seq_id.
-        """
-        if n_outputs > self.n_outputs_max:
-            raise ValueError(f"a decode returns at most {self.n_outputs_max} rows of logits, not {n_outputs}")
-        if low < 0 or high >= self.n_vocab:
-            raise ValueError(f"a token id is not in the vocabulary of {self.n_vocab}")
-        if first < 0 or last >= self.n_seq_max:
-            raise ValueError(f"a seq_id is not one of the {self.n_seq_max} sequences")
+    def _check(self, n: int, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
+        """See DecodeLimits."""
+        self._limits.check_rows(n, n_outputs)
+        self._limits.check_tokens(low, high)
+        self._limits.check_seqs(first, last)
 
     def n_past(self, seq_id: int) -> int:
+        self._limits.check_seqs(seq_id, seq_id)
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
 
     def checkpoint(self, seq_id: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         size = llama.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
         if llama.llama_state_seq_get_data_ext(self.handle, state, size, seq_id, _PARTIAL) != size:
@@ -224,10 +222,12 @@ class LlamaContext:
         return 0
 
     def _clear(self, seq_id: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         self._checkpoints.pop(seq_id, None)
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
+        self._limits.check_seqs(min(src, dst), max(src, dst))
         if self.model.has_state and n_past != self.n_past(src):
             return 0
         self._clear(dst)
@@ -239,6 +239,7 @@ class LlamaContext:
         return self.n_past(dst)
 
     def size(self, seq_id: int) -> int:
+        self._limits.check_seqs(seq_id, seq_id)
         if (
             self.model.has_state or self._n_swa
         ):  # cells outside a window, which truncation needs, are not saved

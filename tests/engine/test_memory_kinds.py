@@ -15,6 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.llama.decode_limits import LimitError
 
 KINDS = ("llama", "gemma3", "mamba", "jamba", "lfm2")
 PROMPT = [20 + i * 7 % 230 for i in range(40)]
@@ -169,9 +170,32 @@ def test_rejects_batches_on_which_llama_cpp_would_abort(tiny, context):
         [BatchRow(ctx.n_vocab, 0, 0, True)],
         [BatchRow(-1, 0, 0, True)],
         [BatchRow(5, 0, 2, True)],
+        [BatchRow(5, 0, -1, True), BatchRow(5, 0, 1, True)],
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(LimitError):
             ctx.decode(batch)
+    for seq in (-1, 2):
+        for call in (ctx.n_past, ctx.checkpoint, ctx.size, ctx.save):
+            with pytest.raises(LimitError, match="not one of the 2 sequences"):
+                call(seq)
+        for call in (ctx.truncate, ctx.load):
+            with pytest.raises(LimitError, match="not one of the 2 sequences"):
+                call(seq, 0)
+        with pytest.raises(LimitError):
+            ctx.copy(0, seq, 1)
+        with pytest.raises(LimitError):
+            ctx.copy(seq, 0, 1)
+    assert ctx.decode([BatchRow(5, 0, 0, True)]).shape == (1, ctx.n_vocab)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "n_ubatch"), [(1, 2048, 512), (2, 1, 1), (3, 3, 2), (300, 7, 512)]
+)
+def test_small_contexts_and_batches_hold_a_whole_draft(tiny, context, n_ctx, n_batch, n_ubatch):
+    ctx = context(tiny("llama", n_batch=n_batch, n_ubatch=n_ubatch), n_ctx, 2)
+    assert ctx.n_batch >= ctx.n_outputs_max == 64
+    rows = ctx.decode([BatchRow(5, i // 2, i % 2, True) for i in range(64)])
+    assert rows.shape == (64, ctx.n_vocab)
 
 
 def test_without_room_nothing_is_decoded(tiny, context):
