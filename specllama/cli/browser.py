@@ -27,7 +27,7 @@ def open_page(url: str, say: Callable[[str], None]) -> None:
 def _open(url: str, say: Callable[[str], None]) -> None:
     """In a process of its own: a browser in a terminal would take this one, and others write to stdout."""
     opener = subprocess.Popen(
-        [sys.executable, "-c", _OPEN, url],
+        [sys.executable, "-P", "-c", _OPEN, url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

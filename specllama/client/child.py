@@ -13,19 +13,17 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import IO
 
-import specllama
 from specllama.client import protocol
 from specllama.client.lines import LineBuffer, LineTooLongError
 from specllama.clock import ended, exited, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.python_command import module_command
 
 _GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
 _READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
@@ -65,11 +63,9 @@ class EngineProcess:
         self._loop_done: threading.Event | None = None  # set when the loop has read all; None: a thread reads
         self._lines = LineBuffer()
         self.hang_hint = ""  # of the error for a hanging process
-        package = str(Path(specllama.__file__).parent.parent)
-        path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "specllama.worker.main"],
+                module_command("specllama.worker.main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -78,7 +74,6 @@ class EngineProcess:
                     "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core, and none is needed
                     **os.environ,
                     **(environ or {}),
-                    "PYTHONPATH": os.pathsep.join(path),
                     "GGML_NO_BACKTRACE": "1",
                 },
             )

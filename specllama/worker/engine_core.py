@@ -23,6 +23,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
+from specllama.text.template_process import TemplateProcess
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, choice_ids, refuse
 from specllama.worker.load_info import inspect_build, load_info
@@ -165,7 +166,12 @@ class EngineCore:
     def _load(self, settings: LoadSettings, measure_when_idle: bool, open_draft: bool) -> None:
         if self.loaded is not None:
             raise EngineError("this engine process has loaded its models already")
-        self.loaded = loaded = load(settings, self.send, self.store, open_draft)
+        process = TemplateProcess()  # it starts while the models are loaded
+        try:
+            self.loaded = loaded = load(settings, self.send, self.store, open_draft)
+        except BaseException:
+            process.close()
+            raise
         self.engine = Engine(
             loaded.context,
             self._policy(loaded),
@@ -176,7 +182,7 @@ class EngineCore:
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
-        template, problem = compile_template(loaded)
+        template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
         context = loaded.context

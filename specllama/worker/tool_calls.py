@@ -20,8 +20,9 @@ from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate, PromptPart
+from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN, Headers
+from specllama.text.prompt_parts import PromptTemplate
 from specllama.text.reasoning import TAGS, is_over
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
@@ -34,7 +35,7 @@ class ToolCalls:
     """
 
     def __init__(
-        self, model: LlamaModel, source: str, template: ChatTemplate | None, tool_format: str = "auto"
+        self, model: LlamaModel, source: str, template: PromptTemplate | None, tool_format: str = "auto"
     ) -> None:
         self._model, self._template = model, template
         own = choose(source)
@@ -74,7 +75,7 @@ class ToolCalls:
 
     def render(
         self,
-        template: ChatTemplate,
+        template: PromptTemplate,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Tools | None,
@@ -164,7 +165,9 @@ class ToolCalls:
         """Whether a prompt ends after reasoning, so that there is none in the answer."""
         return is_over(prompt, self._channels.thinks)
 
-    def continued(self, template: ChatTemplate, parts: Sequence[PromptPart], prefix: str) -> list[PromptPart]:
+    def continued(
+        self, template: PromptTemplate, parts: Sequence[PromptPart], prefix: str
+    ) -> list[PromptPart]:
         """The parts of a prompt and the beginning of its answer, "" for none."""
         if prefix and self._channels.begin:
             parts = [*parts, PromptPart(self._channels.begin, True)]

@@ -232,7 +232,7 @@ def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
         client_process = [p for p in started if "wait" in p.cmdline()]
         servers = [p for p in started if p not in client_process]
         assert len(client_process) == 1
-        assert len(servers) == 2, "the server and its engine"
+        assert len(servers) == 3, "the server, its engine, and the process of its templates"
         assert not psutil.wait_procs(servers, SOON)[1]
     finally:
         home.end_started()

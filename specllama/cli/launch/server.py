@@ -10,17 +10,16 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-import specllama
 from specllama.cli.launch.client import ModelServer
 from specllama.clock import exited, sleep, wait_until
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.python_command import module_command
 from specllama.server.settings import is_loopback
 
 _CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
@@ -127,18 +126,16 @@ class OwnServer:
     """
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        package = str(Path(specllama.__file__).parent.parent)
-        path = [package, *filter(None, [environ.get("PYTHONPATH")])]
         self._log = log
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "specllama.cli.launch.own_server", "serve", *arguments],
+                    module_command("specllama.cli.launch.own_server", "serve", *arguments),
                     stdin=subprocess.PIPE,  # see own_server.py
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**environ, "PYTHONPATH": os.pathsep.join(path)},
+                    env=dict(environ),
                 )
         except OSError as error:
             raise ResourceError(f"the server cannot be started: {error}") from None
