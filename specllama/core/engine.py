@@ -57,6 +57,7 @@ class Engine(Scheduler):
             policy.committed(g.seq_id, g.history[len(g.history) - outcome.n_emitted :])
         done = Round(len(batch), decoded - drafted, drafted - started, clock() - started, outcomes)
         policy.observe(done)
+        self._last_round = len(active), done.seconds
         forced, priced = policy.forced_sources, policy.priced_sources
         for g, outcome in zip(active, outcomes, strict=True):
             g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
