@@ -143,6 +143,11 @@ class EngineProcess:
             if thread is not threading.current_thread():
                 wait_until(ended(thread), _GRACE_SECONDS)
 
+    def kill(self, reason: SpecllamaError) -> None:
+        """Kill the process, and report this error as the reason."""
+        self.set_reason(reason)
+        self._process.kill()
+
     def _write(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as pipe:

@@ -19,7 +19,8 @@ ANY_NAME = "*"
 class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
     accepted and not shown. keys: API keys, one of which a client
-    must send; () requires none. metrics_key: lets a client read the figures of all keys, "" for none.
+    must send; () requires none. admin_keys: those of them that may unload models; () for the first one.
+    metrics_key: lets a client read the figures of all keys, "" for none.
     share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
     requests. queue: texts that may wait for a slot. seconds: limit of a
     request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
@@ -39,6 +40,7 @@ class ServerSettings:
     names: tuple[str, ...] = ()
     called: tuple[str, ...] = ()
     keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
     share_cache: bool = False
     spm_infill: bool = False
@@ -70,6 +72,8 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("needs an address or the name of one", option="host")
+        if not set(self.admin_keys) <= set(self.keys):
+            raise UsageError("is not among the keys", option="admin_key")
         if self.metrics_key and not self.keys:
             raise UsageError(
                 "without keys everybody may read the figures",
@@ -82,6 +86,11 @@ class ServerSettings:
                 f"give {option('api_key_file')} or {option('api_key')}, or leave {option('host')} out",
                 option="host",
             )
+
+    @property
+    def administrators(self) -> Sequence[str]:
+        """The keys that may unload models; none where the server has no keys, and everybody may."""
+        return self.admin_keys or self.keys[:1]
 
     @property
     def shown_names(self) -> Sequence[str]:

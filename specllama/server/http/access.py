@@ -71,6 +71,7 @@ class AccessMiddleware:
         self._errors, self._paths, self._open_paths = errors, paths, open_paths
         self._keys = Keys(settings.keys)
         self._metrics_key = Keys((settings.metrics_key,) if settings.metrics_key else ())
+        self._admin_keys = Keys(settings.administrators)
         self._any_host = not is_loopback(settings.host) and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
         self._origins = {origin.rstrip("/").lower() for origin in settings.origins}
@@ -120,20 +121,24 @@ class AccessMiddleware:
             self._log(scope, id_, status, running_time() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
-        """Why a request is refused, None where it is not; sets scope["specllama.owner"]."""
+        """Why a request is refused, None where it is not; sets scope["specllama.owner"] and
+        "specllama.administers".
+        """
         host = headers.get("host", "")
         if not self._any_host and _hostname(host) not in self._hosts:
             return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
         if origin and origin not in self._origins and not _is_same(origin, host):
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
-        if not self._keys or scope["path"] in self._open_paths or (scope["method"] == "OPTIONS" and origin):
+        if not self._keys or (scope["method"] == "OPTIONS" and origin):
+            return None
+        scope["specllama.owner"] = owner = self._keys.owner(headers)
+        scope["specllama.administers"] = bool(self._admin_keys.owner(headers))
+        if scope["path"] in self._open_paths:
             return None
         if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
-            return None  # without an owner: the figures of all
-        scope["specllama.owner"] = self._keys.owner(headers)
-        if not scope["specllama.owner"]:
-            return AccessError("the API key is missing or wrong")
-        return None
+            scope["specllama.owner"] = ""  # the figures of all
+            return None
+        return None if owner else AccessError("the API key is missing or wrong")
 
     def _log(self, scope: Scope, id_: str, status: int, seconds: float) -> None:
         if scope["path"] in self._open_paths or scope["path"] == "/metrics":
