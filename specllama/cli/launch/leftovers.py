@@ -1,6 +1,6 @@
-"""Entries for a server that `launch` has started, in files that a client keeps: they are removed when the server
-ends, and those of a launch that was killed by the next one.
+"""Entries for a server that `launch` has started, in files that a client keeps.
 
+They are removed when the server ends, those of a launch that was killed by the next one.
 A record of each stands in the cache while its launch runs, which holds a lock that the system releases.
 """
 
