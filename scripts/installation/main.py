@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import ready_made
+from .background import BackgroundProcess
 from .compilation import compile_llama, wheel_key
 from .demo import DemoDownload
 from .errors import InstallError, Interrupted, of_system
@@ -107,12 +108,13 @@ class Installation:
     def run(self) -> None:
         """Install everything, then fetch the demo model."""
         self.make_venv()
+        kernels = self.begin_kernels()
         used = self.install_llama()
         self.progress.say("installing Python packages")
         extra = f"[{self.request.kind}]" if self.request.kind else ""
         arguments = self.tools.constrained("install", "-e", f"{self.request.root}{extra}")
         self.tools.call(self.tools.pip_command(*arguments), "installing Python packages")
-        self.compile_kernels()
+        kernels.finish("compiling specllama's kernels")
         if used is not None:
             self.check(used)
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
@@ -123,14 +125,20 @@ class Installation:
         """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""
         work, python = self.tools.work, self.request.python
         shutil.rmtree(work, ignore_errors=True)
-        whole = python.exists() and self.tools.run([python, "-c", "import pip"], "checking .venv")[0] == 0
+        own = self.request.is_own()
+        whole = own and self.tools.run([python, "-c", "import pip"], "checking .venv")[0] == 0
         if not whole:
             self.tools.check_room(PACKAGES_BYTES)
+            if python.exists() and not own:
+                self.progress.say("the .venv here was made for another checkout, or with another Python")
             self.progress.say(f"making {self.request.venv}")
-            for name in ("bin", "lib", "lib64", "include", "pyvenv.cfg", ".backend", ".demo"):
+            for name in ("bin", "lib", "lib64", "include", "pyvenv.cfg", ".backend", ".demo", ".made-for"):
                 _remove(self.request.venv / name)
             self.tools.call([sys.executable, "-m", "venv", self.request.venv], "making .venv")
+        if not (command := self.request.venv / "bin" / "specllama").exists():
+            _remove(command)  # a link that leads nowhere, which pip cannot replace
         work.mkdir()
+        self.request.made_for.write_text(self.request.owner_record(), "utf-8")
 
     @property
     def recorded(self) -> str:
@@ -197,10 +205,12 @@ class Installation:
         compile_llama(self.tools, self.cache, self.demo)
         self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
 
-    def compile_kernels(self) -> None:
-        """Compile the plug-in for llama.cpp. Where that fails, specllama says why and answers without it."""
+    def begin_kernels(self) -> BackgroundProcess:
+        """Compile the plug-in for llama.cpp while packages are downloaded and installed, and in the time that
+        the compilation of llama.cpp leaves. Where that fails, specllama says why and answers without it.
+        """
         build = self.request.native.parent / "kernel_build.py"
-        self.tools.run([sys.executable, build], "compiling specllama's kernels")
+        return BackgroundProcess(self.tools, "kernels", [sys.executable, build], idle=True)
 
     def check(self, used: ReadyMade) -> None:
         """Record a ready-made build if it works, else compile."""

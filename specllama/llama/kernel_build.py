@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def main() -> int:
     """Compile the ready-made object unless it is current; 1, with the reason on stderr, if that fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an interrupted installation: nothing is left
     try:
         if why := unsupported():
             raise Unusable(why)
