@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         with locked(root / ".installing", progress):
             if not request.is_fulfilled():
                 install(request, progress)
+            elif not request.made_for.exists():  # an installation from before there was such a file
+                request.made_for.write_text(request.owner_record(), "utf-8")
         return 0
     except InstallError as error:
         found = error
