@@ -234,8 +234,8 @@ class LlamaContext:
         self._last_rows[dst] = 0
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
         first = llama.llama_memory_seq_pos_min(self.memory, dst)
-        if not self.model.has_state and first > max(0, n_past - self._n_swa):
-            self._clear(dst)  # some cells are outside the sliding window
+        if not self.model.has_state and not 0 <= first <= max(0, n_past - self._n_swa):
+            self._clear(dst)  # cells outside the sliding window are gone, from the caches of its layers only
         return self.n_past(dst)
 
     def size(self, seq_id: int) -> int:

@@ -158,6 +158,18 @@ def test_a_prefix_before_a_sliding_window_is_not_shared(tiny, context):
         narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
     assert narrow.copy(0, 1, 60) == narrow.n_past(1) == 0
     assert narrow.copy(0, 1, 399) == narrow.n_past(1) == 399
+
+
+def test_nothing_of_a_prefix_that_is_not_shared_stays_behind(tiny, context):
+    """Layers without a window still have its cells: a text that follows would see some tokens twice."""
+    narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024, 2)
+    for i in range(0, 400, 8):
+        narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
+    rows = [BatchRow(t, i, 1, True) for i, t in enumerate(PROMPT)]
+    expected = narrow.decode(rows).copy()
+    narrow.truncate(1, 0)
+    assert narrow.copy(0, 1, 10) == 0
+    np.testing.assert_allclose(narrow.decode(rows), expected, atol=0.02)
     assert narrow.n_past(0) == 400
 
 
