@@ -7,6 +7,7 @@ llama.cpp would abort, and can behave like each kind of llama.cpp's memory.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -85,8 +86,12 @@ class TableContext:
         self.widths.append(len(batch))
         if self.reader is not None:
             self.reader.features_decoded(batch, np.stack(features))
-        for seq_id in {r.seq_id for r in batch}:
-            self.last_rows[seq_id] = sum(r.seq_id == seq_id for r in batch)
+        self.last_rows = dict.fromkeys(self.last_rows, 0)
+        counts = Counter(r.seq_id for r in batch)
+        for seq_id, n in reversed(counts.items()):  # see `LlamaContext`: those that the decode ended with
+            if n != counts[batch[-1].seq_id]:
+                break
+            self.last_rows[seq_id] = n
         return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
 
     def n_past(self, seq_id: int) -> int:
@@ -117,6 +122,7 @@ class TableContext:
         if self.memory != "full" and n_past != len(self.cells[src]):
             return 0
         self.cells[dst] = self.cells[src][:n_past]
+        self.last_rows[src] = self.last_rows[dst] = 0
         return n_past
 
     def size(self, seq_id: int) -> int:

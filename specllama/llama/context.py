@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,8 +82,8 @@ class LlamaContext:
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
         self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
-        self._n_swa = model.n_swa
-        self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: the limit of a rollback
+        self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
+        self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
         self._make_batch()
@@ -146,8 +148,7 @@ class LlamaContext:
         if self.features is not None:
             self.features.after(batch)
         if self.model.has_state:
-            for seq_id in set(seq_ids):
-                self._last_rows[seq_id] = seq_ids.count(seq_id)
+            self._note_rollbacks(seq_ids)
         if not n_outputs:
             return np.zeros((0, self.n_vocab), np.float32)
         if not address:
@@ -165,6 +166,23 @@ class LlamaContext:
         self._limits.check_rows(n, n_outputs)
         self._limits.check_tokens(low, high)
         self._limits.check_seqs(first, last)
+
+    def _note_rollbacks(self, seq_ids: Sequence[int]) -> None:
+        """Which sequences can be rolled back after a decode: those that it ended with, all at once.
+
+        llama.cpp computes sequences with equally many rows at once and those with fewer before. To make room
+        it moves the states of others, without the earlier ones that a rollback needs.
+        """
+        self._last_rows = [0] * self.n_seq_max
+        counts = list(Counter(seq_ids).items())  # in the order of their first rows
+        n, widest = counts[-1][1], max(n for _, n in counts)
+        ending = list(takewhile(lambda count: count[1] == n, reversed(counts)))
+        if widest - n > self.max_rollback or len(ending) * n > self._n_at_once:
+            ending = []  # one with more rows may have been computed partly with them, or not all at once
+        if len(counts) == 1:
+            ending = counts
+        for seq_id, n in ending:
+            self._last_rows[seq_id] = n
 
     def n_past(self, seq_id: int) -> int:
         self._limits.check_seqs(seq_id, seq_id)
@@ -231,7 +249,7 @@ class LlamaContext:
         if self.model.has_state and n_past != self.n_past(src):
             return 0
         self._clear(dst)
-        self._last_rows[dst] = 0
+        self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
         first = llama.llama_memory_seq_pos_min(self.memory, dst)
         if not self.model.has_state and not 0 <= first <= max(0, n_past - self._n_swa):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specllama.core.interfaces import DecodeError
 
 CELLS_MULTIPLE = 256  # llama.cpp has a multiple of so many cells, but limits a batch by the number given
+MORE_THAN_STATES = 2  # what a rollback needs is computed at once: so many rows more than states
 
 
 class LimitError(DecodeError, ValueError):

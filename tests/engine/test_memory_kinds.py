@@ -210,6 +210,41 @@ def test_small_contexts_and_batches_hold_a_whole_draft(tiny, context, n_ctx, n_b
     assert rows.shape == (64, ctx.n_vocab)
 
 
+@pytest.mark.parametrize(("n_ubatch", "n_states"), [(1, 8), (8, 8), (512, 600)])
+def test_what_a_rollback_needs_is_computed_at_once(tiny, context, n_ubatch, n_states):
+    """llama.cpp aborts where a computation has no more rows than a sequence keeps states."""
+    ctx = context(tiny("lfm2", n_ubatch=n_ubatch), 256, 2, n_rs_seq=n_states)
+    ctx.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT)])
+    assert 8 <= ctx.max_rollback < 256
+    assert ctx.truncate(0, len(PROMPT) - 8) == len(PROMPT) - 8
+
+
+def test_states_are_not_rolled_back_after_decodes_of_others(tiny, context):
+    """llama.cpp moves the state of a sequence to make room for those of a decode, but not those before it."""
+    ctx = context(tiny("lfm2"), 512, 4, n_rs_seq=8)
+    rows = lambda seq, a, b: [BatchRow(PROMPT[i], i, seq, True) for i in range(a, b)]  # noqa: E731
+    ctx.decode(rows(0, 0, 6))
+    ctx.decode(rows(2, 0, 11))
+    ctx.decode(rows(3, 0, 10))
+    ctx.decode([*rows(0, 6, 7), *rows(3, 10, 11)])
+    assert ctx.truncate(2, 5) == 0
+    ctx.decode(rows(1, 0, 20))
+    assert ctx.truncate(1, 15) == 15  # those of the last decode are there
+    ctx.decode([*rows(0, 7, 8), *rows(1, 15, 19), *rows(3, 11, 15)])
+    assert (ctx.truncate(1, 17), ctx.truncate(3, 13)) == (17, 13)  # where it ended with them
+    ctx.decode([*rows(1, 17, 21), *rows(0, 8, 9), *rows(3, 13, 14)])
+    assert ctx.truncate(1, 18) == 0
+
+
+def test_a_shared_state_is_not_rolled_back_for_one_of_its_sequences(tiny, context):
+    ctx = context(tiny("lfm2"), 512, 2, n_rs_seq=8)
+    ctx.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT)])
+    assert ctx.copy(0, 1, len(PROMPT)) == len(PROMPT)
+    assert ctx.truncate(0, len(PROMPT) - 3) == 0
+    assert ctx.n_past(1) == len(PROMPT)
+    assert ctx.decode([BatchRow(9, len(PROMPT), 1, True)]).shape == (1, ctx.n_vocab)
+
+
 def test_without_room_nothing_is_decoded(tiny, context):
     ctx = context(tiny("llama"), 256)
     ctx.decode([BatchRow(5, i, 0, False) for i in range(200)])
