@@ -28,7 +28,7 @@ class _File:
     digest: bytes
 
 
-class ModelFiles:
+class LoadedFiles:
     """The files that a load reads, opened before it. Those that cannot be opened are left out: the load says
     what is wrong with them.
     """

@@ -15,7 +15,7 @@ from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.server.model_files import ModelFiles, files_of
+from specllama.server.model_files import LoadedFiles, files_of
 from specllama.server.residence import Residence
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
@@ -211,7 +211,7 @@ class Supervisor:
     async def _run_once(self) -> None:
         """Run one engine process to its end. Raises the error that ended it."""
         ended = asyncio.Event()
-        files = await asyncio.to_thread(ModelFiles, files_of(self.settings))  # before they are loaded
+        files = await asyncio.to_thread(LoadedFiles, files_of(self.settings))  # before they are loaded
         client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
@@ -228,7 +228,7 @@ class Supervisor:
             files.close()
             await asyncio.shield(asyncio.to_thread(client.close))
 
-    async def _watch(self, client: LoopClient, files: ModelFiles, ended: asyncio.Event) -> None:
+    async def _watch(self, client: LoopClient, files: LoadedFiles, ended: asyncio.Event) -> None:
         """Wait for the end of the engine, which is ended where a file of the model has been overwritten."""
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.server import model_files
-from specllama.server.model_files import ModelFiles, files_of
+from specllama.server.model_files import LoadedFiles, files_of
 from tests.support.serving import START, Server
 
 KEY = "secret-of-the-tests"
@@ -104,7 +104,7 @@ def test_health_quotes_nothing_of_the_operators(serving: Serving) -> None:
 def test_blocks_of_a_file_are_compared_where_it_was_written_to(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(300_000))
-    files = ModelFiles([str(path), str(tmp_path / "missing")])
+    files = LoadedFiles([str(path), str(tmp_path / "missing")])
     assert files.changed() is None
     os.utime(path, (1, 1))
     assert files.changed() is None
@@ -114,7 +114,7 @@ def test_blocks_of_a_file_are_compared_where_it_was_written_to(tmp_path: Path) -
     files.close()
     for size in (0, 1, model_files._BLOCK_BYTES, 300_001):
         path.write_bytes(bytes(300_000))
-        files = ModelFiles([str(path)])
+        files = LoadedFiles([str(path)])
         with path.open("r+b") as file:
             file.truncate(size)
         assert files.changed() == str(path)
