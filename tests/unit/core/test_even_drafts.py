@@ -1,4 +1,4 @@
-"""Drafts of several texts on recurrent states: of one length, last in their decode, and rolled back in place."""
+"""Drafts of several texts on recurrent states: of one length, last in their decode, rolled back in place."""
 
 from __future__ import annotations
 
