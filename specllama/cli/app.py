@@ -16,6 +16,9 @@ from specllama.errors import SpecllamaError, UsageError
 
 USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 _MODELS_COMMANDS = {
+    "show": CommandEntry(
+        "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
+    ),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
 }

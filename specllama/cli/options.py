@@ -50,6 +50,7 @@ PULL = [
     *_OUTPUT,
 ]
 MODELS = _OUTPUT
+MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
 MODELS_RM = [_argument("names", "NAME...", "what to remove", DOWNLOADED, many=True), *_OUTPUT]
 MODELS_VERIFY = [
     _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),

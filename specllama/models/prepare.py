@@ -84,7 +84,7 @@ def pair_on_disk(library: Library, target: str, draft: str | None) -> Paths | No
     if ours is None or (wanted and theirs is None):
         return None
     if draft == "auto":
-        theirs = _known_draft(library, ours)
+        theirs = known_draft(library, ours)
     return Paths(ours.path, theirs.path if theirs is not None else None)
 
 
@@ -107,7 +107,7 @@ def prepare_pair(
     if draft in (None, "none"):
         theirs = None
     elif draft == "auto":
-        theirs = _known_draft(library, ours)
+        theirs = known_draft(library, ours)
     elif draft == PYDOC:
         theirs = _embedded_draft()
     else:
@@ -204,7 +204,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     library.listener.note(f"it will take about {about}, {size(found.available)} are available")
 
 
-def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
+def known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
     """The target itself where it carries a head; else a head next to it; else the draft that models.toml
     names for it, if that is on disk and compatible. The draft of the embedded target is the embedded one, the
     head of the demo model comes with specllama.
