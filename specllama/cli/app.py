@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "cli.launch.options:LAUNCH",
         "Start an agent or another client, and a server for it.",
     ),
+    "ps": CommandEntry("servers:ps", "cli.options:PS", "List the servers that run, and their models."),
+    "stop": CommandEntry("servers:stop", "cli.options:STOP", "Stop a server that runs."),
     "pair-check": CommandEntry(
         "pair_check:pair_check", "cli.options:PAIR_CHECK", "Can this draft propose tokens for this target?"
     ),

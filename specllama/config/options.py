@@ -17,7 +17,7 @@ from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS
 
-GGUF, DOWNLOADED, LIST = "*.gguf", "downloaded", ","  # in `completes`
+GGUF, DOWNLOADED, RUNNING, LIST = "*.gguf", "downloaded", "running", ","  # in `completes`
 
 
 @dataclass(frozen=True, slots=True)
