@@ -279,10 +279,16 @@ def test_failing_templates_of_the_model_are_errors(
     assert shared.generate("-p", "zip", "-m", "template.gguf", "--raw", "-n", "3").raw
 
 
-def test_a_model_without_a_template_is_an_error(shared: Command) -> None:
+def test_a_model_without_a_template_goes_on_with_the_prompt(shared: Command) -> None:
     content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]}).build()
     (shared.home / "plain.gguf").write_bytes(content)
-    assert_error(shared("run", "-p", "zip", "-m", "plain.gguf"), 2, "no chat template", "--raw")
+    arguments = ("-m", "plain.gguf", "-n", "4", "-s", "1", "--no-calibrate")
+    result = shared("run", "-p", "zip", *arguments)
+    assert result.code == 0, result.err
+    assert result.lines.count("the model has no chat template: it goes on with the text of the prompt") == 1
+    assert result.out == shared("run", "--raw", "-p", "zip", *arguments).out
+    assert_error(shared("run", "-p", "zip", "-sys", "x", *arguments), 2, "-sys needs a chat template")
+    assert_error(shared("chat", *arguments[:2]), 2, "no chat template")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell's redirections")
