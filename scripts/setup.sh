@@ -58,6 +58,13 @@ checksum() { # of everything that an installation depends on
     cksum | tr ' ' '-'
 }
 
+is_own() { # whether .venv was made for this checkout, not copied or moved, and its Python is the one it was made with
+  local checkout python
+  [ -x "$venv/bin/python" ] && [ -x "$venv/bin/specllama" ] && [ -f "$venv/.made-for" ] || return 1
+  { IFS= read -r checkout && IFS= read -r python; } <"$venv/.made-for" || return 1
+  [ "$checkout" = "$(cd "$root" && pwd -P)" ] && [ "$venv/bin/python" -ef "$python" ]
+}
+
 ensure_venv() { # $1: "" or "dev", which adds the packages of the tests
   local kind="${1:-}" device changed has_amx stamp wanted python
   device=$(backend)
@@ -70,7 +77,7 @@ ensure_venv() { # $1: "" or "dev", which adds the packages of the tests
     "" | 0) ;;
     *) wanted=${kind:-compiled} ;;
   esac
-  [ ! -e "$venv/.installed-$stamp${wanted:+-$wanted}" ] || return 0
+  if [ -e "$venv/.installed-$stamp${wanted:+-$wanted}" ] && is_own; then return 0; fi
   python=$(find_python)
   "$python" "$root/scripts/install.py" --kind "$kind" --device "$device" --changes "$changed" --amx "$has_amx" \
     --stamp "$stamp" || exit $?

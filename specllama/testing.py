@@ -7,6 +7,7 @@ llama.cpp would abort, and can behave like each kind of llama.cpp's memory.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -81,7 +82,8 @@ class TableContext:
         room = self.n_ctx + self.n_spare - sum(map(len, self.cells.values()))
         if len(batch) > room:
             raise NoRoomError
-        wanted = min(n_rows, self.n_batch) if self.can_pad else 0
+        fills = self.can_pad and (self.memory != "rollback" or len({r.seq_id for r in batch}) == 1)
+        wanted = min(n_rows, self.n_batch) if fills else 0
         n_more = wanted - len(batch) if len(batch) < wanted <= room else 0
         token, pos, seq_id, _ = batch[-1]
         n_outputs -= sum(r.output for r in batch)
@@ -92,8 +94,6 @@ class TableContext:
         if self.reader is not None:
             features = [_last_ids(self.cells[r.seq_id][: r.pos + 1]) for r in batch]
             self.reader.features_decoded(batch, np.stack(features))
-        for seq in {r.seq_id for r in batch}:
-            self.last_rows[seq] = sum(r.seq_id == seq for r in (*batch, *further))
         self.padding[seq_id] = n_more
         if self.memory == "full":  # others are rolled back once, with the rows that are cut anyway
             self.truncate(seq_id, self.n_past(seq_id))
@@ -110,6 +110,12 @@ class TableContext:
             cells.append(r.token)
             if r.output:
                 out.append(self.rows(cells))
+        self.last_rows = dict.fromkeys(self.last_rows, 0)
+        counts = Counter(r.seq_id for r in batch)
+        for seq_id, n in reversed(counts.items()):  # see `LlamaContext`: those that the decode ended with
+            if n != counts[batch[-1].seq_id]:
+                break
+            self.last_rows[seq_id] = n
         return out
 
     def n_past(self, seq_id: int) -> int:
@@ -142,6 +148,7 @@ class TableContext:
         if self.memory != "full" and n_past != len(self.cells[src]):
             return 0
         self.cells[dst] = self.cells[src][:n_past]
+        self.last_rows[src] = self.last_rows[dst] = 0
         return n_past
 
     def size(self, seq_id: int) -> int:
@@ -186,7 +193,7 @@ class TableHead:
         return features.copy()
 
     def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:  # noqa: ARG002
-        assert 0 < len(rows) <= self.n_batch * self.n_seq_max
+        assert 0 < len(rows) <= self.n_batch, "llama.cpp aborts on more rows than n_batch"
         logits, hidden = [np.zeros((0, self.n_vocab), np.float32)], [np.zeros((0, N_FEATURES), np.float32)]
         for row in rows:
             at = self.positions[row.seq_id]

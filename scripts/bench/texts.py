@@ -9,8 +9,8 @@ text is compared, token by token, and a conversation goes on with the text that 
 many tokens of filler in front. --exact asks for `--exact` in both. Without -m the demo model writes, with its
 head.
 
-The ratio of times is that of the decode times per token of all texts, without drafts over with drafts; --plain
-adds the default without drafts and without --exact, which the cost of --exact is measured against.
+The ratio of times is that of the decode times per token of all texts, without drafts over with drafts;
+--plain adds the default without drafts and without --exact, which the cost of --exact is measured against.
 SPECLLAMA_KERNELS=off measures llama.cpp's own kernels. Exit code 1 if --exact was given and a text differs.
 """
 

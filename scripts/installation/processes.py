@@ -8,10 +8,11 @@ import select
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+from specllama.clock import running_time, sleep, wait_until
 
 from .errors import Interrupted
 
@@ -81,7 +82,7 @@ class Children:
         """
         process = self.start(command, environ=environ, directory=directory)
         assert process.stdout is not None
-        ends = None if seconds is None else time.monotonic() + seconds
+        ends = None if seconds is None else running_time() + seconds
         output, rest = bytearray(), b""
         with process.stdout as pipe:
             while True:
@@ -97,7 +98,7 @@ class Children:
                         line(one.decode("utf-8", "replace"))
                 tick()
                 self.check_parent()
-                if ends is not None and time.monotonic() > ends:
+                if ends is not None and running_time() > ends:
                     process.kill()
         return process.wait(), output.decode("utf-8", "replace")
 
@@ -113,20 +114,20 @@ class Children:
         self._watcher.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
-            ends = time.monotonic() + _GRACE_SECONDS
-            while time.monotonic() < ends and self._is_alive():
-                time.sleep(0.02)
+            wait_until(self._has_ended, _GRACE_SECONDS)
             os.killpg(group, signal.SIGKILL)
         for process in self._started:
             process.wait()
         if self._watcher.stdin is not None:
             self._watcher.stdin.close()
 
-    def _is_alive(self) -> bool:
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether no process of the group is left; waits a moment if there is one."""
         for process in self._started:
             process.poll()  # without this an ended process counts as one of the group
         try:
             os.killpg(self._watcher.pid, 0)
         except (ProcessLookupError, PermissionError):
-            return False
-        return True
+            return True
+        sleep(min(seconds, 0.02))
+        return False

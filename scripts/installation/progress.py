@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from typing import TextIO
+
+from specllama.clock import running_time
 
 PREFIX = "specllama: "
 PIPE_SECONDS = 15.0
@@ -16,7 +17,7 @@ TERMINAL_SECONDS = 0.5
 class Progress:
     """One line that is redrawn on a terminal, a line every 15 seconds elsewhere."""
 
-    def __init__(self, stream: TextIO, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, terminal: bool, clock: Callable[[], float] = running_time) -> None:
         self._stream, self._terminal, self._clock = stream, terminal, clock
         self._shown, self._width = clock(), 0
 
@@ -68,7 +69,7 @@ _ENOUGH = 0.03  # share of the steps before which the time left is not estimated
 class BuildProgress:
     """What is going on in `pip wheel -v`, from the lines it prints."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = running_time) -> None:
         self._clock = clock
         self._began = clock()
         self._phase = "preparing to compile llama.cpp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import tomllib
@@ -94,7 +95,31 @@ class Request:
 
     def is_fulfilled(self) -> bool:
         """Whether there is nothing to do, as setup.sh decides it."""
-        return all(stamp.exists() for stamp in self.stamps(compiled=self.must_compile and not self.kind))
+        stamps = self.stamps(compiled=self.must_compile and not self.kind)
+        there = (self.venv / "bin" / "specllama").exists()
+        return there and self.is_own() and all(stamp.exists() for stamp in stamps)
+
+    @property
+    def made_for(self) -> Path:
+        """The file that says for which checkout .venv was made, and with which Python."""
+        return self.venv / ".made-for"
+
+    def is_own(self) -> bool:
+        """Whether .venv was made for this checkout and its Python is there: scripts in it, and the path to
+        specllama, are those of the checkout that it was made for.
+        """
+        if not self.python.exists():
+            return False
+        with contextlib.suppress(OSError):
+            return self.made_for.read_text("utf-8") == self.owner_record()
+        with contextlib.suppress(OSError):  # made before there was such a file
+            made = (self.venv / "pyvenv.cfg").read_text("utf-8")
+            return re.search(rf"(?m)^command = .* -m venv {re.escape(str(self.venv))}$", made) is not None
+        return False
+
+    def owner_record(self) -> str:
+        """The content of `made_for`."""
+        return f"{self.root}\n{self.python.resolve()}\n"
 
     def cmake_arguments(self) -> list[str]:
         """The arguments for CMake, without those of CMAKE_ARGS."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from specllama.clock import running_time
 
 from .errors import RESOURCES, InstallError, explained
 from .processes import Children
@@ -88,8 +89,8 @@ class Tools:
 
     def ticker(self, what: str) -> Callable[[], None]:
         """Shows what goes on, and for how many seconds."""
-        began = time.monotonic()
-        return lambda: self.progress.show(f"{what}, {time.monotonic() - began:.0f} s")
+        began = running_time()
+        return lambda: self.progress.show(f"{what}, {running_time() - began:.0f} s")
 
     def check_room(self, needed: int) -> None:
         """Raise InstallError if the disk has less room than this, in bytes."""

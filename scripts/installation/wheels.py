@@ -11,11 +11,12 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from specllama.clock import output_of
 
 KEPT = 3  # keys
 COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
@@ -68,11 +69,8 @@ def processor(cpuinfo: Path) -> str:
         )
         if kept := [f"{name}={found[name]}" for name in _CPU if name in found]:
             return " ".join(kept)
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        return done.stdout.strip()
-    return f"of {platform.node()}"
+    found_name = (output_of(["sysctl", "-n", "machdep.cpu.brand_string"], 5.0) or "").strip()
+    return found_name or f"of {platform.node()}"
 
 
 class WheelCache:
@@ -128,14 +126,5 @@ def _version(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """The first line that a compiler prints about its version, "" if it cannot be run."""
     if not command:
         return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [*command, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env=dict(environ),
-        )
-        return " ".join(done.stdout.splitlines()[:1])
-    return ""
+    printed = output_of([*command, "--version"], 30.0, dict(environ)) or ""
+    return " ".join(printed.splitlines()[:1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.config.text_file import read_text
@@ -19,14 +19,19 @@ def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
     """The API keys: those of --api-key, separated by commas as in llama-server, and those of --api-key-file,
     one a line. Raises UsageError, NotFoundError.
     """
-    given = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
+    given = list(separated_keys(v.get("api_key", [])))
     if "api_key_file" in v:
         lines = read_text(v["api_key_file"], "api_key_file").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise UsageError("--api-key-file holds no key")
-        given += found
-    return tuple(checked_key(key) for key in given)
+        given += map(checked_key, found)
+    return tuple(given)
+
+
+def separated_keys(texts: Sequence[str]) -> tuple[str, ...]:
+    """The keys in texts with commas between them. Raises UsageError."""
+    return tuple(checked_key(key.strip()) for text in texts for key in text.split(","))
 
 
 def checked_key(key: str) -> str:

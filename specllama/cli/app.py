@@ -20,6 +20,9 @@ READER_GONE = 141  # as of a program that SIGPIPE ends
 _LIST = CommandEntry("models:on_disk", "cli.options:MODELS", "List the models on this disk.")
 _MODELS_COMMANDS = {
     "list": _LIST,
+    "show": CommandEntry(
+        "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
+    ),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
 }
@@ -32,6 +35,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "cli.launch.options:LAUNCH",
         "Start an agent or another client, and a server for it.",
     ),
+    "ps": CommandEntry("servers:ps", "cli.options:PS", "List the servers that run, and their models."),
+    "stop": CommandEntry("servers:stop", "cli.options:STOP", "Stop a server that runs."),
     "pair-check": CommandEntry(
         "pair_check:pair_check", "cli.options:PAIR_CHECK", "Can this draft propose tokens for this target?"
     ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit, urlunsplit
+
+from specllama.clock import exited, wait_until
 
 _SECONDS = 20.0  # for the browser, or what starts it, to take the address
 _OPEN = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
@@ -26,12 +27,11 @@ def open_page(url: str, say: Callable[[str], None]) -> None:
 def _open(url: str, say: Callable[[str], None]) -> None:
     """In a process of its own: a browser in a terminal would take this one, and others write to stdout."""
     opener = subprocess.Popen(
-        [sys.executable, "-c", _OPEN, url],
+        [sys.executable, "-P", "-c", _OPEN, url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a browser that runs in the foreground
-        if opener.wait(_SECONDS):
-            say(f"no browser could be opened; the page is at {url}")
+    if wait_until(exited(opener), _SECONDS) and opener.returncode:  # else it runs in the foreground
+        say(f"no browser could be opened; the page is at {url}")

@@ -20,14 +20,15 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The function that Typer calls to complete the values of an option. completes: see Option."""
-    from specllama.config.options import DOWNLOADED, GGUF, LIST
+    from specllama.config.options import DOWNLOADED, GGUF, LIST, RUNNING
 
     def complete(incomplete: str) -> list[str]:
-        words = [word for word in completes if word not in (GGUF, DOWNLOADED, LIST)]
+        words = [word for word in completes if word not in (GGUF, DOWNLOADED, RUNNING, LIST)]
         if LIST in completes:
             return _next_in_list(words, incomplete)
         found = [word for word in words if word.startswith(incomplete)]
         found += model_names(incomplete) if GGUF in completes else []
+        found += running_servers(incomplete) if RUNNING in completes else []
         return found + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
 
     return complete
@@ -48,6 +49,14 @@ def model_names(incomplete: str) -> list[str]:
 def downloaded_names(incomplete: str) -> list[str]:
     """Names of downloaded models."""
     return _for_shell(incomplete, [name for name in _downloaded() if name.startswith(incomplete)])
+
+
+def running_servers(incomplete: str) -> list[str]:
+    """Addresses of the servers that run, and their ports."""
+    from specllama.server.running import running
+
+    found = [name for server in running() for name in (server.url, server.url.rpartition(":")[2])]
+    return _for_shell(incomplete, [name for name in found if name.startswith(incomplete)])
 
 
 def _for_shell(incomplete: str, words: list[str]) -> list[str]:

@@ -76,12 +76,18 @@ def _grid(rows: Sequence[Sequence[str]], left: Sequence[bool], gap: int) -> Iter
     yield from (line.rstrip() for line in file.getvalue().splitlines())
 
 
-def listing(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """A table of texts, indented; where `width` has no room for it, one entry below the other."""
-    lines = list(table(header, rows, None, left=range(len(header)), gap=2))
-    if width is None or max(map(len, lines)) + 2 <= width:
-        yield from (f"  {line}" for line in lines)
-        return
+def listing(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, least: Sequence[int] = ()
+) -> Iterator[str]:
+    """A table of texts, indented; where `width` has no room for it, of the columns `least` alone, or else one
+    entry below the other.
+    """
+    for shown in [range(len(header)), least] if least else [range(len(header))]:
+        cells = [[row[i] for i in shown] for row in rows]
+        lines = list(table([header[i] for i in shown], cells, None, left=range(len(header)), gap=2))
+        if width is None or max(map(len, lines)) + 2 <= width:
+            yield from (f"  {line}" for line in lines)
+            return
     for first, *others in rows:
         yield from wrapped(first, width, "  ", "    ")
         for name, text in zip(header[1:], others, strict=True):

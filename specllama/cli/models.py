@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
+from specllama.cli.fits import Fit, Machine, fit, this_machine
 from specllama.cli.formatting import columns, listing, wrapped
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IntegrityError, SpecllamaError
@@ -36,6 +37,7 @@ from specllama.text.terminal import printable
 EXAMPLES = """
 Examples:
   specllama models
+  specllama models show 8B
   specllama models verify
   specllama models rm 8B:Q8_0 user/repo
 
@@ -48,12 +50,12 @@ def models(given: Mapping[str, Any]) -> int:
     """Print the models, with `on_disk` no others; returns 0. Raises ConfigError."""
     known = library()
     there = [(model, _header(model)) for model in installed_models(known)]
-    begun = list(unfinished_downloads(known))
+    begun, machine = list(unfinished_downloads(known)), this_machine()
     if given.get("json"):
         report = {
             "schema": "specllama.models/1",
             "cache": str(known.root),
-            "on_disk": [_about(known, model, header) for model, header in there],
+            "on_disk": [_about(known, model, header, machine) for model, header in there],
             "unfinished": [
                 {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
             ],
@@ -63,13 +65,12 @@ def models(given: Mapping[str, Any]) -> int:
         console.data(json.dumps(report) + "\n")
         return 0
     width = columns(sys.stdout)
-    lines = [*_disk_lines(known, there, width)]
+    lines = [] if given.get("on_disk") else [*_known_lines(known, there, width), ""]
+    lines += [*_built_in_lines(known, width), ""]
     for u in begun:
         text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
         lines += wrapped(text, width, more="  ")
-    lines += ["", *_built_in_lines(known, width)]
-    if not given.get("on_disk"):
-        lines += ["", *_known_lines(known, there, width)]
+    lines += _disk_lines(known, there, machine, width)  # last: what is on disk stays in sight
     console.data("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -180,8 +181,8 @@ def _header(model: InstalledModel) -> Header | None:
     return None
 
 
-def _about(known: Library, model: InstalledModel, header: Header | None) -> dict[str, Any]:
-    entry = model.entry
+def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> dict[str, Any]:
+    entry, fits = model.entry, fit(header, machine) if header else Fit()
     return {
         "name": model.name,
         "alias": _short_name(entry) if entry else None,
@@ -197,6 +198,8 @@ def _about(known: Library, model: InstalledModel, header: Header | None) -> dict
         "licence": _licence(entry, header),
         "drafts": [_short_name(d) for d in known.manifest.drafts_for(entry)] if entry else [],
         "readable": header is not None,
+        "fits": None if not fits.word else fits.plan is not None,
+        "n_ctx_here": fits.plan.n_ctx if fits.plan else None,
     }
 
 
@@ -252,7 +255,10 @@ def _short_name(entry: ManifestEntry) -> str:
 
 
 def _disk_lines(
-    known: Library, there: Sequence[tuple[InstalledModel, Header | None]], width: int | None
+    known: Library,
+    there: Sequence[tuple[InstalledModel, Header | None]],
+    machine: Machine,
+    width: int | None,
 ) -> Iterator[str]:
     if not there:
         yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
@@ -264,8 +270,10 @@ def _disk_lines(
         quant = (header.quant if header else model.quant) or "unknown"
         state = "incomplete" if model.missing else printable(_licence(model.entry, header))
         alias = f" ({_short_name(model.entry)})" if model.entry else ""
-        rows.append((printable(model.name + alias), size(model.n_bytes), quant, context, state))
-    yield from listing(("name", "size", "quant", "context", "licence"), rows, width)
+        fits = fit(header, machine).word if header and not model.missing else ""
+        rows.append((printable(model.name + alias), size(model.n_bytes), quant, context, fits, state))
+    head = ("name", "size", "quant", "context", "fits here", "licence")
+    yield from listing(head, rows, width, least=(0, 1, 4))
 
 
 def _built_in_lines(known: Library, width: int | None) -> Iterator[str]:
@@ -293,4 +301,5 @@ def _known_lines(
         drafts = ", ".join(_short_name(d) for d in known.manifest.drafts_for(entry))
         here = "on disk" if any(model.entry is entry for model, _ in there) else ""
         rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
-    yield from listing(("name", "repository", "drafts", "licence", ""), rows, width)
+    yield from listing(("name", "repository", "drafts", "licence", ""), rows, width, least=(0, 2, 4))
+    yield from wrapped("specllama models show NAME says where one comes from, and whether it fits", width)

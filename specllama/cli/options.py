@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.config.options import DOWNLOADED, GGUF, Option, row, table
+from specllama.config.options import DOWNLOADED, GGUF, RUNNING, Option, row, table
 
 
 def _argument(
@@ -62,6 +62,20 @@ PULL = [
     *_OUTPUT,
 ]
 MODELS = _OUTPUT
+PS = _OUTPUT
+STOP = [
+    _argument(
+        "name", "SERVER", "its address, port, process, or a model in its memory", RUNNING, required=False
+    ),
+    *table(
+        "Server",
+        row("all", "--all", bool, "stop all servers of this user"),
+        row("now", "--now", bool, "end running requests at once"),
+        stored=False,
+    ),
+    *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
+]
+MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
 MODELS_RM = [_argument("names", "NAME...", "what to remove", DOWNLOADED, many=True), *_OUTPUT]
 MODELS_VERIFY = [
     _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
 from types import TracebackType
 
 from specllama.cli import console, formatting
+from specllama.clock import running_time
 from specllama.text.terminal import printable
 
 _BAR = 24  # columns of the bar
@@ -22,7 +22,7 @@ class Progress:
     """
 
     def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
-        self._started, self._last, self._delay, self._every = time.monotonic(), 0.0, delay, every
+        self._started, self._last, self._delay, self._every = running_time(), 0.0, delay, every
         self._is_drawn, self._stage = False, ""
 
     def __enter__(self) -> Progress:
@@ -38,7 +38,7 @@ class Progress:
         """
         if console.is_quiet():
             return
-        now = time.monotonic()
+        now = running_time()
         redraw = console.supports_ansi(sys.stderr)
         due = now - self._last >= (0.1 if redraw else self._every)
         if now - self._started < self._delay or (not due and stage == self._stage):

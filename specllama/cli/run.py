@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console, readout
@@ -47,6 +48,8 @@ def run(given: Mapping[str, Any]) -> int:
         console.note(readout.start_line(info, structured))
         for note in info.notes:
             console.show(note)
+        if request.messages is not None and not info.template:
+            request = _continued(request)
         show = None if as_json else lambda text, _: console.data(text)
         answer = generate(client, request, show, _result(request, info))
         plain = answer.plain
@@ -79,6 +82,19 @@ def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Gene
     return protocol.Generate(
         1, messages=messages, params=params, variables=reasoning_variables(values.get("reasoning", "auto"))
     )
+
+
+def _continued(request: protocol.Generate) -> protocol.Generate:
+    """The request for a model without a chat template: it goes on with the text of the prompt. Raises
+    UsageError with a system message, for which there is no place.
+    """
+    messages = request.messages or []
+    if len(messages) > 1:
+        raise UsageError(
+            "-sys needs a chat template, and this model has none", "write it at the start of the prompt"
+        )
+    console.note("the model has no chat template: it goes on with the text of the prompt")
+    return replace(request, messages=None, prompt=messages[-1]["content"], variables={})
 
 
 def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:

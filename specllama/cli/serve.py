@@ -7,7 +7,7 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
-from specllama.cli.api_keys import KEY_NOTE, checked_key, keys
+from specllama.cli.api_keys import KEY_NOTE, checked_key, keys, separated_keys
 from specllama.cli.browser import open_page
 from specllama.cli.download import library, prepared
 from specllama.cli.files import resolved
@@ -36,11 +36,13 @@ def serve(given: Mapping[str, Any]) -> int:
     settings = _settings(values)
     if given.get("api_key"):
         console.note(KEY_NOTE)
-    if given.get("metrics_key"):
-        console.note(
-            "note: other users of this machine can read --metrics-key in the list of processes; "
-            "SPECLLAMA_METRICS_KEY keeps it secret"
-        )
+    for name in ("admin_key", "metrics_key"):
+        if given.get(name):
+            flag, variable = console.as_flag(name, None), f"SPECLLAMA_{name.upper()}"
+            console.note(
+                f"note: other users of this machine can read {flag} in the list of processes; "
+                f"{variable} keeps it secret"
+            )
     log = log_file(values)
     from specllama.server.main import serve as run
 
@@ -96,12 +98,14 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "idle_seconds": 0.0 if v.get("idle_unload") == -1 else v.get("idle_unload"),
     }
     load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS))
+    admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
         load=prepared(load, v.get("force", False)),
         others=None if any(_is_of_one_model(name, value) for name, value in v.items()) else load,
         names=_names(v.get("alias", [])),
         called=tuple(filter(None, [load.target.path])),
-        keys=keys(v),
+        keys=tuple(dict.fromkeys((*keys(v), *admin))),
+        admin_keys=admin,
         metrics_key=checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),

@@ -13,19 +13,17 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import IO
 
-import specllama
 from specllama.client import protocol
 from specllama.client.lines import LineBuffer, LineTooLongError
+from specllama.clock import ended, exited, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.python_command import module_command
 
 _GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
 _READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
@@ -65,15 +63,13 @@ class EngineProcess:
         self._closing, self._ended = False, threading.Event()
         self._dead: SpecllamaError | None = None
         self._kill_reason: SpecllamaError | None = None
-        self._last_bytes: float | None = None  # monotonic seconds
+        self._last_bytes: float | None = None  # by running_time
         self._loop_done: threading.Event | None = None  # set when the loop has read all; None: a thread reads
         self._lines = LineBuffer()
         self.hang_hint = ""  # of the error for a hanging process
-        package = str(Path(specllama.__file__).parent.parent)
-        path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "specllama.worker.main"],
+                module_command("specllama.worker.main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -82,7 +78,6 @@ class EngineProcess:
                     "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core, and none is needed
                     **os.environ,
                     **(environ or {}),
-                    "PYTHONPATH": os.pathsep.join(path),
                     "GGML_NO_BACKTRACE": "1",
                 },
             )
@@ -123,7 +118,7 @@ class EngineProcess:
     @property
     def silent_for(self) -> float:
         """Seconds since something arrived from it; infinite before that."""
-        return math.inf if self._last_bytes is None else time.monotonic() - self._last_bytes
+        return math.inf if self._last_bytes is None else running_time() - self._last_bytes
 
     def set_reason(self, error: SpecllamaError) -> None:
         """Report this error, from the process's last message, as the reason for its end."""
@@ -145,14 +140,17 @@ class EngineProcess:
         self.shut()
         if self._parent != os.getpid():
             return
-        try:
-            self._process.wait(timeout=_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not wait_until(exited(self._process), _GRACE_SECONDS):
             self._process.kill()
             self._process.wait()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=_GRACE_SECONDS)
+                wait_until(ended(thread), _GRACE_SECONDS)
+
+    def kill(self, reason: SpecllamaError) -> None:
+        """Kill the process, and report this error as the reason."""
+        self.set_reason(reason)
+        self._process.kill()
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -188,7 +186,7 @@ class EngineProcess:
         """Dispatch the messages that these bytes complete; False at the end of the pipe, and if the process
         was killed for one of them.
         """
-        self._last_bytes = time.monotonic()
+        self._last_bytes = running_time()
         try:
             for line in self._lines.add(data):
                 message = protocol.decode(line)
@@ -223,7 +221,9 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer."""
+        """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer. A pause of
+        this process, in which nothing was read, does not count.
+        """
         while not self._ended.wait(1.0):
             if self._last_bytes is not None and self.silent_for > _SILENCE_SECONDS:
                 self._kill(f"the engine process has not responded for {_SILENCE_SECONDS:.0f} s; it was ended")
@@ -237,7 +237,7 @@ class EngineProcess:
     def _handle_end(self) -> None:
         """Find out why the process has ended and report it."""
         code = self._process.wait()
-        self._threads[0].join(timeout=_GRACE_SECONDS)
+        wait_until(ended(self._threads[0]), _GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing else None
         try:
             self._dead = self._dead or self._kill_reason or closed or self._exit_error(code)

@@ -196,6 +196,10 @@ class EngineClient:
         """Let the process exit, without waiting for it; safe in finalizers, which may run at any point."""
         self._child.shut()
 
+    def end(self, error: SpecllamaError) -> None:
+        """Kill the process; pending requests get this error."""
+        self._child.kill(error)
+
     def close(self) -> None:
         """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self._child.close()

@@ -361,10 +361,13 @@ class CandidateLogprob(NamedTuple):
 
 
 class PositionLogprobs(NamedTuple):
-    """The token that was emitted at a position, and the likeliest ones there, best first."""
+    """The token that was emitted at a position, and the likeliest ones there, best first. length: characters
+    of the text that the token completes; 0 for one that ends within a character, and for a control token.
+    """
 
     chosen: CandidateLogprob
     top: list[CandidateLogprob]
+    length: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As `run --json` shows it."""

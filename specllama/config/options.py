@@ -17,7 +17,7 @@ from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS
 
-GGUF, DOWNLOADED, LIST = "*.gguf", "downloaded", ","  # in `completes`
+GGUF, DOWNLOADED, RUNNING, LIST = "*.gguf", "downloaded", "running", ","  # in `completes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +428,13 @@ SERVING = table(
     row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
+        "admin_key",
+        "--admin-key",
+        list,
+        "a key that may also unload models (default: the first key); process lists show it",
+        "KEY",
+    ),
+    row(
         "metrics_key",
         "--metrics-key",
         str,
@@ -541,7 +548,8 @@ USERS_ONLY = frozenset(
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
-        "share_cache", "spm_infill", "metrics_key", "models_max", "idle_unload", "strict_model", "root_path",
+        "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
+        "root_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

@@ -6,6 +6,7 @@ caches and prefill are in scheduler.py, what to draft in policy/, what to accept
 
 from __future__ import annotations
 
+from specllama.core.even_drafts import make_even
 from specllama.core.interfaces import BatchRow, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.scheduler import Scheduler
@@ -38,6 +39,8 @@ class Engine(Scheduler):
         single = next((g for g in active if g.single_row), None)  # a near-tie is decided again by itself
         active = [single] if single else active
         drafts = {} if single else self._draft(active)
+        if self.target.max_rollback < self.target.n_ctx:  # what is rolled back comes last
+            active = sorted(active, key=lambda g: len(drafts.get(g.seq_id, NO_DRAFT).tokens))
         drafted = clock()
         batch, spans = self._batch(active, drafts)
         rows = self._decode(batch, len(batch) if single else self._width(batch))
@@ -59,6 +62,7 @@ class Engine(Scheduler):
         seconds = decoded - drafted, drafted - started, clock() - started
         done = Round(len(batch), *seconds, outcomes, width - len(batch), n_same)
         policy.observe(done)
+        self._last_round = len(active), done.seconds
         forced, priced = policy.forced_sources, policy.priced_sources
         for g, outcome in zip(active, outcomes, strict=True):
             g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
@@ -80,6 +84,8 @@ class Engine(Scheduler):
             n = g.n_legal(draft.tokens)
             draft.n_discarded += len(draft.tokens) - n
             del draft.tokens[n:], draft.sources[n:]
+        if self.target.max_rollback < self.target.n_ctx:
+            make_even(drafts, [g.seq_id for g in active if g.n_past < len(g.history) - 1])
         if self.target.cuts_need_checkpoint:
             try:
                 for g in (g for g in drafting if drafts[g.seq_id].tokens):

@@ -78,6 +78,7 @@ class Scheduler:
         self._row_seconds: float | None = None  # of one row of prefill, as last measured
         self._timed_rows = CHUNK  # of the decode of which that was measured
         self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
+        self._last_round = 0, inf  # generations in it, and its seconds
 
     @property
     def row_seconds(self) -> float | None:
@@ -230,10 +231,17 @@ class Scheduler:
         return all(seconds <= g.time_left(now) for g in decoding)
 
     def _end_before_limit(self, decoding: Sequence[Generation]) -> None:
-        """End the generations whose time limit a round without drafts is predicted to exceed."""
-        timed = [g for g in decoding if g.request.predict_seconds < inf]
+        """End the generations whose time limit a round without drafts is predicted to exceed.
+
+        Each has one round: a prediction that is wrong, because the machine was busy when it was measured,
+        would otherwise end every text before a decode could correct it. After that a round is not expected to
+        take longer than the one before it, which was as wide at least.
+        """
+        timed = [g for g in decoding if g.request.predict_seconds < inf and g.stats.rounds]
         if timed:
+            n_before, before = self._last_round
             seconds, now = self.policy.predict(len(decoding)), self.clock()
+            seconds = min(seconds, before) if len(decoding) <= n_before else seconds
             for generation in timed:
                 if generation.time_left(now) < seconds:
                     generation.finish_reason = "length"

@@ -191,7 +191,7 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
         else:
             head.truncate(seq, begin - head.lag)
             del cache.ids[begin - first :]
-        while end - begin > head.n_batch - n_draft:
+        while end - begin > max(1, head.n_batch - n_draft):
             rows = self._paired(seq, begin, min(begin + head.n_batch, end - 1), False)
             self._run(at, rows)
             cache.ids += [row.token for row in rows]
@@ -202,7 +202,7 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
         """The rows of tokens begin to end - 1 of the history. output: of the last one."""
         features = self._features.rows(seq, max(0, begin - 1), end - 1)
         if begin == 0:
-            features = np.concatenate([np.zeros_like(features[:1]), features])
+            features = np.concatenate([np.zeros((1, features.shape[1]), np.float32), features])
         hidden = self.head.hidden(seq, features)
         ids, lag = self.states[seq].history, self.head.lag
         return [
@@ -228,13 +228,35 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
         return dict(zip(rows_of, logits, strict=True))
 
     def _run(self, at: int, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
+        """Decode rows with one head, in as many decodes as its batches make of them: those of several
+        sequences can be more.
+        """
+        head = self.cells[at].head
         try:
-            return self.cells[at].head.decode(rows, n_rows)
+            if len(rows) <= head.n_batch:
+                return head.decode(rows, n_rows)
+            return self._run_parts(head, rows)
         except DecodeError:
-            self._restart_all()
-            for state in self.states.values():
-                self._text_changed(state)
+            self._empty()
             raise
+
+    def _run_parts(self, head: DraftHead, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+        found = []
+        try:
+            for i in range(0, len(rows), head.n_batch):
+                logits, hidden = head.decode(rows[i : i + head.n_batch])
+                found.append((logits.copy(), hidden))
+        except NoRoomError:
+            self._empty()  # the parts before are in the cells
+            raise
+        logits, hidden = (np.concatenate(one) for one in zip(*found, strict=True))
+        return logits, hidden
+
+    def _empty(self) -> None:
+        """Empty all caches, whose contents are not known any more."""
+        self._restart_all()
+        for state in self.states.values():
+            self._text_changed(state)
 
 
 def make(inputs: DrafterInputs) -> HeadDrafter | BlockDrafter | None:

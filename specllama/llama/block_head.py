@@ -15,6 +15,7 @@ from specllama.core.heads import Hidden
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.errors import ResourceError
 from specllama.llama.context import LlamaContext, get_logits
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
 from specllama.llama.heads import head_context, nextn_rows, rows_at, set_nextn
 from specllama.llama.library import llama
@@ -58,6 +59,9 @@ class BlockContext:
             self.close()
             raise ResourceError(f"a block of {self._n_rows} rows does not fit into a physical batch")
         self._n_embd = int(llama.llama_model_n_embd(model.handle))
+        self._limits = DecodeLimits(
+            self.n_batch, target.n_outputs_max, self.n_vocab, self.n_seq_max, width=n_features
+        )
         if top_k:
             set_nextn(self.handle)
         llama.llama_set_causal_attn(self.handle, causal)
@@ -66,7 +70,7 @@ class BlockContext:
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
             places = [(first + at + i, seq_id, False) for i in range(len(part))]
-            self._decode(HeadBatch(places, None, part))
+            self._decode(HeadBatch(self._limits, places, None, part))
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
@@ -81,7 +85,7 @@ class BlockContext:
         n, outputs = self._n_rows, not self._top_k
         places = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
-        self._decode(HeadBatch(places, tokens, None))
+        self._decode(HeadBatch(self._limits, places, tokens, None))
         if self._top_k:
             width, address = self._n_embd, nextn_rows(self.handle)
         else:
@@ -101,6 +105,7 @@ class BlockContext:
         return BlockLattice(rows[:, :k].astype(np.int32), scores, self.n_vocab)
 
     def truncate(self, seq_id: int, pos: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
 
     def close(self) -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.context_params import context_params
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
@@ -91,8 +94,9 @@ class LlamaContext:
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
-        self._n_swa = model.n_swa
-        self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: the limit of a rollback
+        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
+        self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
+        self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
@@ -109,8 +113,8 @@ class LlamaContext:
     def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
-            raise ValueError(f"a decode has 1 to {self.n_batch} tokens, not {n}")
-        if n_rows > n and self.can_pad:
+            self._limits.check_rows(n, 0)
+        if n_rows > n and self._fills(batch):
             n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
             batch = [*batch, *further_rows(batch[-1], min(n_rows, self.n_batch) - n, n_logits)]
         if self.model.has_state:
@@ -118,7 +122,7 @@ class LlamaContext:
         n_returned = self._fill(batch, n)
         if self.features is not None:
             self.features.before(n_returned)
-        started = time.perf_counter()
+        started = running_time()
         result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1 and len(batch) > n:  # there is room for the rows of the batch, perhaps
             batch, n_returned = real, self._fill(real, n)
@@ -128,23 +132,29 @@ class LlamaContext:
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
         address = get_logits(self.handle) if n_returned else llama.llama_synchronize(self.handle)
-        self.decode_seconds += time.perf_counter() - started
+        self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
         if self.features is not None:
             self.features.after(real)
         self._decoded(batch, n)
         return self._rows(address, n_returned)
 
+    def _fills(self, batch: Sequence[BatchRow]) -> bool:
+        """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
+        would be as many as the others' then (see `_note_rollbacks`).
+        """
+        return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
+
     def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
         """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output."""
         if len(batch) == 1:
             ((token, _, seq_id, output),) = batch
-            self._check(token, token, seq_id, seq_id, int(output))
+            self._check(1, token, token, seq_id, seq_id, int(output))
             self._batch.fill(batch)
             return int(output)
         tokens, seq_ids = [row.token for row in batch], [row.seq_id for row in batch]
         outputs = [row.output for row in batch]
-        self._check(min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
+        self._check(len(batch), min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
         self._batch.fill(batch)
         return sum(outputs[:n_real])
 
@@ -154,9 +164,7 @@ class LlamaContext:
         """
         last = batch[-1].seq_id
         if self.model.has_state:
-            seq_ids = [row.seq_id for row in batch]
-            for seq_id in set(seq_ids):
-                self._last_rows[seq_id] = seq_ids.count(seq_id)
+            self._note_rollbacks([row.seq_id for row in batch])
             self._padding[last] = len(batch) - n_real
         elif len(batch) > n_real:
             llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
@@ -181,22 +189,35 @@ class LlamaContext:
             self._logits = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
         return self._logits[:n_outputs]
 
-    def _check(self, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
-        """Raises ValueError for a batch on which llama.cpp would abort the process or fail.
+    def _check(self, n: int, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
+        """See DecodeLimits."""
+        self._limits.check_rows(n, n_outputs)
+        self._limits.check_tokens(low, high)
+        self._limits.check_seqs(first, last)
 
-        low, high: smallest and largest token id. first, last: smallest and largest seq_id.
+    def _note_rollbacks(self, seq_ids: Sequence[int]) -> None:
+        """Which sequences can be rolled back after a decode: those that it ended with, all at once.
+
+        llama.cpp computes sequences with equally many rows at once and those with fewer before. To make room
+        it moves the states of others, without the earlier ones that a rollback needs.
         """
-        if n_outputs > self.n_outputs_max:
-            raise ValueError(f"a decode returns at most {self.n_outputs_max} rows of logits, not {n_outputs}")
-        if low < 0 or high >= self.n_vocab:
-            raise ValueError(f"a token id is not in the vocabulary of {self.n_vocab}")
-        if first < 0 or last >= self.n_seq_max:
-            raise ValueError(f"a seq_id is not one of the {self.n_seq_max} sequences")
+        self._last_rows = [0] * self.n_seq_max
+        counts = list(Counter(seq_ids).items())  # in the order of their first rows
+        n, widest = counts[-1][1], max(n for _, n in counts)
+        ending = list(takewhile(lambda count: count[1] == n, reversed(counts)))
+        if widest - n > self.max_rollback or len(ending) * n > self._n_at_once:
+            ending = []  # one with more rows may have been computed partly with them, or not all at once
+        if len(counts) == 1:
+            ending = counts
+        for seq_id, n in ending:
+            self._last_rows[seq_id] = n
 
     def n_past(self, seq_id: int) -> int:
+        self._limits.check_seqs(seq_id, seq_id)
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1 - self._padding[seq_id]
 
     def checkpoint(self, seq_id: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         self._remove_padding()
         size = llama.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
@@ -250,23 +271,26 @@ class LlamaContext:
         return 0
 
     def _clear(self, seq_id: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
+        self._limits.check_seqs(min(src, dst), max(src, dst))
         self._remove_padding()
         if self.model.has_state and n_past != self.n_past(src):
             return 0
         self._clear(dst)
-        self._last_rows[dst] = 0
+        self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
         first = llama.llama_memory_seq_pos_min(self.memory, dst)
-        if not self.model.has_state and first > max(0, n_past - self._n_swa):
-            self._clear(dst)  # some cells are outside the sliding window
+        if not self.model.has_state and not 0 <= first <= max(0, n_past - self._n_swa):
+            self._clear(dst)  # cells outside the sliding window are gone, from the caches of its layers only
         return self.n_past(dst)
 
     def size(self, seq_id: int) -> int:
+        self._limits.check_seqs(seq_id, seq_id)
         if (
             self.model.has_state or self._n_swa
         ):  # cells outside a window, which truncation needs, are not saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specllama.config.load import ModelSettings, reserved_outputs
+from specllama.llama.decode_limits import CELLS_MULTIPLE, MORE_THAN_STATES
 from specllama.llama.library import llama
 from specllama.models.memory.available import physical_cores
 
@@ -26,9 +27,12 @@ def context_params(
 ) -> llama.llama_context_params:
     """llama.cpp's parameters for a context; see `LlamaContext`."""
     p = llama.llama_context_default_params()
-    p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, min(s.n_batch, n_ctx), min(s.n_ubatch, s.n_batch)
+    p.n_ctx = -(-n_ctx // CELLS_MULTIPLE) * CELLS_MULTIPLE
+    p.n_batch, p.n_ubatch = min(s.n_batch, p.n_ctx), min(s.n_ubatch, s.n_batch)
     outputs = reserved_outputs(n_outputs_max)
-    p.n_batch = max(p.n_batch, outputs)
+    n_rs_seq = min(n_rs_seq, p.n_ctx - MORE_THAN_STATES)
+    least = max(n_rs_seq + MORE_THAN_STATES, outputs) if n_rs_seq else 1
+    p.n_batch, p.n_ubatch = max(p.n_batch, outputs, least), max(p.n_ubatch, least)
     p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
     p.n_outputs_max = p.n_outputs_max_per_seq = outputs
     p.n_threads = s.n_threads or physical_cores()

@@ -8,29 +8,39 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import llama
 
 FLOATS = ctypes.POINTER(ctypes.c_float)
+_MOST_SECTIONS = 4  # of a position, which llama.cpp reads where rows have no tokens (M-RoPE)
 
 
 class HeadBatch:
     """A llama_batch with hidden states, and the arrays that it points to.
 
-    places: (position, seq_id, output) of each row. tokens: their ids, hidden: their states, shape (n,
-    n_embd); one of the two may be None.
+    limits: of the context that decodes it. places: (position, seq_id, output) of each row. tokens: their ids,
+    hidden: their states, shape (n, limits.width); one of the two may be None. Raises LimitError.
     """
 
     def __init__(
         self,
+        limits: DecodeLimits,
         places: Sequence[tuple[int, int, bool]],
         tokens: Sequence[int] | None,
         hidden: NDArray[np.float32] | None,
     ) -> None:
+        n = len(places)
+        limits.check_rows(n, sum(output for _, _, output in places))
         positions, seqs, outputs = zip(*places, strict=True)
-        n, self._seqs = len(places), np.array(seqs, np.int32)
+        limits.check_seqs(min(seqs), max(seqs))
+        if tokens is not None:
+            limits.check_tokens(min(tokens), max(tokens))
+        if hidden is not None:
+            limits.check_hidden(hidden.shape, n)
+        self._seqs = np.array(seqs, np.int32)
         pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
         self._kept = (
-            np.array(positions, np.int32),
+            np.array(positions * (1 if tokens is not None else _MOST_SECTIONS), np.int32),
             np.ones(n, np.int32),
             pointers.astype(np.uint64),
             np.array(outputs, np.int8),

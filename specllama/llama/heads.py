@@ -18,6 +18,7 @@ from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError
 from specllama.llama.context import LlamaContext, get_logits
 from specllama.llama.context_params import context_params
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
@@ -77,6 +78,8 @@ class TargetFeatures:
         self.context = context
         self.reader: FeatureReader | None = None
         handle, n_layer = context.model.handle, context.model.n_layer
+        if any(layer < 0 for layer in layers):
+            raise DecodeError(f"a head reads layers from 0 on, not {min(layers)}")
         self._layers = [layer if layer < n_layer else _LAST for layer in layers] or [_LAST]
         width = llama.llama_model_n_embd if layers else llama.llama_model_n_embd_out
         self._n_embd = int(width(handle))
@@ -141,6 +144,8 @@ def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool)
     params = context_params(own, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
     if (own.n_threads, own.n_threads_batch) == (of_target.n_threads, of_target.n_threads_batch):
         params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch  # as tuned
+    # The rows of the longest draft must fit into one physical batch.
+    params.n_ubatch = max(params.n_ubatch, min(params.n_batch, params.n_outputs_max))
     params.swa_full, params.ctx_other = True, target.handle
     if mtp:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
@@ -185,6 +190,9 @@ class HeadContext:
         self._n_embd = int(llama.llama_model_n_embd(model.handle))
         self._n_hidden = int(llama.llama_model_n_embd_out(model.handle)) if mtp else self._n_embd
         self._all_rows = False
+        shared = self.n_batch, target.n_outputs_max, self.n_vocab, self.n_seq_max
+        self._limits = DecodeLimits(*shared, width=self._n_hidden)
+        self._encoding = DecodeLimits(*shared, width=n_features)
         _ext.set_nextn(self.handle, True, True)
         self.following: list[HeadContext] = []
         if layer:
@@ -218,12 +226,15 @@ class HeadContext:
         return bool(np.abs(last - both[0]).max() < np.abs(last - both[1]).max())
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
+        self._limits.check_seqs(seq_id, seq_id)
         if not self._encodes:
             return features
         found, first = [], int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
-            batch = HeadBatch([(first + i, seq_id, True) for i in range(len(part))], None, part)
+            batch = HeadBatch(
+                self._encoding, [(first + i, seq_id, True) for i in range(len(part))], None, part
+            )
             result = llama.llama_encode(self.handle, batch.batch)
             if result != 0:
                 raise DecodeError(f"llama_encode of the head returned {result}: {log.reason()}")
@@ -253,7 +264,7 @@ class HeadContext:
         every = self._encodes and bool(outputs)
         places = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
-        batch = HeadBatch(places, [row.token for row in rows], hidden)
+        batch = HeadBatch(self._limits, places, [row.token for row in rows], hidden)
         result = llama.llama_decode(self.handle, batch.batch)
         if result == 1:
             raise NoRoomError
@@ -272,6 +283,7 @@ class HeadContext:
         return (logits[outputs], after[outputs]) if every else (logits, after.copy())
 
     def truncate(self, seq_id: int, pos: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
         if not self.reads_target:
             llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
 

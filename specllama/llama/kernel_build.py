@@ -6,11 +6,13 @@ this file before any package is installed. As a program it compiles the ready-ma
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,7 +142,7 @@ def _run(commands: list[list[str]], directory: Path) -> None:
     ]
     try:
         for command, process in zip(commands, running, strict=True):
-            _, printed = process.communicate(timeout=_SECONDS)
+            _, printed = _ended(process)
             if process.returncode:
                 lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
                 said = lines[0].strip() if lines else f"exit code {process.returncode}"
@@ -153,8 +155,19 @@ def _run(commands: list[list[str]], directory: Path) -> None:
                 process.kill()
 
 
+def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process has printed, at its end. Raises TimeoutExpired after _SECONDS, of which a pause of this
+    process is no part: it waits in short steps, each of which counts once.
+    """
+    for _ in range(_SECONDS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=1)
+    raise subprocess.TimeoutExpired(process.args, _SECONDS)
+
+
 def main() -> int:
     """Compile the ready-made object unless it is current; 1, with the reason on stderr, if that fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an interrupted installation: nothing is left
     try:
         if why := unsupported():
             raise Unusable(why)

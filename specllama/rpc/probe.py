@@ -13,10 +13,10 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specllama.clock import ended, running_time, wait_until
 from specllama.errors import NetworkError, SpecllamaError, UsageError
 from specllama.rpc.endpoints import PORT, find_worker
 
@@ -48,7 +48,7 @@ def probe(endpoint: str, seconds: float = PROBE_SECONDS) -> Worker:
     """The worker at an endpoint, within about `seconds`. Raises NetworkError unless an idle RPC worker with
     this build's protocol version responds.
     """
-    deadline = time.monotonic() + seconds
+    deadline = running_time() + seconds
     address = find_worker(endpoint)
     with _connect(endpoint, address, deadline) as sock:
         connection = _Connection(sock, deadline)
@@ -86,9 +86,9 @@ def probe_all(
     threads = [threading.Thread(target=probe_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 2 * seconds
+    deadline = running_time() + 2 * seconds
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        wait_until(ended(thread), deadline - running_time())
     late = "the RPC worker {} cannot be found: its name is still being looked up"
     return [(name, found.get(name) or NetworkError(late.format(name), _hint(name))) for name in names]
 
@@ -110,7 +110,7 @@ def find_workers(endpoints: Iterable[str]) -> list[Worker]:
 
 def _connect(endpoint: str, address: tuple[str, int], deadline: float) -> socket.socket:
     try:
-        return socket.create_connection(address, max(0.01, deadline - time.monotonic()))
+        return socket.create_connection(address, max(0.01, deadline - running_time()))
     except ConnectionRefusedError:
         reason = "nothing listens there"
     except TimeoutError:
@@ -181,7 +181,7 @@ class _ForeignError(Exception):
 
 
 class _Connection:
-    """Requests and responses over a socket until a deadline (monotonic seconds); TimeoutError after it."""
+    """Requests and responses over a socket until a deadline (by running_time); TimeoutError after it."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline
@@ -210,6 +210,8 @@ class _Connection:
                 self._set_timeout()
                 part = self._sock.recv(size - len(data))
             except TimeoutError:
+                if running_time() < self._deadline:  # the socket's time counts pauses of this process
+                    continue
                 if data:
                     raise _ForeignError(data) from None
                 raise
@@ -219,7 +221,7 @@ class _Connection:
         return data
 
     def _set_timeout(self) -> None:
-        left = self._deadline - time.monotonic()
+        left = self._deadline - running_time()
         if left <= 0:
             raise TimeoutError
         self._sock.settimeout(left)

@@ -22,11 +22,12 @@ from specllama.server.events import (
     Prefill,
     Reasoning,
     RoundEvent,
+    Runs,
     RunTotals,
     Start,
     TextEvent,
 )
-from specllama.text.detokenizer import SHOWN
+from specllama.server.token_places import TokenPlaces
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 _ALPHANUMERICS = string.ascii_letters + string.digits
@@ -58,7 +59,7 @@ class EventAssembler:
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
-        self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
+        self._places: TokenPlaces | None = None  # of the tokens with logprobs
         self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
         self._round: RoundEvent | None = None  # not yet attached to an event
         self._last = 0.0
@@ -67,6 +68,7 @@ class EventAssembler:
         self._ids: list[int] = []  # of tokens since the last event
         self.ends_early = self._started = False
         self._has_text = self._has_reasoning = False
+        self._ends_with_text = True  # as far as it is known: no reasoning and no call after it
         self._n_before_text = 0
 
     def add(self, message: protocol.Message, now: float) -> list[Event]:
@@ -101,12 +103,12 @@ class EventAssembler:
         self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last, total)
         self._last = now
         self._ids += delta.ids
-        for entry in delta.logprobs or []:
-            if entry.chosen.id in self._end_ids:
-                self._end_logprobs.append(entry)
-            elif self._reader is None or SHOWN + entry.chosen.token not in delta.text:
-                self._logprobs.append(entry)  # the markers that the reader looks for are no text
-        events = self._events(self._splitter.push(delta.text, delta.runs))
+        if delta.logprobs is not None:
+            self._places = self._places or TokenPlaces()
+            ends = [entry for entry in delta.logprobs if entry.chosen.id in self._end_ids]
+            self._end_logprobs += ends
+            self._places.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
+        events = self._events(self._split(delta))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
         return events
@@ -118,77 +120,82 @@ class EventAssembler:
                 raise EngineError("the generation was ended before it was complete")
             reason = "length"
         events: list[Event] = [] if self._started else [Start(self.index, self.prompt, 0, 0)]
-        events += self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
+        events += self._events(self._split(delta) + self._splitter.finish())
         if self._reader is not None:
             events += self._read(self._reader.finish())
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason
+        rest = self._places.rest() if self._places is not None and self._ends_with_text else []
+        shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason, rest
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown)]
+
+    def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
+        runs = self._places.label(delta.runs) if self._places is not None else delta.runs
+        return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
         found, self._ids = self._ids, []
         return found
 
+    def _plain_runs(self, runs: Runs) -> Runs:
+        return self._places.take(runs)[0] if self._places is not None else runs
+
+    def _text(self, text: str, runs: Runs) -> TextEvent:
+        self._ends_with_text = True
+        logprobs: list[protocol.PositionLogprobs] = []
+        if self._places is None:
+            ids = self._take_ids()
+        else:
+            runs, logprobs = self._places.take(runs)
+            if self._has_reasoning or self._reader is not None:
+                ids = self._take_ids()
+            else:  # those of a character that is not complete come with its text
+                ids = [entry.chosen.id for entry in logprobs]
+                del self._ids[: len(ids)]
+        return TextEvent(self.index, text, runs, logprobs, self._round, ids)
+
     def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
         events: list[Event] = []
         for piece in pieces:
             if piece.reasoning:
-                self._has_reasoning = True
-                self._logprobs.clear()
-                self._ids.clear()
-                events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
+                events.append(self._reasoning(piece))
             elif self._reader is not None:
                 self._has_text = True
                 events += self._read(self._reader.push(piece.text, piece.runs))
                 continue
             else:
                 self._has_text = True
-                logprobs, ids = self._logprobs_of(piece.text), self._take_ids()
-                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round, ids))
+                events.append(self._text(piece.text, piece.runs))
             self._round = None  # only the first event of a round has it
         return events
+
+    def _reasoning(self, piece: ReasoningPiece | ThoughtPiece) -> Reasoning:
+        self._has_reasoning, self._ends_with_text = True, False
+        self._ids.clear()
+        return Reasoning(self.index, piece.text, self._plain_runs(piece.runs), self._round)
 
     def _read(self, pieces: Sequence[Piece]) -> list[Event]:
         """The events of what the reader of calls has found."""
         events: list[Event] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):
-                logprobs, ids = self._logprobs_of(piece.text), self._take_ids()
-                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round, ids))
+                events.append(self._text(piece.text, piece.runs))
             elif isinstance(piece, ThoughtPiece):
-                self._has_reasoning, self._has_text = True, False
-                self._logprobs.clear()
-                self._ids.clear()
-                events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
+                self._has_text = False
+                events.append(self._reasoning(piece))
             elif isinstance(piece, OpenPiece):
+                self._ends_with_text = False
                 events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
                 self._n_calls += 1
-                self._logprobs.clear()
             elif isinstance(piece, ArgumentsPiece):
-                events.append(CallArgs(self.index, self._n_calls - 1, piece.text, piece.runs, self._round))
+                runs = self._plain_runs(piece.runs)
+                events.append(CallArgs(self.index, self._n_calls - 1, piece.text, runs, self._round))
             else:
                 events.append(CallClose(self.index, self._n_calls - 1))
-                self._logprobs.clear()
                 continue
             self._round = None
         return events
-
-    def _logprobs_of(self, text: str) -> list[protocol.PositionLogprobs]:
-        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning, or
-        what stands before the text of a channel.
-        """
-        found, self._logprobs = self._logprobs, []
-        if not self._has_reasoning and self._reader is None:
-            return found
-        size, n = len(text.encode()), 0
-        for entry in reversed(found):
-            size -= len(entry.chosen.bytes)
-            if size < 0 and n:
-                break
-            n += 1
-        return found[len(found) - n :]
 
 
 def _new_id() -> str:

@@ -136,7 +136,8 @@ class End:
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
     limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
     last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
-    logprobs: of the end token, if requested. prompt, off_reason: see protocol.Done.
+    logprobs: of the end token, if requested. rest: those of the tokens at the end of its text that complete
+    no character. prompt, off_reason: see protocol.Done.
     """
 
     index: int
@@ -150,6 +151,7 @@ class End:
     logprobs: Logprobs = ()
     prompt: str = ""
     off_reason: str = ""
+    rest: Logprobs = ()
 
 
 Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End
@@ -231,6 +233,10 @@ class AccumulatedChoice:
         elif isinstance(event, End):
             self.end = event
             self.ids += event.ids
+            if event.rest and not (self.items and isinstance(self.items[-1], AccumulatedText)):
+                self.items.append(AccumulatedText(""))
+            if event.rest and isinstance(last := self.items[-1], AccumulatedText):
+                last.logprobs += event.rest
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import uvicorn
 
+from specllama.client.event_loop import run
 from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
 from specllama.models.resolve import Library
@@ -27,6 +28,7 @@ from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
 from specllama.server.models import ModelPool
+from specllama.server.running import recorded
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
@@ -59,7 +61,7 @@ def serve(
     with listener:
         make = partial(Supervisor, settings.load, say, log, progress)
         models = ModelPool(settings, say, make, library, loaded)
-        return asyncio.run(_serve(models, listener, say, ready))
+        return run(_serve(models, listener, say, ready))
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:
@@ -157,7 +159,7 @@ async def _serve(
     url = f"http://{host}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: say(_complaint(context)))
-    with _signals(loop, stop):
+    with _signals(loop, stop), recorded(models, url):
         running = asyncio.create_task(models.run())
         running.add_done_callback(lambda _: setattr(server, "should_exit", True))
         announcing = asyncio.create_task(_say_ready(models, ready, url))

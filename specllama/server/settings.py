@@ -21,15 +21,16 @@ ANY_NAME = "*"
 class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
     accepted and not shown. strict_model: refuse other names, where the server holds one model alone. keys:
-    API keys, one of which a client must send; () requires none. metrics_key: lets a client read the figures
-    of all keys, "" for none. share_cache: reuse cached prefixes across keys. spm_infill:
-    `protocol.Infill.suffix_first` of all requests. queue: texts that may wait for a slot. seconds: limit of a
-    request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
-    client to send its request, and for sent bytes to be read. hosts, origins: names of this server and
-    origins of web pages that are accepted, in addition to those of the address itself. sampling, variables,
-    verbose: defaults of requests. others: how other models are loaded, with names instead of paths; None: the
-    server holds its one model alone. models_max: models in memory at once, 0 for as many as fit.
-    idle_seconds: after which a model is unloaded that nobody uses, 0 for never. Raises UsageError.
+    API keys, one of which a client must send; () requires none. admin_keys: those of them that may unload
+    models; () for the first one. metrics_key: lets a client read the figures of all keys, "" for none.
+    share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
+    requests. queue: texts that may wait for a slot. seconds: limit of a request, 0 for none. drain_seconds:
+    for running requests to end after a SIGTERM. client_seconds: for a client to send its request, and for
+    sent bytes to be read. hosts, origins: names of this server and origins of web pages that are accepted, in
+    addition to those of the address itself. sampling, variables, verbose: defaults of requests. others: how
+    other models are loaded, with names instead of paths; None: the server holds its one model alone.
+    models_max: models in memory at once, 0 for as many as fit. idle_seconds: after which a model is unloaded
+    that nobody uses, 0 for never. Raises UsageError.
     """
 
     load: LoadSettings
@@ -42,6 +43,7 @@ class ServerSettings:
     called: tuple[str, ...] = ()
     strict_model: bool = False
     keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
     share_cache: bool = False
     spm_infill: bool = False
@@ -77,6 +79,8 @@ class ServerSettings:
             raise UsageError("needs an address or the name of one", option="host")
         Origins(self.origins)
         root_path(self.root_path)
+        if not set(self.admin_keys) <= set(self.keys):
+            raise UsageError("is not among the keys", option="admin_key")
         if self.metrics_key and not self.keys:
             raise UsageError(
                 "without keys everybody may read the figures",
@@ -89,6 +93,11 @@ class ServerSettings:
                 f"give {option('api_key_file')} or {option('api_key')}, or leave {option('host')} out",
                 option="host",
             )
+
+    @property
+    def administrators(self) -> Sequence[str]:
+        """The keys that may unload models; none where the server has no keys, and everybody may."""
+        return self.admin_keys or self.keys[:1]
 
     @property
     def shown_names(self) -> Sequence[str]:

@@ -6,6 +6,7 @@ Knows no HTTP and no requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import IO, TypeVar
 
@@ -14,11 +15,13 @@ from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.server.model_files import LoadedFiles, files_of
 from specllama.server.residence import Residence
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
 SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
 _DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of failures in a row
+CHECK_SECONDS = 2.0  # between two looks at the files of a loaded model
 _LONG_LIFE = 60.0  # seconds; the failure of an engine that ran longer starts a new row
 Say = Callable[[str], None]
 Answer = TypeVar(
@@ -109,14 +112,23 @@ class Supervisor:
     @property
     def problem(self) -> str:
         """What is wrong with the engine at this moment, "" if nothing: also for a model that is not wanted in
-        memory.
+        memory. For the operator and for clients with a key.
         """
+        found = self.public_problem
+        if self._client is None and self._why is not None and found:
+            return f"{self._why.message}; it is being started again"
+        dead = self._client.dead if self._client is not None else None
+        return dead.message if dead is not None and found else found
+
+    @property
+    def public_problem(self) -> str:
+        """As `problem`, for everybody: it names no files, and quotes nothing."""
         if self.residence.state == "unloaded":
             return ""
         if self._client is None:
-            return f"{self._why.message}; it is being started again" if self._why else "the model is loading"
-        if (dead := self._client.dead) is not None:
-            return dead.message
+            return "the engine ended; it is being started again" if self._why else "the model is loading"
+        if self._client.dead is not None:
+            return "the engine process ended"
         silent = self._client.silent_for
         return f"the engine process has sent nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
@@ -199,6 +211,7 @@ class Supervisor:
     async def _run_once(self) -> None:
         """Run one engine process to its end. Raises the error that ended it."""
         ended = asyncio.Event()
+        files = await asyncio.to_thread(LoadedFiles, files_of(self.settings))  # before they are loaded
         client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
@@ -207,12 +220,26 @@ class Supervisor:
             self.loaded, self._client = info, client
             self.loads += 1
             self._ready.set()
-            await ended.wait()
+            await self._watch(client, files, ended)
             raise client.dead or EngineDiedError("the engine process ended")
         finally:
             self._ready.clear()
             self._client = self.loading = None
+            files.close()
             await asyncio.shield(asyncio.to_thread(client.close))
+
+    async def _watch(self, client: LoopClient, files: LoadedFiles, ended: asyncio.Event) -> None:
+        """Wait for the end of the engine, which is ended where a file of the model has been overwritten."""
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await ended.wait()
+            if not ended.is_set() and (path := await asyncio.to_thread(files.changed)) is not None:
+                self._say(
+                    f"{self.label}{path} was overwritten while it was in use; the model is loaded again"
+                )
+                client.end(EngineDiedError("the model's file was overwritten"))
+                return
 
     def _load_progress(self, part: str, share: float) -> None:
         """Progress of a load, in the thread that loads."""

@@ -38,6 +38,8 @@ class TokenWriter:
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
     headers: those in which no stop string counts. stop_ids: tokens that end the text, and are no part of it.
+    lengths: of the text that each token pushed so far has
+    completed, in characters.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class TokenWriter:
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
+        self.lengths: list[int] = []
         self._sources: list[tuple[int, str]] = []  # runs of the text not yet taken
         self.stopped_by: str | None = None
         self.finish_reason: Literal["stop", "length"] = "stop"
@@ -72,6 +75,7 @@ class TokenWriter:
         if self._n_indent:
             n = self._n_allowed(text)
             text, ends = text[:n], n < len(text)
+        self.lengths.append(len(text))
         if text:
             self._sources.append((len(text), source))
         if self._stops and self._completes_stop(text):

@@ -13,11 +13,12 @@ from typing import Any
 
 from specllama.client import protocol
 from specllama.llama.model import LlamaModel
-from specllama.text import chat_template as chat
+from specllama.text.control_tokens import PromptPart
+from specllama.text.prompt_parts import encode
 from specllama.worker.text_limit import TextLimit
 
 _KEPT = 32  # turns
-Render = Callable[[Sequence[Mapping[str, Any]]], list[chat.PromptPart]]
+Render = Callable[[Sequence[Mapping[str, Any]]], list[PromptPart]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ConversationCache:
     def ids(
         self,
         render: Render,
-        continued: Callable[[list[chat.PromptPart]], list[chat.PromptPart]],
+        continued: Callable[[list[PromptPart]], list[PromptPart]],
         model: LlamaModel,
         message: protocol.Generate,
         limit: TextLimit,
@@ -58,7 +59,7 @@ class ConversationCache:
             ids = _continued(render, model, earlier, message.messages, parts)
             if ids is not None:
                 return ids
-        return chat.encode(continued(parts), model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+        return encode(continued(parts), model.tokenize, model.token_text(model.bos_id), model.adds_bos)
 
 
 def _continued(
@@ -66,7 +67,7 @@ def _continued(
     model: LlamaModel,
     earlier: _Turn,
     messages: Sequence[Mapping[str, Any]],
-    parts: Sequence[chat.PromptPart],
+    parts: Sequence[PromptPart],
 ) -> list[int] | None:
     """The ids of the earlier turn, then those of the text after its answer; None if the template now renders
     the earlier turn differently (some drop its reasoning, or white space around an answer).
@@ -86,10 +87,10 @@ def _continued(
     if rest is None:
         return None
     kept = earlier.ids[:-1] if ended else earlier.ids  # the template writes the end of the turn itself
-    return [*kept, *chat.encode([part for part in rest if part.text], model.tokenize, "", False)]
+    return [*kept, *encode([part for part in rest if part.text], model.tokenize, "", False)]
 
 
-def _without_prefix(parts: Sequence[chat.PromptPart], prefix: str) -> list[chat.PromptPart] | None:
+def _without_prefix(parts: Sequence[PromptPart], prefix: str) -> list[PromptPart] | None:
     """The parts of the text after `prefix`; None if the text does not start with it."""
     done = 0
     for i, part in enumerate(parts):
@@ -98,5 +99,5 @@ def _without_prefix(parts: Sequence[chat.PromptPart], prefix: str) -> list[chat.
             return None
         done += size
         if done == len(prefix):
-            return [chat.PromptPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
+            return [PromptPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
     return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.errors import ResourceError
@@ -108,7 +108,7 @@ def reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[f
 
     def report(share: float) -> None:
         nonlocal last
-        now = time.perf_counter()
+        now = running_time()
         if now - last >= _REPORT_SECONDS or share >= 1:
             last = now
             send(protocol.Loading(name, share))

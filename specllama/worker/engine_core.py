@@ -5,12 +5,12 @@ Runs in the worker's main thread, or in a test. Knows nothing about how messages
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
+from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
@@ -24,6 +24,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
+from specllama.text.template_process import TemplateProcess
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, choice_ids, refuse
@@ -46,7 +47,7 @@ class EngineCore:
 
     send: sends a message to the front, in any thread. post: makes the thread that calls `handle` and `step`
     call a function; large requests are then prepared in another thread. None: everything happens in this one.
-    busy_since: perf_counter at the start of the current work, None without any or during a load.
+    busy_since: running_time at the start of the current work, None without any or during a load.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class EngineCore:
     def handle(self, message: protocol.Message, size: int = 0) -> None:
         """Handle a message from the front. size: its bytes. Errors are sent as Failed, not raised."""
         # A load reports its progress, and has no time limit.
-        self.busy_since = None if isinstance(message, protocol.Load) else time.perf_counter()
+        self.busy_since = None if isinstance(message, protocol.Load) else running_time()
         try:
             if isinstance(message, protocol.Load):
                 show_log(message.verbose)
@@ -101,7 +102,7 @@ class EngineCore:
 
     def run(self, posted: Callable[[], None]) -> None:
         """Call a function that was posted."""
-        self.busy_since = time.perf_counter()
+        self.busy_since = running_time()
         try:
             posted()
         finally:
@@ -132,7 +133,7 @@ class EngineCore:
         preparer's if that is nearer to its end.
         """
         started = self.busy_since
-        own = (time.perf_counter() - started if started is not None else 0.0, self.allowed_seconds())
+        own = (running_time() - started if started is not None else 0.0, self.allowed_seconds())
         other = self._intake.hang if self._intake is not None else None
         return max(own, other, key=lambda found: found[0] / found[1]) if other is not None else own
 
@@ -152,7 +153,7 @@ class EngineCore:
             return
         assert self.engine is not None
         assert self.loaded is not None
-        started = self.busy_since = time.perf_counter()
+        started = self.busy_since = running_time()
         try:
             if self.tuner is not None:
                 self.tuner = self.tuner if self.tuner.step() else None
@@ -165,7 +166,7 @@ class EngineCore:
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
         finally:
-            self._step_seconds = max(time.perf_counter() - started, 0.9 * self._step_seconds)
+            self._step_seconds = max(running_time() - started, 0.9 * self._step_seconds)
             self.busy_since = None
         for notice in self.engine.notices:
             self.send(protocol.Notice(notice))
@@ -175,18 +176,23 @@ class EngineCore:
     def _load(self, settings: LoadSettings, measure_when_idle: bool, open_draft: bool) -> None:
         if self.loaded is not None:
             raise EngineError("this engine process has loaded its models already")
-        self.loaded = loaded = load(settings, self.send, self.store, open_draft)
+        process = TemplateProcess()  # it starts while the models are loaded
+        try:
+            self.loaded = loaded = load(settings, self.send, self.store, open_draft)
+        except BaseException:
+            process.close()
+            raise
         self.engine = Engine(
             loaded.context,
             self._policy(loaded),
             end_ids=loaded.model.end_ids,
             suppressed=loaded.model.suppressed,
-            clock=time.perf_counter,
+            clock=running_time,
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         )
-        self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
-        template, problem = compile_template(loaded)
+        self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
+        template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
         context = loaded.context
@@ -198,7 +204,7 @@ class EngineCore:
         elif template is not None:
             notes += template_notes(loaded.model, template)
         self._idle.apply()
-        self._exact = ExactMode(loaded, self.engine, self._idle, time.perf_counter)
+        self._exact = ExactMode(loaded, self.engine, self._idle, running_time)
         if settings.exact:
             self._exact.decide()
             notes += self._exact.notes
@@ -208,7 +214,7 @@ class EngineCore:
     def _measure_slice(self) -> None:
         if self._idle is None:
             return
-        self.busy_since = time.perf_counter()
+        self.busy_since = running_time()
         try:
             self._idle.measure()
         finally:
@@ -299,7 +305,7 @@ class EngineCore:
         if self.loaded is None:
             return
         items = []
-        now = time.perf_counter()
+        now = running_time()
         for r in self.running:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import math
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from functools import partial
 from specllama.calls.answer_schema import answer_schema
 from specllama.calls.closed_schema import with_closed_schemas
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
 from specllama.core.sampling.infill import InfillRule
@@ -41,7 +41,7 @@ _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, n
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A request whose parameters have been checked. received: perf_counter."""
+    """A request whose parameters have been checked. received: running_time."""
 
     message: protocol.Generate
     params: SamplingParams
@@ -113,7 +113,7 @@ class RequestIntake:
         """Accept a request. size: bytes of its message. Raises UsageError, TemplateError, ContextLengthError,
         or sends the error later.
         """
-        received = time.perf_counter()
+        received = running_time()
         size += _PART_BYTES * len(message.parts or ())
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)

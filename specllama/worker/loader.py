@@ -5,12 +5,12 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import Drafter, RememberingDrafter
@@ -103,7 +103,7 @@ def load(
 
     send: receives Loading and Notice messages. open_draft: see protocol.Load.
     """
-    started = time.perf_counter()
+    started = running_time()
     header = checked_header(settings.target)
     checked = checked_drafts(settings, header, send)
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
@@ -123,7 +123,7 @@ def load(
     drafters = _drafters(settings, model, draft, head, memory)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
         memory = None
-    clock = time.perf_counter
+    clock = running_time
     key = target_key(header, fitted, context)
     profile = ModelProfile(store, key, _pair_key(draft, head, drafters), settings.calibrate, clock)
     warm_up_target(context, max(0, model.bos_id), profile.curves.at(0), clock)
@@ -141,7 +141,7 @@ def load(
         draft,
         head,
         memory,
-        time.perf_counter() - started,
+        running_time() - started,
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
+from specllama.clock import running_time, wait_until
 from specllama.errors import EngineError, SpecllamaError, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class _Sized(NamedTuple):
 class _Pipes:
     """stdin and stdout as message streams; all other output to stdout is redirected to stderr.
 
+    blocked: whether the main thread waits for the front to read.
     inbox: messages with their bytes, functions that the main thread shall call, None when the front is gone.
     stored: set when what was learnt is stored.
     """
@@ -46,13 +48,24 @@ class _Pipes:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[_Sized | Callable[[], None] | None] = queue.SimpleQueue()
         self.stored = threading.Event()
+        self.blocked = False
         self.core: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
     def send(self, message: protocol.Message) -> None:
-        data = protocol.encode(message)
+        data, is_main = protocol.encode(message), threading.current_thread() is threading.main_thread()
+        if not is_main:
+            self._write(data)
+            return
+        began, self.blocked = running_time(), True
+        self._write(data)
+        self.blocked = False
+        if self.core is not None and self.core.busy_since is not None:
+            self.core.busy_since += running_time() - began  # the front was stopped, or slow: this is no hang
+
+    def _write(self, data: bytes) -> None:
         with self._lock:
             try:
                 while data:
@@ -71,7 +84,7 @@ class _Pipes:
                     self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
         self.inbox.put(None)
         if self.core is not None and self.core.loaded is not None:
-            self.stored.wait(_STORE_SECONDS)
+            wait_until(self.stored.wait, _STORE_SECONDS)
         os._exit(0)
 
 
@@ -108,12 +121,12 @@ def _serve(pipes: _Pipes) -> None:
     step_at = 0.0
     while True:
         try:
-            if core.decoding and time.perf_counter() > step_at:
+            if core.decoding and running_time() > step_at:
                 raise queue.Empty
             message = pipes.inbox.get(timeout=core.step_due_in)
         except queue.Empty:
             core.step()
-            step_at = time.perf_counter() + _MESSAGE_SECONDS
+            step_at = running_time() + _MESSAGE_SECONDS
             continue
         if message is None:
             core.shut_down()
@@ -162,7 +175,8 @@ def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
 def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:
     while True:
         time.sleep(_HEARTBEAT_SECONDS)
-        pipes.send(protocol.Heartbeat(*core.hang()))
+        busy_for, allowed = core.hang()
+        pipes.send(protocol.Heartbeat(0.0 if pipes.blocked else busy_for, allowed))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from specllama.client import protocol
@@ -52,17 +53,18 @@ class SequenceOutput:
         ids = g.history[g.n_prompt + self.n_sent :]
         if not ids:
             return None
-        found = zip(ids, g.logprobs[self.n_sent :], strict=False)
-        logprobs = [_logprobs(model, token, logprob) for token, logprob in found]
+        lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
+        found = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
+        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in found]
         drafted, accepted = g.stats.n_drafted - self.n_drafted, g.stats.n_accept - self.n_accept
         self.n_sent += len(ids)
         self.n_drafted, self.n_accept = g.stats.n_drafted, g.stats.n_accept
         return protocol.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
-def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> protocol.PositionLogprobs:
+def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs, length: int) -> protocol.PositionLogprobs:
     top = [_candidate(model, i, logprob) for i, logprob in found.top]
-    return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top)
+    return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top, length)
 
 
 def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError
 
 _Result = TypeVar("_Result")
@@ -88,12 +88,12 @@ class Preparer:
         if current is None:
             return None
         began, size = current
-        return time.perf_counter() - began, _ALLOWED_SECONDS + _ALLOWED_PER_BYTE * size
+        return running_time() - began, _ALLOWED_SECONDS + _ALLOWED_PER_BYTE * size
 
     def _run(self) -> None:
         while True:
             size, _, job = self._jobs.get()
-            self._current = time.perf_counter(), size
+            self._current = running_time(), size
             if job.open:
                 job.done(job, _attempted(job.work))
             self._current = None

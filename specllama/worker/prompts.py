@@ -12,7 +12,7 @@ from specllama.client import protocol
 from specllama.core.scheduler import context_length_error
 from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate
+from specllama.text.prompt_parts import PromptTemplate
 from specllama.worker.conversations import ConversationCache
 from specllama.worker.infill import infill_ids
 from specllama.worker.text_limit import TextLimit
@@ -37,7 +37,7 @@ class Prompts:
         model: LlamaModel,
         n_ctx: int,
         n_batch: int,
-        template: ChatTemplate | None,
+        template: PromptTemplate | None,
         problem: SpecllamaError | None,
         calls: ToolCalls,
     ) -> None:
@@ -46,7 +46,7 @@ class Prompts:
         self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> PromptTemplate:
         """The usable template. Raises UsageError, TemplateError without one."""
         if self._template is None:
             hint = f"use {option('raw')}, or give one with {option('chat_template')}"

@@ -8,8 +8,8 @@ from specllama.client import protocol
 from specllama.core.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate
 from specllama.text.reasoning import closing_tag
+from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt, token_bytes
@@ -18,19 +18,23 @@ _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front rea
 _TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
 
 
-def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaError | None]:
+def compile_template(
+    loaded: Loaded, process: TemplateProcess
+) -> tuple[IsolatedTemplate | None, SpecllamaError | None]:
     """(the chat template, None if the model has none; the error of rendering a test message with it).
 
-    The error is a note when the model is loaded, and raised when the template is used.
+    The error is a note when the model is loaded, and raised when the template is used. process: for the
+    template; it is ended where there is none.
     """
     model, given = loaded.model, loaded.settings.chat_template
     source = given or loaded.header.chat_template
     if not source:
+        process.close()
         return None, None
     bos, eos = model.token_text(model.bos_id), model.token_text(model.eos_id)
     template = None
     try:
-        template = ChatTemplate(source, model.control_texts, bos, eos, own=given is None)
+        template = IsolatedTemplate(source, model.control_texts, bos, eos, given is None, process)
         template.render([{"role": "user", "content": "Hello"}])
     except SpecllamaError as error:
         return template, error

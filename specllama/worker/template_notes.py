@@ -7,13 +7,13 @@ import re
 
 from specllama.errors import Note, SpecllamaError, option
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate
+from specllama.text.prompt_parts import PromptTemplate
 
 _ANSWER = "specllama"
 _MARKER = re.compile(r"<[^<>\s]{1,60}>")
 
 
-def template_notes(model: LlamaModel, template: ChatTemplate) -> list[Note]:
+def template_notes(model: LlamaModel, template: PromptTemplate) -> list[Note]:
     """That the model lacks the tokens with which the template ends an answer: it then has none to write
     there, and goes on with the next message itself.
     """

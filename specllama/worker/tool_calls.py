@@ -21,8 +21,9 @@ from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate, PromptPart
+from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN, Headers
+from specllama.text.prompt_parts import PromptTemplate
 from specllama.text.reasoning import TAGS, is_over
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
@@ -35,7 +36,7 @@ class ToolCalls:
     """
 
     def __init__(
-        self, model: LlamaModel, source: str, template: ChatTemplate | None, tool_format: str = "auto"
+        self, model: LlamaModel, source: str, template: PromptTemplate | None, tool_format: str = "auto"
     ) -> None:
         self._model, self._template = model, template
         own = choose(source)
@@ -75,7 +76,7 @@ class ToolCalls:
 
     def render(
         self,
-        template: ChatTemplate,
+        template: PromptTemplate,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Tools | None,
@@ -183,7 +184,7 @@ class ToolCalls:
         return is_over(prompt, self._channels.thinks)
 
     def continued(
-        self, template: ChatTemplate, parts: Sequence[PromptPart], prefix: str, thought: str = ""
+        self, template: PromptTemplate, parts: Sequence[PromptPart], prefix: str, thought: str = ""
     ) -> list[PromptPart]:
         """The parts of a prompt and the beginning of its answer, "" for none. thought: the reasoning before
         that, which itself goes on where there is no prefix; "" for none. Models that do not reason get none.

@@ -42,6 +42,19 @@ def test_an_answer(command: Command, pair: tuple[tuple[str, ...], str, str]) -> 
     assert len(later) == 2
 
 
+@pytest.mark.parametrize("small", [("-cd", "1"), ("-c", "2", "-cd", "2"), ("-b", "1", "-ub", "1")])
+def test_the_smallest_contexts_and_batches(
+    command: Command, pair: tuple[tuple[str, ...], str, str], small: tuple[str, ...]
+) -> None:
+    """llama.cpp aborts the process on more rows than its batch has; the head's is no smaller than a draft."""
+    given = ("run", "-p", "once", "-n", "12", "--draft-max", "3", "--no-calibrate", *PLAIN)
+    shown = command(*given, *(x for x in pair[0] if small[0] != "-c" or x not in ("-c", "1024")), *small)
+    plain = command(*given, "-m", pair[0][1], "-md", "none", "--drafters", "none", "-t", "1")
+    assert shown.code == plain.code == 0, shown.err
+    assert shown.out == plain.out
+    assert "head " in next(line for line in shown.lines if line.startswith("n_drafted"))
+
+
 def test_a_bench(command: Command, pair: tuple[tuple[str, ...], str, str]) -> None:
     args, head, name = pair
     few = ("--workloads", "json", "-n", "16", "--runs", "1", "--k", "2", "--temp", "0")

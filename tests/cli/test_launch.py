@@ -205,6 +205,41 @@ def test_a_server_is_started_and_ended(home: Home) -> None:
         Api(host, int(port)).get("/health")
 
 
+OTHERS = "# mine\n- model_id: other\n  model_name: x\n  api_base: http://127.0.0.1:9/v1\n"
+
+
+def test_llms_entry_ends_with_the_server(home: Home) -> None:
+    """What was there before stays. The entry of a server that was found stays too."""
+    home.yaml.parent.mkdir(parents=True)
+    home.yaml.write_text(OTHERS)
+    done = home("launch", "llm", "--port", "0", "--", "x")
+    assert done.code == 7, done.err
+    assert home.record("llm")["env"]["LLM_MODEL"] == "specllama"
+    assert home.yaml.read_text() == OTHERS
+    assert not list((home.cache / "launch" / "entries").iterdir())
+
+
+def test_llms_entry_of_a_killed_launch_is_removed_by_the_next_one(home: Home, running: Server) -> None:
+    process = home.start("launch", "llm", "--port", "0", "--", "wait", stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"waiting\n"
+    (entry,) = yaml.safe_load(home.yaml.read_text())
+    elsewhere = ("launch", "codex", "--url", running.url, "--force")
+    keyed = {"SPECLLAMA_API_KEY": KEY}
+    assert home(*elsewhere, env=keyed).code == 7
+    assert yaml.safe_load(home.yaml.read_text()) == [entry], "its server runs"
+    started = psutil.Process(process.pid).children()
+    process.kill()
+    for one in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.communicate(timeout=SOON)
+    done = home(*elsewhere, env=keyed)
+    assert f"an entry for a server that has ended was removed from {home.yaml}" in done.err
+    assert not home.yaml.exists(), "there was none before"
+    assert "was removed" not in home(*elsewhere, env=keyed).err
+
+
 def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
     """Before that: -m is the file that the server has, not another one of that name, and an agent is not
     started for a model that was trained on less than it needs.
@@ -232,7 +267,7 @@ def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
         client_process = [p for p in started if "wait" in p.cmdline()]
         servers = [p for p in started if p not in client_process]
         assert len(client_process) == 1
-        assert len(servers) == 2, "the server and its engine"
+        assert len(servers) == 3, "the server, its engine, and the process of its templates"
         assert not psutil.wait_procs(servers, SOON)[1]
     finally:
         home.end_started()

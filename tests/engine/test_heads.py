@@ -14,10 +14,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
+from specllama.core.heads import HeadRow
 from specllama.core.interfaces import BatchRow, PaddedDrafting
 from specllama.core.policy.base import Draft, Policy
 from specllama.core.policy.config import DEFAULT
@@ -32,6 +34,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.llama.block_head import BlockContext
 from specllama.llama.context import LlamaContext
+from specllama.llama.decode_limits import LimitError
 from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
@@ -286,6 +289,59 @@ def test_a_head_in_a_file_of_its_own_has_the_threads_of_its_settings(tmp_path: P
         own.close()
     context.close()
     model.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rejects_rows_on_which_llama_cpp_would_abort(pair, kind: str) -> None:
+    """In heads and block drafters as in the context of a model; all goes on after that."""
+    one = pair(kind)
+    context, width = one.context, one.features.width
+    refused: list[Callable[[], object]] = [
+        lambda: context.truncate(N_SLOTS, 0),
+        lambda: context.truncate(-1, 0),
+    ]
+    if isinstance(context, BlockContext):
+        hidden = np.zeros((2, width), np.float32)
+        refused += [
+            lambda: context.inject(N_SLOTS, 0, hidden),
+            lambda: context.inject(0, 0, hidden[:, :-1]),
+            lambda: context.draft({0: (context.n_vocab, 0)}),
+            lambda: context.draft({-1: (5, 0)}),
+        ]
+    else:
+        state = context.hidden(0, np.zeros((1, width), np.float32))[0]
+        row = HeadRow(5, 0, 0, state, True)
+        refused += [
+            lambda: context.decode([]),
+            lambda: context.decode([row._replace(pos=i, output=False) for i in range(context.n_batch + 1)]),
+            lambda: context.decode([row._replace(token=context.n_vocab)]),
+            lambda: context.decode([row._replace(token=-1)]),
+            lambda: context.decode([row, row._replace(seq_id=N_SLOTS)]),
+            lambda: context.decode([row._replace(hidden=state[:-1])]),
+            lambda: context.hidden(N_SLOTS, np.zeros((1, width), np.float32)),
+        ]
+    for call in refused:
+        with pytest.raises(LimitError):
+            call()
+    assert run(one.target, Fixed([one.drafter], 3), request())[0].output == plain(one, request())[0]
+
+
+@pytest.mark.parametrize("kind", ["mimo2", "step35", "eagle3"])
+def test_rows_of_four_texts_are_more_than_a_batch(pair, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text lacks as many rows as a batch has: they are decoded in parts."""
+    one = pair(kind)
+    requests = [request(seed) for seed in range(N_SLOTS)]
+    decodes = []
+    decode = one.context.decode
+
+    def counted(rows: Any) -> Any:
+        decodes.append(len(rows))
+        return decode(rows)
+
+    monkeypatch.setattr(one.context, "n_batch", 5)
+    monkeypatch.setattr(one.context, "decode", counted)
+    assert [g.output for g in run(one.target, Fixed([one.drafter], 3), *requests)] == plain(one, *requests)
+    assert max(decodes) == 5
 
 
 def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> None:

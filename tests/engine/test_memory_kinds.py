@@ -15,6 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.llama.decode_limits import LimitError
 
 KINDS = ("llama", "gemma3", "mamba", "jamba", "lfm2")
 PROMPT = [20 + i * 7 % 230 for i in range(40)]
@@ -157,6 +158,18 @@ def test_a_prefix_before_a_sliding_window_is_not_shared(tiny, context):
         narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
     assert narrow.copy(0, 1, 60) == narrow.n_past(1) == 0
     assert narrow.copy(0, 1, 399) == narrow.n_past(1) == 399
+
+
+def test_nothing_of_a_prefix_that_is_not_shared_stays_behind(tiny, context):
+    """Layers without a window still have its cells: a text that follows would see some tokens twice."""
+    narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024, 2)
+    for i in range(0, 400, 8):
+        narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
+    rows = [BatchRow(t, i, 1, True) for i, t in enumerate(PROMPT)]
+    expected = narrow.decode(rows).copy()
+    narrow.truncate(1, 0)
+    assert narrow.copy(0, 1, 10) == 0
+    np.testing.assert_allclose(narrow.decode(rows), expected, atol=0.02)
     assert narrow.n_past(0) == 400
 
 
@@ -169,9 +182,67 @@ def test_rejects_batches_on_which_llama_cpp_would_abort(tiny, context):
         [BatchRow(ctx.n_vocab, 0, 0, True)],
         [BatchRow(-1, 0, 0, True)],
         [BatchRow(5, 0, 2, True)],
+        [BatchRow(5, 0, -1, True), BatchRow(5, 0, 1, True)],
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(LimitError):
             ctx.decode(batch)
+    for seq in (-1, 2):
+        for call in (ctx.n_past, ctx.checkpoint, ctx.size, ctx.save):
+            with pytest.raises(LimitError, match="not one of the 2 sequences"):
+                call(seq)
+        for call in (ctx.truncate, ctx.load):
+            with pytest.raises(LimitError, match="not one of the 2 sequences"):
+                call(seq, 0)
+        with pytest.raises(LimitError):
+            ctx.copy(0, seq, 1)
+        with pytest.raises(LimitError):
+            ctx.copy(seq, 0, 1)
+    assert ctx.decode([BatchRow(5, 0, 0, True)]).shape == (1, ctx.n_vocab)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "n_ubatch"), [(1, 2048, 512), (2, 1, 1), (3, 3, 2), (300, 7, 512)]
+)
+def test_small_contexts_and_batches_hold_a_whole_draft(tiny, context, n_ctx, n_batch, n_ubatch):
+    ctx = context(tiny("llama", n_batch=n_batch, n_ubatch=n_ubatch), n_ctx, 2)
+    assert ctx.n_batch >= ctx.n_outputs_max == 64
+    rows = ctx.decode([BatchRow(5, i // 2, i % 2, True) for i in range(64)])
+    assert rows.shape == (64, ctx.n_vocab)
+
+
+@pytest.mark.parametrize(("n_ubatch", "n_states"), [(1, 8), (8, 8), (512, 600)])
+def test_what_a_rollback_needs_is_computed_at_once(tiny, context, n_ubatch, n_states):
+    """llama.cpp aborts where a computation has no more rows than a sequence keeps states."""
+    ctx = context(tiny("lfm2", n_ubatch=n_ubatch), 256, 2, n_rs_seq=n_states)
+    ctx.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT)])
+    assert 8 <= ctx.max_rollback < 256
+    assert ctx.truncate(0, len(PROMPT) - 8) == len(PROMPT) - 8
+
+
+def test_states_are_not_rolled_back_after_decodes_of_others(tiny, context):
+    """llama.cpp moves the state of a sequence to make room for those of a decode, but not those before it."""
+    ctx = context(tiny("lfm2"), 512, 4, n_rs_seq=8)
+    rows = lambda seq, a, b: [BatchRow(PROMPT[i], i, seq, True) for i in range(a, b)]  # noqa: E731
+    ctx.decode(rows(0, 0, 6))
+    ctx.decode(rows(2, 0, 11))
+    ctx.decode(rows(3, 0, 10))
+    ctx.decode([*rows(0, 6, 7), *rows(3, 10, 11)])
+    assert ctx.truncate(2, 5) == 0
+    ctx.decode(rows(1, 0, 20))
+    assert ctx.truncate(1, 15) == 15  # those of the last decode are there
+    ctx.decode([*rows(0, 7, 8), *rows(1, 15, 19), *rows(3, 11, 15)])
+    assert (ctx.truncate(1, 17), ctx.truncate(3, 13)) == (17, 13)  # where it ended with them
+    ctx.decode([*rows(1, 17, 21), *rows(0, 8, 9), *rows(3, 13, 14)])
+    assert ctx.truncate(1, 18) == 0
+
+
+def test_a_shared_state_is_not_rolled_back_for_one_of_its_sequences(tiny, context):
+    ctx = context(tiny("lfm2"), 512, 2, n_rs_seq=8)
+    ctx.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT)])
+    assert ctx.copy(0, 1, len(PROMPT)) == len(PROMPT)
+    assert ctx.truncate(0, len(PROMPT) - 3) == 0
+    assert ctx.n_past(1) == len(PROMPT)
+    assert ctx.decode([BatchRow(9, len(PROMPT), 1, True)]).shape == (1, ctx.n_vocab)
 
 
 def test_without_room_nothing_is_decoded(tiny, context):

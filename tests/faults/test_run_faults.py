@@ -311,10 +311,16 @@ def test_sampling_settings_of_a_file_are_read_as_llama_cpp_reads_them(shared: Co
     assert "left out: penalty_repeat = 0.000000; mirostat = 2; xtc_probability = 0.5" in found.err
 
 
-def test_a_model_without_a_template_is_an_error(shared: Command) -> None:
+def test_a_model_without_a_template_goes_on_with_the_prompt(shared: Command) -> None:
     content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]}).build()
     (shared.home / "plain.gguf").write_bytes(content)
-    assert_error(shared("run", "-p", "zip", "-m", "plain.gguf"), 2, "no chat template", "--raw")
+    arguments = ("-m", "plain.gguf", "-n", "4", "-s", "1", "--no-calibrate")
+    result = shared("run", "-p", "zip", *arguments)
+    assert result.code == 0, result.err
+    assert result.lines.count("the model has no chat template: it goes on with the text of the prompt") == 1
+    assert result.out == shared("run", "--raw", "-p", "zip", *arguments).out
+    assert_error(shared("run", "-p", "zip", "-sys", "x", *arguments), 2, "-sys needs a chat template")
+    assert_error(shared("chat", *arguments[:2]), 2, "no chat template")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell's redirections")

@@ -570,6 +570,9 @@ class Installing:
         found.env["SPECLLAMA_PYTHON"] = str(self._python / "bin" / "python")
         if ready:
             shutil.copytree(self._python, found.venv, symlinks=True)
+            (found.venv / ".made-for").write_text(
+                f"{found.root}\n{(found.venv / 'bin' / 'python').resolve()}\n"
+            )
         return found
 
 
@@ -590,6 +593,8 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     assert f"'-DCMAKE_PROJECT_ggml_INCLUDE={first.root}/specllama/llama/native/build.cmake'" in first.log
     assert all(line.startswith("specllama: ") for line in err.splitlines())
     assert not (first.venv / "work").exists()
+    assert Path(first.env["FAKE_PIDS"] + ".overlapped").exists(), "the kernels are compiled meanwhile"
+    assert "kernel_build.py" in first.log
     assert not list(user.home.rglob("*.whl.metadata"))
     assert len(list((user.home / "cache of specllama").rglob("*.whl"))) == 1
     assert not list((user.home / ".cache").rglob("*.whl")), "pip's cache got the wheel"
@@ -641,6 +646,88 @@ def test_a_ready_made_build_until_compiling_is_asked_for(user: Installing) -> No
     assert (code, out) == (0, "built here\n"), err
     assert f"the compiled wheel is not kept for later: {os.devnull}/wheels: Not a directory\n" in err
     assert checkout.run(SPECLLAMA_BUILD="1") == (0, "built here\n", "")
+
+
+def test_a_copied_and_a_broken_installation(user: Installing) -> None:
+    """Each runs its own code: the one that stays at once, the others after they were made again."""
+    first = user.checkout("first checkout")
+    wheel(user.links)
+    code, out, err = first.run("a")
+    assert (code, out) == (0, "ready-made a\n"), err
+
+    folder = shutil.copytree(first.root, first.root.with_name("a copy"), symlinks=True)
+    copy = FakeCheckout.existing(first, folder)
+    command = copy.root / "package" / "fake_specllama.py"
+    command.write_text(command.read_text().replace('"ready-made"', '"of the copy"'))
+    code, out, err = copy.run("b")
+    assert (code, out) == (0, "of the copy b\n"), err
+    assert "was made for another checkout" in err
+    assert copy.run("b") == (0, "of the copy b\n", "")
+    assert first.run("a") == (0, "ready-made a\n", "")
+
+
+class Owned:
+    """A checkout with a .venv in which nothing works, as far as setup.sh and the installation look at it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.python = root, root.parent / "python3.11"
+        executable(self.python, "")
+        executable(root / ".venv" / "bin" / "specllama", "")
+        (root / ".venv" / "bin" / "python").symlink_to(self.python)
+        (root / "scripts").mkdir()
+        shutil.copy2(ROOT / "scripts" / "setup.sh", root / "scripts")
+        self.made_for = root / ".venv" / ".made-for"
+        self.made_for.write_text(f"{root}\n{self.python}\n")
+
+    def is_own(self, at: Path | None = None) -> bool:
+        """What both find, which is the same."""
+        root = at or self.root
+        shell = subprocess.run(["bash", "-c", '. "$0/scripts/setup.sh"; is_own', root], check=False)
+        request = Request(root.resolve(), "", "cpu", "", False, "", {}, "")
+        assert (shell.returncode == 0) == request.is_own()
+        return request.is_own()
+
+
+def test_whose_an_installation_is(tmp_path: Path) -> None:
+    owned = Owned(tmp_path / "check out")
+    assert owned.is_own()
+    (tmp_path / "link").symlink_to(owned.root)
+    assert owned.is_own(tmp_path / "link")
+    copy = Path(shutil.copytree(owned.root, tmp_path / "copy", symlinks=True))
+    assert not owned.is_own(copy)
+    renamed = owned.root.rename(tmp_path / "renamed")
+    assert not owned.is_own(renamed)
+    renamed.rename(owned.root)
+    assert owned.is_own()
+    newer = executable(tmp_path / "python3.12", "")
+    python = owned.root / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to(newer)
+    assert not owned.is_own(), "another Python has its place"
+    python.unlink()
+    python.symlink_to(owned.python)
+    owned.made_for.write_text("")
+    assert not owned.is_own()
+    owned.made_for.write_text(f"{owned.root}\n{owned.python}\n")
+    request = Request(owned.root, "", "cpu", "", False, "7", {}, "")
+    (owned.root / ".venv" / ".installed-7").touch()
+    assert request.is_fulfilled()
+    (owned.root / ".venv" / "bin" / "specllama").rename(tmp_path / "away")
+    assert not request.is_fulfilled()
+    (tmp_path / "away").rename(owned.root / ".venv" / "bin" / "specllama")
+    owned.python.unlink()
+    assert not owned.is_own(), "its Python was removed"
+
+
+def test_an_installation_from_before_there_was_such_a_record(tmp_path: Path) -> None:
+    root = tmp_path / "checkout"
+    executable(root / ".venv" / "bin" / "python", "")
+    request = Request(root, "", "cpu", "", False, "", {}, "")
+    for venv, own in ((root / ".venv", True), (tmp_path / "other" / ".venv", False)):
+        (root / ".venv" / "pyvenv.cfg").write_text(
+            f"home = /usr/bin\ncommand = /usr/bin/python3 -m venv {venv}\n"
+        )
+        assert request.is_own() == own
 
 
 def test_no_python(user: Installing) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,31 @@ def test_share_cache(tmp_path) -> None:
         assert reused(ask(one, "alice", SECRET)) == (0, 0)
         n, not_evaluated = reused(ask(one, "bob", SECRET))
         assert n == not_evaluated > 20
+
+
+def test_only_the_first_key_may_unload(keyed: Server) -> None:
+    """Its own request is refused for another reason: the server holds the model alone."""
+    statuses = [
+        keyed.post("/models/unload", {"model": "pydoc-target"}, headers=KEYS[name]).status for name in NAMES
+    ]
+    assert statuses == [400, 403, 403]
+    ollama = {"model": "pydoc-target", "keep_alive": 0}
+    refused = keyed.post("/api/generate", ollama, headers=KEYS["bob"])
+    assert (refused.status, "may not unload" in refused.json["error"]) == (403, True)
+    assert keyed.post("/api/generate", ollama, headers=KEYS["alice"]).status == 200
+    told = {**ollama, "prompt": "x", "options": {"num_predict": 1}, "stream": False}
+    assert (
+        keyed.post("/api/generate", told, headers=KEYS["bob"]).status == 200
+    )  # clients send it by themselves
+    assert keyed.post("/models/unload", {"model": "pydoc-target"}, headers=KEYS["watcher"]).status == 401
+
+
+def test_a_key_for_administration(tmp_path: Path) -> None:
+    """It may do all that the others may; the first one may not unload then."""
+    keys = {"SPECLLAMA_API_KEY": "alice,bob", "SPECLLAMA_ADMIN_KEY": "carol"}
+    with Server(tmp_path, "-np", "1", env=keys) as one:
+        assert ask(one, "carol", "x").status == 200
+        statuses = [
+            one.post("/models/unload", {"model": "pydoc-target"}, headers=KEYS[name]).status for name in NAMES
+        ]
+        assert statuses == [403, 403, 400]

@@ -150,6 +150,43 @@ def test_greedy_choices_are_certain_after_sampling(server: Server) -> None:
     assert [[e["prob"], len(e["top_probs"])] for e in found["completion_probabilities"]] == [[1.0, 1]] * 4
 
 
+@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize("n", [5, 6, 7, 8, 30])
+def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
+    """Of a text whose characters are several tokens each, cut within one of them; in all forms and APIs."""
+    shared = {"temperature": 0, "grammar": 'root ::= "😀🎉é🎉😀 ok"', "seed": 3,
+              "speculation": {"enabled": speculate}}  # fmt: skip
+    native = {**shared, "n_predict": n, "n_probs": 1}
+    whole = ask(server, **native, return_tokens=True)
+    n_tokens = whole["tokens_predicted"]
+    assert len(whole["completion_probabilities"]) == len(whole["tokens"]) == n_tokens
+    streamed = chunks(server.post("/completion", {"prompt": PROMPT, **native, "stream": True}))
+    found = [entry for chunk in streamed for entry in chunk.get("completion_probabilities", ())]
+    assert found == whole["completion_probabilities"]
+    assert [i for chunk in streamed for i in chunk["tokens"]] == whole["tokens"]
+    assert "".join(chunk["content"] for chunk in streamed) == whole["content"]
+
+    fields = {**shared, "max_tokens": n}
+    n_written = n_tokens - (whole["stop_type"] == "eos")  # OpenAI's forms leave the end token out
+    chat = {"messages": [{"role": "user", "content": "hi"}], **fields, "logprobs": True}
+    (choice,) = server.post("/v1/chat/completions", chat).json["choices"]
+    assert len(choice["logprobs"]["content"]) == n_written
+    events = server.post("/v1/chat/completions", {**chat, "stream": True}).events
+    parts = [c["logprobs"]["content"] for e in events for c in e["choices"] if c["logprobs"]]
+    assert [entry for part in parts for entry in part] == choice["logprobs"]["content"]
+
+    completion = {"prompt": PROMPT, **fields, "logprobs": 1}
+    (choice,) = server.post("/v1/completions", completion).json["choices"]
+    events = server.post("/v1/completions", {**completion, "stream": True}).events
+    parts = [c["logprobs"] for e in events for c in e["choices"] if c["logprobs"]]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert len(choice["logprobs"][name]) == n_written
+        assert [x for part in parts for x in part[name]] == choice["logprobs"][name]
+    offsets, text = choice["logprobs"]["text_offset"], choice["text"]
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(text)
+
+
 def test_how_it_ends(exact: Server) -> None:
     text = ask(exact, n_predict=20, ignore_eos=True)
     assert (text["stop_type"], text["stopping_word"], text["truncated"]) == ("limit", "", False)

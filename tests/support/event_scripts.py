@@ -109,7 +109,7 @@ def _text(index: int, texts: Sequence[str], logprobs: bool) -> list[Event]:
 
 def _logprob(text: str) -> PositionLogprobs:
     chosen = CandidateLogprob(5, text, list(text.encode()), -0.5)
-    return PositionLogprobs(chosen, [chosen])
+    return PositionLogprobs(chosen, [chosen], len(text))
 
 
 @st.composite

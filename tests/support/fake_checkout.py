@@ -56,8 +56,18 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     files = {"llama_cpp/__init__.py": "WORKS = True\\nBUILT = True\\n"}
     return wheel(folder, "llama_cpp_python", VERSION, files)
 """
+KERNELS = """
+import os, sys, time
+marker = os.environ["FAKE_PIDS"]  # it ends while the packages are installed, if it runs then
+for _ in range(300):
+    if os.path.exists(marker + ".packages"):
+        open(marker + ".overlapped", "w").close()
+        sys.exit()
+    time.sleep(0.05)
+"""
 PROJECT = """
 def build_editable(folder, config_settings=None, metadata_directory=None):
+    open(os.environ["FAKE_PIDS"] + ".packages", "w").close()
     files = {"specllama_of_checkout.pth": os.path.abspath("package")}
     entry = "[console_scripts]\\nspecllama = fake_specllama:main\\n"
     return wheel(folder, "specllama", "0.1.0", files, entry)
@@ -96,11 +106,13 @@ class FakeCheckout:
         shutil.copytree(ROOT / "scripts" / "installation", scripts / "installation")
         for name in ("setup.sh", "specllama", "install.py"):
             shutil.copy2(ROOT / "scripts" / name, scripts / name)
+        for name in ("__init__.py", "clock.py"):
+            shutil.copy2(ROOT / "specllama" / name, self.root / "specllama" / name)
         (self.root / "constraints.txt").touch()
         (self.root / "specllama/llama/native/build.cmake").write_text("# changes\n")
         (self.root / "specllama/llama/native/amx.h").write_text("/* AMX */\n")
         (self.root / "specllama/llama/native/plugin.cpp").touch()
-        (self.root / "specllama/llama/kernel_build.py").write_text("raise SystemExit('no compiler')\n")
+        (self.root / "specllama/llama/kernel_build.py").write_text(KERNELS)
         (self.root / "backend.py").write_text(BACKEND + PROJECT)
         (self.root / "package" / "fake_specllama.py").write_text(COMMAND)
         system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
@@ -123,6 +135,13 @@ class FakeCheckout:
             "TMPDIR": str(self.home / "missing"),
             **self.env,
         }
+
+    @classmethod
+    def existing(cls, like: FakeCheckout, root: Path) -> FakeCheckout:
+        """A checkout that is there already, of the same user."""
+        found = object.__new__(cls)
+        found.__dict__ |= {**like.__dict__, "root": root}
+        return found
 
     @property
     def venv(self) -> Path:

@@ -22,10 +22,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "core", "drafters", "testing", "gguf", "rpc", "config", "pair", "text", "calls", "data",
-    "models", "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
+    "errors", "clock", "python_command", "core", "drafters", "testing", "gguf", "rpc", "config", "pair",
+    "text", "calls", "data", "models", "llama", "client", "worker", "api", "bench", "server", "cli",
+    "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
+BASICS = ("errors", "clock", "python_command")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -36,22 +38,27 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "clock": (),
+    "python_command": (),
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "data": (),
-    "client": ("config", "errors", "calls", *LIGHT_CORE),
+    "client": (*BASICS, "config", "calls", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
         FRONTS,
-        ("errors", *LIGHT_CORE, "gguf", "rpc", "config", "pair", "text", "calls", "data", "models", "client"),
+        (
+            *(*BASICS, *LIGHT_CORE, "gguf", "rpc", "config", "pair", "text", "calls", "data"),
+            *("models", "client"),
+        ),
     ),
     "worker": (
-        *("errors", "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
+        *(*BASICS, "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
         "llama",
         *("client.protocol", "client.model_info", "client.tune_messages"),
     ),
-}
+}  # fmt: skip
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
     "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
@@ -289,9 +296,35 @@ def test_a_server_loads_no_engine() -> None:
 def test_no_front_renders_a_template() -> None:
     """A template of a downloaded file runs in the engine process, which can be ended."""
     fronts = ("cli", "server", "api", "bench", "client")
-    found = [i for i in OURS if i.imported in ("text.chat_template", "text.sandbox")]
+    rendering = ("text.chat_template", "text.sandbox", "text.template_worker", "text.template_process")
+    found = [i for i in OURS if i.imported in rendering]
     assert [i for i in found if folder(i.importer) in fronts] == []
     assert found
+
+
+def test_templates_run_in_their_process_alone() -> None:
+    """Nothing that runs with them in one process could be limited."""
+    assert {i.importer for i in OURS if i.imported == "text.chat_template"} == {"text.template_worker"}
+    assert {i.importer for i in ALL_IMPORTS if i.imported.split(".")[0] == "jinja2"} == {"text.sandbox"}
+
+
+def test_one_clock_measures_time() -> None:
+    """The others go on while the process stands still; the time of day is only shown, or compared with that
+    of another program.
+    """
+    times_of_day = {
+        "models.hub.retry_after", "server.dialects.ollama.routes", "server.dialects.openai.writer",
+        "server.dialects.openai.responses.writer", "server.service",
+    }  # fmt: skip
+    found = {
+        (module_name(path), node.attr)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("time", "asyncio")
+        if node.attr in ("time", "monotonic", "monotonic_ns", "time_ns", "perf_counter", "run")
+    }
+    assert {name for name, clock in found if clock == "time"} == times_of_day
+    assert {(name, clock) for name, clock in found if clock != "time"} == {("clock", "perf_counter")}
 
 
 def test_public_names_are_sorted_and_there() -> None:

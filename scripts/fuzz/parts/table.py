@@ -8,10 +8,11 @@ from pathlib import Path
 from scripts.fuzz.part import Part
 from scripts.fuzz.parts.headers import Headers, Load
 from scripts.fuzz.parts.http import Http
+from scripts.fuzz.parts.lossless import Lossless
 from scripts.fuzz.parts.pipes import Engine, Lines, Probe
 from scripts.fuzz.parts.texts import Grammar, Templates
 
-PARTS = ("headers", "load", "http", "grammars", "templates", "protocol", "engine", "rpc")
+PARTS = ("headers", "load", "http", "grammars", "templates", "protocol", "engine", "rpc", "lossless")
 
 
 def make(name: str, headers: Sequence[Path]) -> Part:
@@ -20,6 +21,7 @@ def make(name: str, headers: Sequence[Path]) -> Part:
         part.name: part
         for part in (
             Headers(headers), Load(headers), Http(), Grammar(), Templates(), Lines(), Engine(), Probe(),
+            Lossless(),
         )
     }  # fmt: skip
     return made[name]

@@ -134,12 +134,12 @@ class Grammar:
 
 
 class Templates:
-    """Chat templates: compiled and rendered in the sandbox."""
+    """Chat templates: compiled and rendered in the process that is limited."""
 
     name, seconds, n_bytes, batch = "templates", 6.0, 900 << 20, 400
 
     def set_up(self) -> None:
-        from specllama.text import chat_template  # noqa: F401
+        from specllama.text import template_process  # noqa: F401
 
     def make(self, rng: random.Random) -> bytes:
         text = rng.choice(("", *TEMPLATES))
@@ -150,11 +150,11 @@ class Templates:
         return mutate.mutated(rng, data, TEMPLATE_TOKENS) if not data or rng.random() < 0.3 else data
 
     def run(self, data: bytes) -> str:
-        from specllama.text.chat_template import ChatTemplate
+        from specllama.text.template_process import IsolatedTemplate
 
         source = data.decode("utf-8", "replace")
         try:
-            template = ChatTemplate(source, ["<|im_start|>", "<|im_end|>"], "<s>", "</s>")
+            template = IsolatedTemplate(source, ["<|im_start|>", "<|im_end|>"], "<s>", "</s>")
         except TemplateError as error:
             assert len(error.message) < 1000
             return "refused"
@@ -164,6 +164,8 @@ class Templates:
             return "late" if "ran for" in error.message else "failed"
         except UsageError:
             return "refused"
+        finally:
+            template.close()
         assert all(isinstance(part.text, str) for part in parts)
         return "rendered"
 

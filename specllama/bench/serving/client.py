@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ import httpx2
 
 from specllama.bench.serving import http_errors
 from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader
+from specllama.clock import running_time
 from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
 
 _HINT = "for example http://127.0.0.1:8080 or https://host/v1"
@@ -149,7 +149,7 @@ class ServerClient:
 
     async def complete(self, number: int, request: Mapping[str, Any]) -> ServedAnswer:
         """Sends a request and returns its answer. Never raises: an error is the answer's `problem`."""
-        answer, began = ServedAnswer(number), time.perf_counter()
+        answer, began = ServedAnswer(number), running_time()
         try:
             async with asyncio.timeout(self._seconds):
                 await self._stream(json.dumps(request).encode(), answer, began)
@@ -163,7 +163,7 @@ class ServerClient:
         except SpecllamaError as error:
             answer.problem = error
             answer.fatal = isinstance(error, (AccessError, NotFoundError))
-        answer.seconds = time.perf_counter() - began
+        answer.seconds = running_time() - began
         return answer
 
     async def _stream(self, request: bytes, answer: ServedAnswer, began: float) -> None:
@@ -187,7 +187,7 @@ class ServerClient:
             raise http_errors.not_an_api(self._url, f"{kind[:60]} instead of a stream of events")
         reader = StreamReader(answer)
         async for event in httpx2.EventSource(response):
-            if event.data and reader.read(event.data, time.perf_counter() - began, event.event):
+            if event.data and reader.read(event.data, running_time() - began, event.event):
                 break
         reader.end()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import json
-import time
 from collections.abc import Mapping
 
 import httpx2
@@ -19,6 +16,7 @@ from specllama.errors import (
     SpecllamaError,
     UsageError,
 )
+from specllama.models.hub.retry_after import retry_after
 
 MAX_WAIT = 10.0  # seconds, whatever Retry-After says
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -77,14 +75,8 @@ def not_an_api(url: str, why: str) -> NotFoundError:
 
 def retry_seconds(headers: Mapping[str, str]) -> float:
     """Seconds to wait after a 429: its Retry-After, between 0.1 and MAX_WAIT."""
-    text = headers.get("Retry-After", "").strip()
-    seconds = 1.0
-    if text.isdecimal():
-        seconds = float(text[:9])
-    elif text:
-        with contextlib.suppress(ValueError, TypeError, OverflowError):
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-    return min(MAX_WAIT, max(0.1, seconds))
+    seconds = retry_after(headers)
+    return min(MAX_WAIT, max(0.1, 1.0 if seconds is None else seconds))
 
 
 def _body_text(body: bytes) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
@@ -16,6 +15,7 @@ from typing import Any
 
 from specllama.bench.serving.answer import ServedAnswer
 from specllama.bench.serving.client import ServerClient
+from specllama.clock import running_time
 
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
 Prompt = tuple[str, str]  # workload, text
@@ -157,13 +157,13 @@ async def _measure(
     add: Callable[[ServedAnswer], None],
 ) -> None:
     numbers = iter(range(len(settings.prompts)))
-    began, fatal = time.perf_counter(), False
+    began, fatal = running_time(), False
 
     async def client() -> None:
         nonlocal fatal
         for number in numbers:  # shared by the clients
             answer = await server.complete(number, body(settings, into.cell, number, model))
-            into.seconds = time.perf_counter() - began
+            into.seconds = running_time() - began
             fatal |= answer.fatal
             add(answer)
             if fatal:

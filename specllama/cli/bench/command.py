@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from specllama.cli.measuring import LONG, PartialResults, provenance
 from specllama.cli.progress import Progress
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
+from specllama.clock import running_time
 from specllama.config import build
 from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
@@ -119,18 +119,18 @@ def _measure(
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
     ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
     into.planned = len(plan.cases) * len(ways) * plan.runs
-    began = time.monotonic()
+    began = running_time()
     with Progress(delay=1.0) as progress:
         for n, config in enumerate(runner.warm_up(ways, plan.cases), 1):
             progress.show("warming up", n / len(ways), config.name)
-    _announce(into.planned, (time.monotonic() - began) / len(ways) * into.planned)
-    began = time.monotonic()
+    _announce(into.planned, (running_time() - began) / len(ways) * into.planned)
+    began = running_time()
     with Progress(delay=1.0, every=15.0) as progress:
         for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
             if sample is not None:
                 into.samples.append(sample)
             into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}
-            into.seconds = time.monotonic() - began
+            into.seconds = running_time() - began
             left = rough_duration(into.seconds / n * (into.planned - n))
             progress.show("measuring", n / into.planned, f"of {into.planned} answers, about {left} left")
             while client.notices:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +31,8 @@ from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, counted, rough_duration
 from specllama.cli.measuring import LONG, PartialResults, now
 from specllama.cli.progress import Progress
+from specllama.client.event_loop import run
+from specllama.clock import running_time
 from specllama.text.terminal import printable
 
 
@@ -59,7 +59,7 @@ def bench_server(given: Mapping[str, Any]) -> int:
     plan = server_plan(given, resolved(given))
     results = ServerBenchResults()
     with results.collecting():
-        asyncio.run(_measure(plan, results))
+        run(_measure(plan, results))
     if results.answers:
         _show(plan, results, given.get("json", False))
     elif results.interrupted:
@@ -81,10 +81,10 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
             console.warning("the first answer has no text; the model or --prompts may not suit chats")
         planned = _planned(plan, into)
         _announce(planned, planned * max(answer.seconds for answer in first))
-        began = time.monotonic()
+        began = running_time()
 
         def on_answer(cell: ServingCell, n: int) -> None:
-            into.seconds = time.monotonic() - began
+            into.seconds = running_time() - began
             left = rough_duration(into.seconds / n * (planned - n))
             clients = counted(cell.concurrency, "client")
             progress.show("measuring", n / planned, f"of {planned} answers, {clients} now, about {left} left")

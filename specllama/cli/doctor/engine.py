@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli.doctor import Problem, reported
+from specllama.clock import running_time
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.models.demo import DemoStore
@@ -28,14 +28,14 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
     """The build of llama.cpp (BuildInfo) and "start_seconds"; or "ok" False and "error"."""
     from specllama.client.client import EngineClient
 
-    started = time.monotonic()
+    started = running_time()
     with reported(problems, "install specllama again") as messages, EngineClient() as client:
         with _time_limit(client):
             found = client.inspect()
         if not found.kernels:
             what = f"specllama's kernels are not used, {found.kernels_reason}: {_WITHOUT_KERNELS}"
             problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
-        return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
+        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(found)}
     return {"ok": False, "error": messages[0]}
 
 

@@ -7,12 +7,12 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from specllama.cli.doctor import Problem
+from specllama.clock import running_time
 from specllama.config import store
 
 _SECONDS = 2.0  # for adding up a directory
@@ -110,7 +110,7 @@ def writing_problem(path: Path) -> str:
 
 def directory_size(path: Path) -> tuple[int, bool]:
     """Bytes of the files under a directory, without links; False where adding up took too long."""
-    total, ends = 0, time.monotonic() + _SECONDS
+    total, ends = 0, running_time() + _SECONDS
     for folder, _, names in os.walk(path):
         for name in names:
             try:
@@ -118,7 +118,7 @@ def directory_size(path: Path) -> tuple[int, bool]:
             except OSError:
                 continue
             total += found.st_size if stat.S_ISREG(found.st_mode) else 0
-        if time.monotonic() > ends:
+        if running_time() > ends:
             return total, False
     return total, True
 

@@ -7,13 +7,13 @@ No token gets into the report, and none is sent.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from specllama.cli.doctor import Problem
 from specllama.cli.doctor.files import directory_size, free_disk, writing_problem
+from specllama.clock import ended, running_time, wait_until
 from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 
 NO_ADDRESS = "is not an http or https address"
@@ -27,7 +27,7 @@ class Probe:
         self.endpoint = hub_endpoint(environ)
         self.status: int | None = None
         self.problem = ""
-        self._ends = time.monotonic() + SECONDS
+        self._ends = running_time() + SECONDS
         self._thread: threading.Thread | None = None
         if is_offline(environ):
             return
@@ -43,10 +43,9 @@ class Probe:
 
     def wait(self) -> None:
         """Wait until there is an answer, or its time is over."""
-        if self._thread is not None:
-            self._thread.join(max(0.0, self._ends - time.monotonic()))
-            if self._thread.is_alive():
-                self.problem = f"gave no answer within {SECONDS:g} s"
+        if self._thread is None or wait_until(ended(self._thread), self._ends - running_time()):
+            return
+        self.problem = f"gave no answer within {SECONDS:g} s"
 
     def _ask(self) -> None:
         import http.client

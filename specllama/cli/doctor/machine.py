@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -15,6 +14,7 @@ from typing import Any
 
 import specllama
 from specllama.cli.doctor import Problem
+from specllama.clock import output_of
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
@@ -61,7 +61,8 @@ def processor(engine: Mapping[str, Any], root: Path = Path("/")) -> str:
         if not device["gpu"] and device["name"] == "CPU":
             return str(device["description"])
     if platform.system() == "Darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"], 5.0) or ""
+        return name.strip() or platform.machine()
     with contextlib.suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             key, _, value = line.partition(":")
@@ -91,11 +92,3 @@ def _installed() -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("llama-cpp-python")
     return None
-
-
-def _output(*command: str) -> str:
-    """What a command prints, "" where it cannot run."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-        return done.stdout.strip()
-    return ""

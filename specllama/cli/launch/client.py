@@ -38,11 +38,14 @@ class ModelServer:
 class ClientFile:
     """A file that the client reads. change: from its text, None if there is no file, to the new one; raises
     UsageError for a text that it does not understand. own: only `launch` writes it, and no copy is kept.
+    entry: what tells the item that `change` puts into a YAML list, which is removed with a server that ends
+    with the client.
     """
 
     path: Path
     change: Callable[[str | None], str]
     own: bool = False
+    entry: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

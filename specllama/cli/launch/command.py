@@ -15,11 +15,12 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.api_keys import KEY_NOTE, keys
 from specllama.cli.files import resolved
-from specllama.cli.launch import files, server
+from specllama.cli.launch import files, leftovers, server
 from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.names import client as client_named
 from specllama.cli.launch.printed import SHOWN_KEY, printed
 from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
+from specllama.clock import exited, wait_until
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.text.terminal import printable
@@ -71,7 +72,11 @@ def launch(given: Mapping[str, Any]) -> int:
         if own is None:
             console.note(f"using {printable(found.model)} at {found.url}")
         settings = client.settings(found, os.environ)
+        for path in leftovers.remove_left():
+            console.note(f"note: an entry for a server that has ended was removed from {path}")
         for file in settings.files:
+            if own is not None and file.entry is not None:
+                stack.enter_context(leftovers.entry_while_running(file))
             if (copy := files.write(file)) is not None:
                 console.note(f"note: {file.path} was changed; what was there before is in {copy}")
         return _run([program, *settings.arguments, *arguments], _environment(settings))
@@ -170,9 +175,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
+    if not wait_until(exited(process), _END_SECONDS):
         process.kill()
 
 

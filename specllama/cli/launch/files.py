@@ -47,7 +47,6 @@ def write(file: ClientFile) -> Path | None:
     if before == after:
         return None
     path = file.path.resolve()  # a link stays one
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     copy = path.with_name(path.name + COPY)
     made = None
     try:
@@ -55,16 +54,47 @@ def write(file: ClientFile) -> Path | None:
         if before is not None and not file.own and not copy.exists():
             shutil.copy2(path, copy)
             made = copy
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    _replace(path, after, keeps_mode=before is not None and not file.own)
+    return made
+
+
+def _replace(path: Path, text: str, keeps_mode: bool) -> None:
+    """Write a file as a whole. keeps_mode: it has that of the file before. Raises ResourceError."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", -1, "utf-8") as f:
-            f.write(after)
-        if before is not None and not file.own:
+            f.write(text)
+        if keeps_mode:
             shutil.copymode(path, temporary)
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
-    return made
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def remove_entry(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Remove the item with these values from a YAML list of objects; a file with nothing else is removed.
+    Returns whether there was one. Raises UsageError, ResourceError.
+    """
+    before, after = changed(ClientFile(path, yaml_without(entry)))
+    if before is None or before == after:
+        return False
+    path = path.resolve()
+    if after.strip():
+        _replace(path, after, keeps_mode=True)
+        return True
+    try:
+        path.unlink()  # an empty one is no list, which its reader may not expect
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return True
 
 
 def parsed_object(text: str) -> dict[str, Any]:
@@ -110,6 +140,24 @@ def yaml_item(name: str, item: Mapping[str, Any]) -> Callable[[str | None], str]
         if _yaml_list(after) != [*old[:place], dict(item), *old[place + 1 :]]:
             raise _cannot_extend(block)
         return after
+
+    return change
+
+
+def yaml_without(entry: Mapping[str, Any]) -> Callable[[str | None], str]:
+    """A change that removes the item with these values from a YAML list of objects. The text of other items
+    stays as it is.
+    """
+
+    def change(text: str | None) -> str:
+        text = text or ""
+        old = _yaml_list(text)
+        same = [i for i, one in enumerate(old) if isinstance(one, dict) and entry.items() <= one.items()]
+        ends = [found.start() for found in _ITEM.finditer(text)] + [len(text)]
+        if not same or len(ends) != len(old) + 1:
+            return text
+        after = text[: ends[same[0]]] + text[ends[same[0] + 1] :]
+        return after if _yaml_list(after) == [*old[: same[0]], *old[same[0] + 1 :]] else text
 
     return change
 

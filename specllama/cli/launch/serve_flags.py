@@ -12,7 +12,8 @@ from specllama.cli.launch.client import Client
 from specllama.cli.launch.options import OF_SERVER
 from specllama.config import defaults
 
-KEYS = ("api_key", "api_key_file", "metrics_key")
+KEYS = ("api_key", "api_key_file", "admin_key", "metrics_key")
+_SECRETS = ("api_key", "admin_key", "metrics_key")  # which go by variables, not by flags
 _DRAIN_SECONDS = 1  # the client has ended before
 
 
@@ -47,7 +48,7 @@ def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: C
     model = next((name for name in named if name and name != "*"), "")
     variables = {
         f"SPECLLAMA_{name.upper()}": ",".join(given[name]) if isinstance(given[name], list) else given[name]
-        for name in ("api_key", "metrics_key")
+        for name in _SECRETS
         if name in given
     }
     shown = PurePath(model).name.removesuffix(".gguf") or "NAME"
@@ -56,7 +57,7 @@ def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: C
 
 def _flags(values: Mapping[str, Any]) -> Iterator[str]:
     for o in OF_SERVER:
-        if o.name not in values or o.name in ("api_key", "metrics_key"):
+        if o.name not in values or o.name in _SECRETS:
             continue
         value = values[o.name]
         if o.kind is bool:

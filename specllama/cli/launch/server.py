@@ -11,17 +11,16 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-import specllama
 from specllama.cli.launch.client import ModelServer
+from specllama.clock import exited, sleep, wait_until
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.python_command import module_command
 from specllama.server.settings import is_loopback
 
 _CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
@@ -128,18 +127,16 @@ class OwnServer:
     """
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        package = str(Path(specllama.__file__).parent.parent)
-        path = [package, *filter(None, [environ.get("PYTHONPATH")])]
         self._log = log
         try:
             with log.open("xb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "specllama.cli.launch.own_server", "serve", *arguments],
+                    module_command("specllama.cli.launch.own_server", "serve", *arguments),
                     stdin=subprocess.PIPE,  # see own_server.py
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**environ, "PYTHONPATH": os.pathsep.join(path)},
+                    env=dict(environ),
                 )
         except OSError as error:
             raise ResourceError(f"the server cannot be started: {error}") from None
@@ -154,8 +151,7 @@ class OwnServer:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_SECONDS)
+                if wait_until(exited(self._process), _END_SECONDS):
                     return
 
     def url(self, say: Callable[[str], None]) -> str | None:
@@ -174,7 +170,7 @@ class OwnServer:
                     line = ""
                 if ended:
                     return None
-                time.sleep(_POLL_SECONDS)
+                sleep(_POLL_SECONDS)
 
     @property
     def exit_code(self) -> int:

@@ -7,7 +7,6 @@ whose size and depth are bounded. Transfers no content (transfer.py does), and s
 from __future__ import annotations
 
 import json
-import queue
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from specllama.clock import ended, wait_until
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
 from specllama.models.hub.env import hub_endpoint, is_offline
 from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, origin, refusal, session, unreachable
@@ -248,21 +248,21 @@ def _within(seconds: float, work: Callable[[], Any], endpoint: str) -> Any:
     """Return or raise what `work` does. Raises NetworkError after `seconds`: resolving a name, or a proxy,
     can take any time.
     """
-    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    done: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            done.append((work(), None))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            done.put((None, error))
+            done.append((None, error))
 
-    threading.Thread(target=run, daemon=True, name="specllama_hub").start()
-    try:
-        result, problem = done.get(timeout=seconds * 0.95)
-    except queue.Empty:
+    thread = threading.Thread(target=run, daemon=True, name="specllama_hub")
+    thread.start()
+    if not wait_until(ended(thread), seconds * 0.95):
         raise NetworkError(
             f"{urlsplit(endpoint).netloc} gave no response within {seconds:g} s", NETWORK_HINT
         ) from None
+    ((result, problem),) = done
     if problem is not None:
         raise problem
     return result

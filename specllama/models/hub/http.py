@@ -6,9 +6,7 @@ The only place that opens connections for content; converts httpx2's errors to s
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urljoin, urlsplit
@@ -16,6 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx2
 
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError
+from specllama.models.hub.retry_after import retry_after
 from specllama.models.names import RepoName
 from specllama.models.progress import RetryableError
 
@@ -162,7 +161,7 @@ def refusal(status: int, headers: Mapping[str, str], url: str) -> RetryableError
     host, code = urlsplit(url).netloc.rpartition("@")[2], headers.get("X-Error-Code", "")
     if status in _TEMPORARY:
         what = "limits the rate of requests" if status == 429 else "has a problem"
-        return RetryableError(f"{host} {what} ({status})", _retry_after(headers))
+        return RetryableError(f"{host} {what} ({status})", retry_after(headers))
     if status in (401, 403):
         what = "needs its licence to be accepted" if code == "GatedRepo" else "may not be read"
         return AccessError(f"{without_query(url)} {what} ({status})", TOKEN_HINT)
@@ -203,16 +202,6 @@ def without_query(url: str) -> str:
     """An address without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    text = headers.get("Retry-After", "").strip()
-    if _WHOLE.fullmatch(text):
-        return float(text)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _reason(error: Exception) -> str:

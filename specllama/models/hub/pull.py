@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specllama.clock import running_time
 from specllama.errors import AccessError, ResourceError
 from specllama.models.hub.api import HubFile, Listing, gated
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
@@ -152,7 +152,7 @@ def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) ->
 class Meter:
     """Adds up the bytes of all files and computes the rate. total: bytes. clock: seconds."""
 
-    def __init__(self, listener: Listener, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, listener: Listener, total: int, clock: Callable[[], float] = running_time) -> None:
         self._listener, self._total, self._clock = listener, total, clock
         self._have: dict[str, int] = {}
         self._sum = 0

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from specllama.clock import output_of
 
 UNKNOWN = 1 << 62  # bytes, so that nothing is refused if the memory cannot be determined
 NO_QUOTA = 1 << 16  # CPUs
@@ -41,9 +42,9 @@ def physical_cores(root: Path = Path("/")) -> int:
     """Physical cores that affinity and the cgroup's quota allow, at least 1."""
     if platform.system() == "Darwin":
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, check=False)
-            if done.stdout.strip().isdigit():
-                return int(done.stdout)
+            found = (output_of(["sysctl", "-n", key], 5.0) or "").strip()
+            if found.isdigit():
+                return int(found)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_siblings(root, cpu) for cpu in allowed}
     return max(1, min(len(cores), _cpu_quota(root)))
@@ -107,9 +108,8 @@ def _macos() -> int:
     names = ("free_count", "speculative_count", "purgeable_count", "pageable_external_count")
     keys = ["hw.pagesize", *(f"vm.page_{name}" for name in names)]
     try:
-        done = subprocess.run(["sysctl", "-n", *keys], capture_output=True, text=True, timeout=5, check=True)
-        page, *counts = (int(word) for word in done.stdout.split())
-    except (OSError, subprocess.SubprocessError, ValueError):
+        page, *counts = (int(word) for word in (output_of(["sysctl", "-n", *keys], 5.0) or "").split())
+    except ValueError:
         return UNKNOWN
     return page * sum(counts)
 

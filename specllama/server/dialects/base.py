@@ -22,7 +22,7 @@ from specllama.server.dialects.fields import Model, checked
 from specllama.server.dialects.recent_items import RecentItems
 from specllama.server.dialects.writer import DialectWriter
 from specllama.server.http.body import BodyReader
-from specllama.server.http.errors import ErrorBody
+from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ListedModel, ModelPool
 from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
@@ -102,6 +102,11 @@ class ApiRequest:
         found: str = self._http.scope.get("specllama.owner", "")
         return found
 
+    @property
+    def administers(self) -> bool:
+        """Whether it may do what others notice, such as unloading a model."""
+        return not self.settings.keys or bool(self._http.scope.get("specllama.administers"))
+
     def header(self, name: str) -> str:
         """A header of the request, with commas between its values; "" where there is none."""
         return ",".join(self._http.headers.getlist(name))
@@ -160,10 +165,23 @@ class ApiRequest:
 
     def keep_model(self, keep_alive: float | None) -> None:
         """Unload the model when nobody has used it for so many seconds, never where they are negative; None
-        changes nothing. No effect on the one model of a server that holds it alone.
+        changes nothing. No effect on the one model of a server that holds it alone, and where the key may not
+        do that: clients send such times without being told to.
         """
-        if keep_alive is not None:
+        if keep_alive is not None and self.administers:
             self.models.keep(self.service, keep_alive if keep_alive >= 0 else None)
+
+    def unload_model(self) -> None:
+        """Unload the model as soon as nobody uses it. Raises ForbiddenError for a key that may not do that,
+        UsageError for a model that the server holds alone.
+        """
+        self.check_administers()
+        self.models.unload(self.service)
+
+    def check_administers(self) -> None:
+        """Raises ForbiddenError for a key that may not unload models."""
+        if not self.administers:
+            raise ForbiddenError("this key may not unload models: others use them too")
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""

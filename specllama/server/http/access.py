@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specllama.clock import running_time
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
 from specllama.server.http.origins import LOCAL, Origins
@@ -74,6 +74,7 @@ class AccessMiddleware:
         self._errors, self._paths, self._open_paths = errors, paths, open_paths
         self._keys = Keys(settings.keys)
         self._metrics_key = Keys((settings.metrics_key,) if settings.metrics_key else ())
+        self._admin_keys = Keys(settings.administrators)
         self._any_host = not is_loopback(settings.host) and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
         local = LOCAL if is_loopback(settings.host) and not settings.keys else ()
@@ -83,7 +84,7 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, began, status = Headers(scope=scope), time.monotonic(), 0
+        headers, began, status = Headers(scope=scope), running_time(), 0
         target = settle_path(scope, self._root)
         id_ = headers.get("x-request-id", "")
         id_ = id_ if _ID.fullmatch(id_) else f"req_{secrets.token_hex(12)}"
@@ -124,11 +125,12 @@ class AccessMiddleware:
             known = scope["path"] if scope["path"] in self._paths else "other"
             for metrics in self._metrics.counting(scope.get("specllama.owner", "")):
                 metrics.http.labels(known, str(status or 499)).inc()
-            self._log(scope, id_, status, time.monotonic() - began)
+            self._log(scope, id_, status, running_time() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str, target: str) -> SpecllamaError | None:
-        """Why a request is refused, None where it is not; sets scope["specllama.owner"]. target: the host in
-        the request's target, "" for none; it counts in addition to the header.
+        """Why a request is refused, None where it is not; sets scope["specllama.owner"] and
+        "specllama.administers". target: the host in the request's target, "" for none; it counts in addition
+        to the header.
         """
         host = headers.get("host", "")
         named = [host, *([target] if target else [])]
@@ -136,14 +138,16 @@ class AccessMiddleware:
             return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
         if origin and origin not in self._origins and not _is_same(origin, host):
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
-        if not self._keys or scope["path"] in self._open_paths or (scope["method"] == "OPTIONS" and origin):
+        if not self._keys or (scope["method"] == "OPTIONS" and origin):
+            return None
+        scope["specllama.owner"] = owner = self._keys.owner(headers)
+        scope["specllama.administers"] = bool(self._admin_keys.owner(headers))
+        if scope["path"] in self._open_paths:
             return None
         if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
-            return None  # without an owner: the figures of all
-        scope["specllama.owner"] = self._keys.owner(headers)
-        if not scope["specllama.owner"]:
-            return AccessError("the API key is missing or wrong")
-        return None
+            scope["specllama.owner"] = ""  # the figures of all
+            return None
+        return None if owner else AccessError("the API key is missing or wrong")
 
     def _log(self, scope: Scope, id_: str, status: int, seconds: float) -> None:
         if scope["path"] in self._open_paths or scope["path"] == "/metrics":

@@ -41,6 +41,12 @@ class WrongOriginError(UsageError):
     http_status = 403
 
 
+class ForbiddenError(UsageError):
+    """The key is right, and may not do this."""
+
+    http_status = 403
+
+
 class BodyTooLargeError(UsageError):
     http_status = 413
 

@@ -12,13 +12,15 @@ import json
 import os
 import re
 import shutil
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from specllama.clock import sleep
 from specllama.config.whole_file import write_whole
 
 _LIST = "whole.json"
-_SETTLED_SECONDS = 1.0  # since the last write: the next client may already be sending
+SETTLED_SECONDS = 1.0  # without a write, after which a file is complete
 _FULL = 64 << 20  # bytes: with less free disk space, a write may have failed
 
 
@@ -26,20 +28,26 @@ class TensorCache:
     """A directory of complete files. Raises OSError if it cannot be created or read."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._lock = root, threading.Lock()
         root.mkdir(parents=True, exist_ok=True)
         complete = self._known()
-        for path, size in self._files():
+        for path, size, _ in self._files():
             if complete.get(path.name) != size:
                 path.unlink()
 
-    def settle(self) -> None:
-        """Call after a client has left: record its files as complete, or remove them if the disk is full."""
-        with contextlib.suppress(OSError):
-            now, complete = time.time(), self._known()
+    def settle(self, pause: Callable[[float], object] = sleep) -> None:
+        """Call after a client has left: record its files as complete, or remove them if the disk is full.
+
+        Takes SETTLED_SECONDS, and leaves out files that change meanwhile: the next client may be sending
+        already. pause: waits for some seconds.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            before = self._files()
+            pause(SETTLED_SECONDS)
+            unchanged, complete = set(before) & set(self._files()), self._known()
             full = shutil.disk_usage(self.root).free < _FULL
-            for path, size in self._files():
-                if complete.get(path.name) == size or now - path.stat().st_mtime < _SETTLED_SECONDS:
+            for path, size, _ in unchanged:
+                if complete.get(path.name) == size:
                     continue
                 if full:
                     path.unlink()
@@ -47,10 +55,11 @@ class TensorCache:
                     complete[path.name] = size
             write_whole(self.root / _LIST, json.dumps(complete))
 
-    def _files(self) -> list[tuple[Path, int]]:
+    def _files(self) -> list[tuple[Path, int, int]]:
+        """Path, bytes, and time of the last change of each tensor."""
         with os.scandir(self.root) as entries:
             found = [e for e in entries if re.fullmatch("[0-9a-f]{16}", e.name) and e.is_file()]
-            return [(Path(e.path), e.stat().st_size) for e in found]
+            return [(Path(e.path), e.stat().st_size, e.stat().st_mtime_ns) for e in found]
 
     def _known(self) -> dict[str, int]:
         """Names and sizes of complete files; empty if the list cannot be read."""

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
+from specllama.clock import running_time
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
 from specllama.llama.library import KERNELS
@@ -121,7 +122,7 @@ class _Clients:
 
     def _connected(self) -> None:
         self._name = next(iter(sockets.clients(self.port)), "a client")
-        self._since = time.monotonic()
+        self._since = running_time()
         notice = protocol.Notice(f"{self._name} connected")
         self._notice_timer = threading.Timer(_PROBE_SECONDS, self.send, [notice])
         self._notice_timer.daemon = True
@@ -129,10 +130,10 @@ class _Clients:
 
     def _disconnected(self) -> None:
         if self.cache is not None:
-            self.cache.settle()
+            threading.Thread(target=self.cache.settle, daemon=True).start()
         if self._notice_timer is None:
             return
         self._notice_timer.cancel()
-        seconds = time.monotonic() - self._since
+        seconds = running_time() - self._since
         if seconds >= _PROBE_SECONDS:
             self.send(protocol.Notice(f"{self._name} left after {seconds:.0f} s"))

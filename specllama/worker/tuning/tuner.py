@@ -7,7 +7,6 @@ measurement as soon as it is complete (TuneMeasurement), and the end (Tuned).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from statistics import median
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, TunePart, Tuning
+from specllama.clock import running_time
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
@@ -87,7 +87,7 @@ class Tuner:
         loaded: Loaded,
         ids_of: Callable[[protocol.Generate], list[int]],
         send: Callable[[protocol.Message], None],
-        clock: Clock = time.perf_counter,
+        clock: Clock = running_time,
     ) -> None:
         self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
         self._engine, self._loaded, self._context = engine, loaded, loaded.context

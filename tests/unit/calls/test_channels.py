@@ -129,7 +129,7 @@ def messages(parts: Sequence[str]) -> list[protocol.Message]:
     for i, part in enumerate(parts):
         piece = part.replace(SHOWN, "")
         chosen = protocol.CandidateLogprob(i, piece, list(piece.encode()), -1.0)
-        logprobs = [protocol.PositionLogprobs(chosen, [])]
+        logprobs = [protocol.PositionLogprobs(chosen, [], len(part))]
         runs = [(len(part), "draft")] if part else []
         found.append(protocol.Tokens([protocol.SequenceDelta(1, part, [i], runs, 0, 0, logprobs)]))
     return [started, *found, protocol.Done(1, "", "stop", RunStats(), [])]

@@ -80,6 +80,30 @@ def test_a_text_ends_within_its_time(kind, limit):
     assert g.output == finish(engine, engine.submit(Request(prompt(20), ENDLESS, 1))).output[: g.n_output]
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_prediction_that_is_far_too_long_corrects_itself(stored):
+    """It was measured while the machine was busy, in an earlier process or in this one."""
+    target = Slow(0.002, fixed=0.01)
+    costs = CostCurve()
+    for _ in range(8):
+        costs.observe(1, 0.6, plain=True)
+    if stored:
+        costs = CostCurve.from_dict(costs.to_dict())
+    engine = engine_of(target, Planner([ScriptedDrafter(right, name="copy")], lambda: target.now, costs))
+    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    for _ in range(2):
+        g = finish(engine, engine.submit(Request(prompt(20), params, 1, predict_seconds=0.5)))
+        assert (g.n_output, g.finish_reason) == (14, "length")
+
+
+def test_a_text_has_one_round_even_if_that_takes_too_long():
+    target = Slow(0.002, fixed=1.0)
+    engine = engine_of(target)
+    for _ in range(2):
+        g = finish(engine, engine.submit(Request(prompt(20), ENDLESS, 1, predict_seconds=0.5)))
+        assert (g.n_output, g.finish_reason) == (2, "length")
+
+
 def test_the_last_rounds_are_narrower():
     target = Slow(0.002, fixed=0.02)
     engine = engine_of(target, policies(target)[2])

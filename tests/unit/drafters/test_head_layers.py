@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specllama.core.heads import HeadRow, Hidden
-from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.head import N_BEHIND, HeadDrafter
@@ -30,7 +30,7 @@ class Layer:
         self.following: list[Layer] = []
         self.cells: dict[int, dict[int, tuple[int, tuple[float, ...]]]] = {0: {}, 1: {}}
         self.decodes: list[list[int]] = []  # positions
-        self.fails = False
+        self.fails, self.n_left = False, -1  # decodes until there is no room
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:  # noqa: ARG002
         return features
@@ -38,6 +38,10 @@ class Layer:
     def decode(self, rows: Sequence[HeadRow], *_: int) -> tuple[NDArray[np.float32], Hidden]:
         if self.fails:
             raise DecodeError("broken")
+        if self.n_left == 0:
+            raise NoRoomError
+        self.n_left -= 1
+        assert 0 < len(rows) <= self.n_batch, "llama.cpp aborts on more"
         for row in rows:
             cells = self.cells[row.seq_id]
             assert not cells or row.pos == max(cells) + 1
@@ -56,8 +60,10 @@ class Layer:
 class Chain:
     """A drafter with layers, and the target's part of it."""
 
-    def __init__(self, n_layers: int = N_LAYERS) -> None:
+    def __init__(self, n_layers: int = N_LAYERS, n_batch: int = Layer.n_batch) -> None:
         self.layers = [Layer(i) for i in range(n_layers)]
+        for layer in self.layers:
+            layer.n_batch = n_batch
         self.layers[0].following = self.layers[1:]
         self.drafter = HeadDrafter(self.layers[0], N_VOCAB)
         self.history: dict[int, list[int]] = {}
@@ -152,6 +158,37 @@ def test_sequences_of_different_lengths_are_fed_together() -> None:
     assert (found[0].token, found[1].token) == (42, 40)
     assert chain.layers[2].cells[0] == chain.expected([*ahead, 42])
     assert chain.layers[0].cells[1] == chain.expected([40], seq=1)
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_decodes_of_several_sequences_are_no_larger_than_a_batch(n_layers: int, n_batch: int) -> None:
+    """Rows of two texts and of drafts longer than a batch; the cells are those of large batches."""
+    large, small = Chain(n_layers), Chain(n_layers, n_batch)
+    for chain in (large, small):
+        chain.start(TEXT)
+        chain.start(TEXT[3:] * 2, 1)
+        first = chain.drafter.step({0: [], 1: []})
+        assert [first[seq].token for seq in (0, 1)] == [40, 40]
+        both = {0: [40, 8, 8, 8], 1: [40, 9]}
+        assert set(chain.drafter.step(both)) == {0, 1}
+        chain.commit([40, 8, 7])
+        chain.commit([7], 1)
+        assert set(chain.drafter.step({0: [], 1: []})) == {0, 1}
+    for one, other in zip(large.layers, small.layers, strict=True):
+        assert one.cells == other.cells
+
+
+def test_without_room_for_the_second_part_no_rows_of_the_first_stay() -> None:
+    chain = Chain(1, n_batch=5)
+    chain.start(TEXT)
+    chain.start(TEXT[3:], 1)
+    chain.layers[0].n_left = 1
+    assert chain.drafter.step({0: [], 1: []}) == {}
+    assert chain.layers[0].cells == {0: {}, 1: {}}
+    chain.layers[0].n_left = -1
+    assert set(chain.drafter.step({0: [], 1: []})) == {0, 1}
+    assert chain.layers[0].cells[0] == chain.expected([40])
 
 
 def test_tokens_of_another_drafter_are_fed_to_the_layers_of_their_places() -> None:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from specllama.errors import NetworkError, ResourceError, UsageError
+from specllama.rpc import probe as module
 from specllama.rpc.endpoints import endpoints, listen_address
 from specllama.rpc.probe import Worker, find_workers, probe, probe_all
 from specllama.worker.rpc import sockets
@@ -180,6 +181,20 @@ class TestProbe:
         assert found.address == endpoint
         assert found.protocol == "7.0.0"
         assert found.devices == ((5, 8), (2**40, 2**41))
+
+    def test_a_pause_of_this_process_is_not_the_workers_silence(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time of sockets goes on during a pause; that of the process does not."""
+        monkeypatch.setattr(module, "running_time", lambda: 0.0)
+        serve = rpc_server()
+
+        def late(connection: socket.socket) -> None:
+            time.sleep(0.5)
+            serve(connection)
+
+        with server(late) as endpoint:
+            assert probe(endpoint, 0.1).endpoint == endpoint
 
     def test_accepts_a_newer_patch_version(self) -> None:
         with server(rpc_server((7, 0, 9))) as endpoint:

@@ -14,13 +14,16 @@ from specllama.server.events import Accumulator, End, Event, Prefill, Reasoning,
 STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
 
 
-def tokens(text: str, *entries: tuple[int, str], drafted: int = 0) -> protocol.Tokens:
-    """The message of one round. entries: id and piece of each token."""
-    logprobs = [
-        protocol.PositionLogprobs(protocol.CandidateLogprob(i, piece, list(piece.encode()), -1.0), [])
-        for i, piece in entries
-    ]
-    ids = [i for i, _ in entries] or [0]
+def entry(id_: int, piece: str, length: int | None = None) -> protocol.PositionLogprobs:
+    """The log probabilities of a token. length: characters that it completes, else those of its piece."""
+    chosen = protocol.CandidateLogprob(id_, piece, list(piece.encode()), -1.0)
+    return protocol.PositionLogprobs(chosen, [], len(piece) if length is None else length)
+
+
+def tokens(text: str, *entries: tuple[int, str] | tuple[int, str, int], drafted: int = 0) -> protocol.Tokens:
+    """The message of one round. entries: see `entry`."""
+    logprobs = [entry(*given) for given in entries]
+    ids = [given[0] for given in entries] or [0]
     runs = [(len(text), "target")] if text else []
     return protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, drafted, 0, logprobs or None)])
 
@@ -90,8 +93,8 @@ def test_ids_come_with_the_text_that_follows_them() -> None:
     found = events(
         EventAssembler(0, 0),
         STARTED,
-        tokens("", (1, "?")),
-        tokens("é", (2, "?")),
+        tokens("", (1, "?", 0)),
+        tokens("é", (2, "?", 1)),
         tokens("", (9, "")),
         done(),
     )

@@ -62,7 +62,7 @@ def test_the_whole_is_the_fold_of_the_stream(script: Script, final_probs: bool) 
 
 def test_with_probabilities_each_token_has_a_chunk_of_its_own() -> None:
     pieces = [("a", 1), ("bc", 2), ("d", 3)]
-    probs = [PositionLogprobs(CandidateLogprob(i, t, list(t.encode()), -1.0), []) for t, i in pieces]
+    probs = [PositionLogprobs(CandidateLogprob(i, t, list(t.encode()), -1.0), [], len(t)) for t, i in pieces]
     event = TextEvent(0, "abcd", logprobs=probs, ids=[1, 2, 3])
     script = Script([[Start(0, 0, 7, 1), event, ended()]], 1)
     *found, _ = streamed(script, n_probs=1)
@@ -72,7 +72,7 @@ def test_with_probabilities_each_token_has_a_chunk_of_its_own() -> None:
 
 
 def test_of_characters_in_several_tokens_the_tokens_stay_together() -> None:
-    probs = [PositionLogprobs(CandidateLogprob(i, "\ufffd", [1], -1.0), []) for i in (1, 2)]
+    probs = [PositionLogprobs(CandidateLogprob(i, "\ufffd", [1], -1.0), [], i - 1) for i in (1, 2)]
     event = TextEvent(0, "é", logprobs=probs, ids=[1, 2])
     *found, _ = streamed(Script([[Start(0, 0, 7, 1), event, ended()]], 1), n_probs=1)
     assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in found] == [

@@ -25,7 +25,9 @@ from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import TemplateError
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate, PromptPart, encode
+from specllama.text.chat_template import ChatTemplate
+from specllama.text.control_tokens import PromptPart
+from specllama.text.prompt_parts import encode
 from tests.support.paths import SHARED
 
 FOLDER = Path(sys.prefix) / "share" / "llama.cpp-templates"

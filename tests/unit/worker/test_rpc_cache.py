@@ -13,6 +13,7 @@ import pytest
 
 from specllama.worker.rpc.cache import TensorCache
 
+AT_ONCE: Callable[[float], object] = bool  # instead of waiting
 A, B, C = "00000000000000aa", "00000000000000bb", "00000000000000cc"
 
 
@@ -38,14 +39,14 @@ def test_files_of_a_client_that_has_left_are_kept(tmp_path: Path, write: Callabl
     cache = TensorCache(tmp_path / "rpc")
     write(A, 10)
     write(B, 20)
-    cache.settle()
+    cache.settle(AT_ONCE)
     assert kept(TensorCache(tmp_path / "rpc").root) == {A, B}
 
 
 def test_truncated_files_are_removed(tmp_path: Path, write: Callable[..., Path]) -> None:
     cache = TensorCache(tmp_path / "rpc")
     write(A, 10)
-    cache.settle()
+    cache.settle(AT_ONCE)
     write(A, 7)  # rewritten, and killed meanwhile
     write(B, 20)  # killed before its client left
     write("notes.txt", 3)
@@ -55,10 +56,25 @@ def test_truncated_files_are_removed(tmp_path: Path, write: Callable[..., Path])
 def test_a_file_still_being_written_is_not_yet_complete(tmp_path: Path, write: Callable[..., Path]) -> None:
     cache = TensorCache(tmp_path / "rpc")
     write(A, 10)
-    write(B, 20, age=0)
-    cache.settle()
+    write(B, 20)
+    cache.settle(lambda _: write(B, 30))
     assert kept(tmp_path / "rpc") == {A, B}
     assert kept(TensorCache(tmp_path / "rpc").root) == {A}
+
+
+def test_a_wrong_time_of_day_changes_nothing(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """The clock of the system may jump while files are written."""
+    cache = TensorCache(tmp_path / "rpc")
+    write(A, 10, age=-86400)
+    write(B, 20, age=86400)
+    cache.settle(lambda _: write(B, 30, age=86400 - 1))
+    assert kept(TensorCache(tmp_path / "rpc").root) == {A}
+
+
+def test_it_waits_a_second_for_more_of_a_file(tmp_path: Path) -> None:
+    waited: list[float] = []
+    TensorCache(tmp_path / "rpc").settle(waited.append)
+    assert waited == [1.0]
 
 
 def test_on_a_full_disk_new_files_are_removed(
@@ -66,10 +82,10 @@ def test_on_a_full_disk_new_files_are_removed(
 ) -> None:
     cache = TensorCache(tmp_path / "rpc")
     write(A, 10)
-    cache.settle()
+    cache.settle(AT_ONCE)
     write(B, 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    cache.settle()
+    cache.settle(AT_ONCE)
     assert kept(tmp_path / "rpc") == {A}
 
 

@@ -26,7 +26,13 @@ def _settings(server: ModelServer, environ: Variables) -> ClientSettings:
     path = _folder(environ) / "extra-openai-models.yaml"
     return ClientSettings(
         {"LLM_MODEL": _MODEL} | ({"OPENAI_API_KEY": server.key} if server.key else {}),
-        files=(ClientFile(path, yaml_item("model_id", item)),),
+        files=(
+            ClientFile(
+                path,
+                yaml_item("model_id", item),
+                entry={"model_id": _MODEL, "api_base": server.api},
+            ),
+        ),
     )
 
 

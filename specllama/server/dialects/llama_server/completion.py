@@ -84,16 +84,24 @@ class NativeWriter:
             return chunks
         if not isinstance(event, End):
             return []
-        rest = [self._piece(choice, "", event.ids, event.logprobs)] if event.ids else []
+        probs = [*event.rest, *event.logprobs]
+        rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
         return [*rest, self._final(choice, "", (), ())]
 
-    def _pieces(self, event: TextEvent) -> list[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
-        """Text, ids and probabilities of each chunk; of each token, where the tokens' texts are whole."""
+    def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
+        """Text, ids and probabilities of each chunk: of each token, or of those that share a character."""
         probs = event.logprobs
-        single = len(probs) == len(event.ids) and "".join(p.chosen.token for p in probs) == event.text
-        if len(probs) < 2 or not single:
+        if len(probs) < 2 or sum(p.length for p in probs) != len(event.text):
             return [(event.text, event.ids, probs)]
-        return [(p.chosen.token, [i], [p]) for i, p in zip(event.ids, probs, strict=True)]
+        found: list[tuple[str, list[int], list[PositionLogprobs]]] = []
+        text, begins = event.text, True
+        for p in probs:
+            if begins:
+                found.append(("", [], []))
+            _, ids, entries = found[-1]
+            found[-1] = text[: p.length], [*ids, p.chosen.id], [*entries, p]
+            text, begins = text[p.length :], p.length > 0
+        return found
 
     def _piece(
         self,

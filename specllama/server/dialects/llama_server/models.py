@@ -29,7 +29,7 @@ async def unload(api: ApiRequest) -> Response:
     """Requests that run end first."""
     body = await api.body(ModelRequest)
     api.check_model(body.model, exact=True)
-    api.models.unload(api.service)
+    api.unload_model()
     return JSONResponse({"success": True})
 
 

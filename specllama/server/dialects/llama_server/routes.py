@@ -82,8 +82,9 @@ async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Resp
 
 
 async def health(api: ApiRequest) -> Response:
-    """Never waits for the engine."""
-    problem = api.supervisor.problem
+    """Never waits for the engine. Who has no key of a server with keys sees nothing of the operator's."""
+    known = bool(api.owner) or not api.settings.keys
+    problem = api.supervisor.problem if known else api.supervisor.public_problem
     if problem:
         error = {"code": 503, "message": problem, "type": "unavailable_error"}
         return JSONResponse({"status": "error", "error": error}, 503, {"retry-after": "1"})

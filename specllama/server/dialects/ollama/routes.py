@@ -106,6 +106,8 @@ async def _loaded(api: ApiRequest, writer: OllamaWriter, body: OllamaRequest) ->
     """Load or unload the model, as `keep_alive` says."""
     if body.ending == "load":
         await api.load_model()
+    else:
+        api.check_administers()
     api.keep_model(body.keep_alive)
     media_type = writer.media_type if body.stream else "application/json"
     return Response(writer.loaded(body.ending), media_type=media_type)

@@ -74,7 +74,8 @@ class OllamaWriter:
                 call = self.fold.choices[event.index].calls[event.call]
                 found.append(self._chunk(self._part("", calls=[_call(event.call, call)])))
             elif isinstance(event, End):
-                found.append(self._chunk(self._part("")) | self._ending(self.fold.choices[event.index]))
+                last = self._chunk(self._part("")) | _logprobs(event.rest)
+                found.append(last | self._ending(self.fold.choices[event.index]))
         return found
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - there is one

@@ -67,7 +67,8 @@ class ChatWriter(OpenAIWriter):
             more = {"index": event.call, "function": {"arguments": event.text}}
             return [self._delta(index, {"tool_calls": [more]})]
         choice = self.fold.choices[index]
-        last = {"index": index, "delta": {}, "logprobs": None, **_ending(choice)}
+        rest = _logprobs(event.rest) if isinstance(event, End) and event.rest else None
+        last = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
         empty = index in self._undecided and not choice.items
         return [self._delta(index, {"content": ""}), last] if empty else [last]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
@@ -15,18 +15,30 @@ class CompletionWriter(OpenAIWriter):
 
     prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
 
+    def __init__(self, options: ResponseOptions) -> None:
+        super().__init__(options)
+        self._offsets: dict[int, int] = {}  # by choice: characters that the tokens so far have completed
+
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
         index = event.index
         choice = self.fold.choices[index]
         if isinstance(event, TextEvent):
-            offset = len(choice.text) - len(event.text)
-            logprobs = _logprobs(event.logprobs, offset) if event.logprobs else None
-            return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": None}]
+            shown = self._shown_logprobs(index, event.logprobs)
+            return [{"index": index, "text": event.text, "logprobs": shown, "finish_reason": None}]
         if isinstance(event, Prefill):
             return [{"index": index, "text": "", "logprobs": None, "finish_reason": None}]
         if isinstance(event, End):
-            return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
+            shown = self._shown_logprobs(index, event.rest)
+            return [{"index": index, "text": "", "logprobs": shown, **ending(event, choice.start)}]
         return []
+
+    def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> dict[str, Any] | None:
+        """Those of the next tokens of a choice."""
+        if not positions:
+            return None
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(position.length for position in positions)
+        return _logprobs(positions, offset)
 
     def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         return {
@@ -38,11 +50,13 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-    """offset: characters of the choice's text before the first of these tokens."""
+    """offset: characters of the choice's text before the first of these tokens. Tokens that share a character
+    have the offset of that.
+    """
     offsets = []
     for position in positions:
         offsets.append(offset)
-        offset += len(position.chosen.token)
+        offset += position.length
     return {
         "tokens": [position.chosen.token for position in positions],
         "token_logprobs": [number(position.chosen.logprob) for position in positions],

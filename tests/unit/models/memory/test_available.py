@@ -115,11 +115,8 @@ def test_this_machine_gives_plausible_values(monkeypatch):
 
 
 def test_macos_counts_the_performance_cores(monkeypatch, tmp_path):
-    class Result:
-        stdout = "6\n"
-
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(available.subprocess, "run", lambda command, **kwargs: Result)
+    monkeypatch.setattr(available, "output_of", lambda command, seconds: "6\n")
     assert physical_cores(tmp_path) == 6
 
 

@@ -1,0 +1,231 @@
+"""`specllama models show`: what a model is, what it can, whether it fits here, and what can draft for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from specllama.cli import console
+from specllama.cli.download import library
+from specllama.cli.fits import Fit, Machine, fit, this_machine
+from specllama.cli.formatting import columns, wrapped
+from specllama.errors import SpecllamaError
+from specllama.gguf.check import check_draft
+from specllama.gguf.header import Header, read_model
+from specllama.gguf.heads import is_head_file, read_head, unusable_head
+from specllama.models.installed import installed_models
+from specllama.models.memory.available import UNKNOWN
+from specllama.models.prepare import known_draft
+from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.sizes import size
+from specllama.pair.heads import check_any
+from specllama.text.terminal import printable
+
+EXAMPLES = """
+Examples:
+  specllama models show 8B
+  specllama models show ~/models/main.gguf
+  specllama models show user/repo:Q4_K_M --json
+
+Reads headers only, of a model that is not on this disk by Range requests. Drafts are looked for among the
+models on this disk, beside the file, and among the known names.
+"""
+AUTO = "auto"  # what -md takes where it is not given
+_LABEL = 10  # columns
+_MOST_BESIDE = 50  # files next to the model whose headers are read
+_THINKS = ("enable_thinking", "<think>", "thinking")
+_MUCH_SMALLER = 2  # a draft reads at most the target's bytes per token divided by this
+
+
+class DraftFound(NamedTuple):
+    """What can draft for a model. name: for -md. where: "on disk", a path, or how to get it.
+    why: the verdict on it.
+    """
+
+    name: str
+    where: str
+    why: str
+
+
+def show(given: Mapping[str, Any]) -> int:
+    """Print what is known of a model; returns 0. Raises NotFoundError, UsageError, GGUFError, IntegrityError,
+    AccessError, NetworkError for what cannot be read.
+    """
+    known = library()
+    found = known.find(given["name"], "NAME")
+    header = known.header(found)
+    machine = this_machine()
+    fits, drafts = fit(header, machine), list(_drafts(known, found, header))
+    if given.get("json"):
+        console.data(json.dumps(_object(found, header, machine, fits, drafts)) + "\n")
+        return 0
+    width = columns(sys.stdout)
+    for label, text in _rows(found, header, machine, fits, drafts):
+        first = f"{label:<{_LABEL}}"
+        for line in wrapped(text, width, first, " " * _LABEL):
+            console.data(f"{line}\n")
+    return 0
+
+
+def _rows(
+    found: ResolvedModel,
+    header: Header,
+    machine: Machine,
+    fits: Fit,
+    drafts: list[DraftFound],
+) -> Iterator[tuple[str, str]]:
+    yield "name", printable(header.name)
+    there = found.path or f"{found.parts[0].path}, not on this disk: specllama pull {found.name}"
+    yield "file", printable(there)
+    parts = [header.architecture, params(header.n_params), header.quant, size(_bytes(found, header))]
+    yield "model", printable(", ".join(part for part in parts if part))
+    if is_head_file(header):
+        yield "head", "it drafts for its model with -md, and cannot be run alone"
+        return
+    yield "context", f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
+    yield "head", _head(header)
+    yield "template", _template(header)
+    yield "licence", printable(_licence(found, header))
+    yield "memory", printable(f"{fits.sentence(machine)}" if fits.plan or fits.problem else "not known")
+    if fits.hint:
+        yield "", printable(fits.hint)
+    if not drafts:
+        yield "drafts", "none known; copies of the text draft without a model"
+    for n, draft in enumerate(drafts):
+        text = f"-md {draft.name} ({', '.join(filter(None, draft[1:]))})"
+        if draft.name == AUTO:
+            text = f"used by itself: {draft.where}"
+        yield "" if n else "drafts", printable(text)
+
+
+def _object(
+    found: ResolvedModel,
+    header: Header,
+    machine: Machine,
+    fits: Fit,
+    drafts: list[DraftFound],
+) -> dict[str, Any]:
+    plan = fits.plan
+    return {
+        "schema": "specllama.models-show/1",
+        "name": header.name,
+        "path": found.path or None,
+        "repo": found.parsed.where.repo if found.parsed.where else None,
+        "on_disk": bool(found.path),
+        "architecture": header.architecture,
+        "params": header.n_params,
+        "quant": header.quant,
+        "bytes": _bytes(found, header),
+        "n_ctx_train": header.n_ctx_train or None,
+        "is_head": is_head_file(header),
+        "head": _head(header),
+        "chat_template": header.chat_template is not None,
+        "tools": _mentions(header, "tools"),
+        "thinking": _mentions(header, *_THINKS),
+        "licence": _licence(found, header),
+        "fits": None if not fits.word else plan is not None,
+        "problem": fits.problem,
+        "memory": None
+        if plan is None
+        else {
+            "n_ctx": plan.n_ctx,
+            "host": plan.host,
+            "gpu": plan.device,
+            "gpu_layers": plan.target.n_gpu_layers,
+            "n_layer": fits.n_layer,
+            "available": machine.available if machine.available < UNKNOWN else None,
+        },
+        "drafts": [draft._asdict() for draft in drafts],
+    }
+
+
+def params(n: int) -> str:
+    """A number of weights: "8.03 B"."""
+    unit, one = ("B", 1e9) if n >= 1e9 else ("M", 1e6)
+    return f"{n / one:.3g} {unit} weights" if n else "no weights"
+
+
+def _bytes(found: ResolvedModel, header: Header) -> int:
+    return header.file_bytes or sum(file.size for file in found.parts)
+
+
+def _head(header: Header) -> str:
+    with contextlib.suppress(SpecllamaError):
+        head = read_head(header)
+        if head is not None:
+            return f"{head.label}, drafts without another model"
+        if reason := unusable_head(header):
+            return f"not usable: {reason}"
+    return "none"
+
+
+def _template(header: Header) -> str:
+    if header.chat_template is None:
+        return "none: run completes texts, chat cannot be used"
+    able = []
+    if _mentions(header, "tools"):
+        able.append("tools")
+    if _mentions(header, *_THINKS):
+        able.append("thinking")
+    return f"for chat, with {' and '.join(able)}" if able else "for chat"
+
+
+def _mentions(header: Header, *words: str) -> bool:
+    return any(word in (header.chat_template or "") for word in words)
+
+
+def _licence(found: ResolvedModel, header: Header) -> str:
+    entry = found.parsed.entry
+    listed = found.listing.licence if found.listing is not None else ""
+    stated = header.text("general.license.name") or header.text("general.license")
+    return (entry.licence if entry else "") or listed or stated or "not stated"
+
+
+def _drafts(known: Library, found: ResolvedModel, header: Header) -> Iterator[DraftFound]:
+    """What can draft for a model: what -md auto takes, others on this disk, and known ones to download."""
+    if is_head_file(header):
+        return
+    seen = {os.path.realpath(found.path)} if found.path else set[str]()
+    auto = known_draft(known, found)
+    if auto is not None and auto.path == found.path:
+        yield DraftFound(AUTO, "the head in the model", "")
+    elif auto is not None:
+        seen.add(os.path.realpath(auto.path))
+        yield DraftFound(AUTO, auto.path, "")
+    for name, path in _candidates(known, found):
+        if (real := os.path.realpath(path)) not in seen:
+            seen.add(real)
+            with contextlib.suppress(SpecllamaError, OSError):
+                if (why := _fits(header, read_model(path))) is not None:
+                    yield DraftFound(name, "on disk", why)
+    entry = found.parsed.entry
+    for draft in known.manifest.drafts_for(entry) if entry is not None else ():
+        name = draft.aliases[0] if draft.aliases else draft.name
+        if known.on_disk(known.parse(name, "NAME")) is None:
+            yield DraftFound(name, f"specllama pull {name}", "")
+
+
+def _candidates(known: Library, found: ResolvedModel) -> Iterator[tuple[str, str]]:
+    """Names and paths of other models on this disk."""
+    for model in installed_models(known):
+        if not model.missing:
+            yield model.name, str(model.files[0].link)
+    if found.path:
+        folder = os.path.dirname(os.path.abspath(found.path))
+        with contextlib.suppress(OSError):
+            for name in sorted(n for n in os.listdir(folder) if n.endswith(".gguf"))[:_MOST_BESIDE]:
+                path = os.path.join(folder, name)
+                yield path, path
+
+
+def _fits(target: Header, draft: Header) -> str | None:
+    """Why a model or head can draft for the target, None if it cannot or is too large to be worth it."""
+    check_draft(draft)
+    if not is_head_file(draft) and draft.bytes_per_token * _MUCH_SMALLER > target.bytes_per_token:
+        return None
+    verdict = check_any(target, draft)
+    return f"vocabulary {verdict.verdict}" if verdict.ok else None

@@ -1,0 +1,128 @@
+"""`specllama ps` and `specllama stop`: the servers of this user that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from specllama.cli import console
+from specllama.cli.formatting import columns, counted, duration, listing, wrapped
+from specllama.clock import sleep, wait_until
+from specllama.errors import NotFoundError, ResourceError, UsageError
+from specllama.models.sizes import size
+from specllama.server.running import RunningServer, running, runs
+from specllama.text.terminal import printable
+
+EXAMPLES = """
+Examples:
+  specllama ps
+  specllama stop                # the only server that runs
+  specllama stop 8080           # by its port, address, process or model
+  specllama stop --all --now
+"""
+_SOON_SECONDS = 1.0  # after which it is said what is waited for
+_MARGIN_SECONDS = 10.0  # for a server to end after its requests have
+
+
+def ps(given: Mapping[str, Any]) -> int:
+    """Print the servers that run and the models in their memory; returns 0."""
+    found = running()
+    if given.get("json"):
+        console.data(json.dumps({"schema": "specllama.ps/1", "servers": [asdict(s) for s in found]}) + "\n")
+        return 0
+    width = columns(sys.stdout)
+    if not found:
+        lines = wrapped("no server runs; specllama serve starts one", width)
+    else:
+        head = ("address", "process", "model", "memory", "context", "slots", "unloaded")
+        lines = list(listing(head, [row for server in found for row in _rows(server)], width, (0, 1, 2)))
+    console.data("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _rows(server: RunningServer) -> Iterator[tuple[str, ...]]:
+    first = (server.url, str(server.pid))
+    for model in server.models:
+        name = printable(model.name)
+        if model.state == "loading":
+            yield (*first, f"{name}, loading", "", "", "", "")
+        else:
+            idle = "never" if model.idle_seconds is None else f"after {duration(model.idle_seconds)}"
+            yield (*first, name, size(model.n_bytes), str(model.n_ctx), str(model.n_slots), idle)
+        first = ("", "")
+    if not server.models:
+        yield (*first, "none in memory", "", "", "", "")
+
+
+def stop(given: Mapping[str, Any]) -> int:
+    """Stop servers; returns 0 once they have ended. Raises NotFoundError, UsageError, ResourceError."""
+    chosen = _chosen(running(), given.get("name"), given.get("all", False))
+    for server in chosen:
+        _signal(server, signal.SIGTERM)
+        if given.get("now"):
+            sleep(0.1)
+            _signal(server, signal.SIGINT)  # the second one ends its requests
+    waited = max((server.drain_seconds for server in chosen), default=0.0)
+    for server in chosen:
+        ends = partial(_gone, server)
+        if not wait_until(ends, _SOON_SECONDS) and not given.get("now"):
+            limit = counted(round(server.drain_seconds), "second")
+            console.note(f"{server.url} has up to {limit} to end its answers; with --now it has none")
+        if not wait_until(ends, waited + _MARGIN_SECONDS):
+            raise ResourceError(
+                f"{server.url} has not ended", f"kill -9 {server.pid} ends it, and what it was doing is lost"
+            )
+        console.data(f"stopped {server.url}\n")
+    return 0
+
+
+def _chosen(found: Sequence[RunningServer], name: str | None, all_: bool) -> list[RunningServer]:
+    if not found:
+        raise NotFoundError("no server runs")
+    if all_:
+        if name is not None:
+            raise UsageError(f"--all and {name} are both given")
+        return list(found)
+    if name is None:
+        if len(found) > 1:
+            names = ", ".join(server.url for server in found)
+            raise UsageError(f"{len(found)} servers run", f"name one of {names}, or all: --all")
+        return list(found)
+    chosen = [server for server in found if name in _names(server)]
+    if not chosen:
+        names = ", ".join(server.url for server in found)
+        raise NotFoundError(f"no server {name} runs", f"there is {names}: specllama ps")
+    if len(chosen) > 1:
+        names = ", ".join(server.url for server in chosen)
+        raise UsageError(f"several servers have {name} in memory", f"name one of {names}, or all: --all")
+    return chosen
+
+
+def _names(server: RunningServer) -> list[str]:
+    """What a server may be called by."""
+    at = urlsplit(server.url)
+    models = [name for model in server.models for name in (model.name, model.path)]
+    return [server.url, at.netloc, str(at.port), str(server.pid), *models]
+
+
+def _signal(server: RunningServer, number: int) -> None:
+    try:
+        os.kill(server.pid, number)
+    except ProcessLookupError:
+        pass  # it has ended
+    except OSError as error:
+        raise ResourceError(f"{server.url} cannot be stopped: {error.strerror}") from None
+
+
+def _gone(server: RunningServer, seconds: float) -> bool:
+    if not runs(server):
+        return True
+    sleep(seconds)
+    return False

@@ -1,0 +1,166 @@
+"""Time in which this process ran: a clock that stands still while the process does.
+
+A process is stopped by Ctrl-Z, SIGSTOP, a debugger, a frozen container or a laptop's lid, and goes on as if
+nothing had happened. The system's monotonic clock has gone on meanwhile (through the sleep of the machine on
+some systems only), so that watchdogs, deadlines and rates by it count the pause. All of them use this clock.
+
+Knows nothing but the system's clock. Times of day are not measured with it: they are `time.time()`, only ever
+shown or compared with other times of day.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+TICK_SECONDS = 0.25  # between two ticks
+MOST_SECONDS = 1.0  # that count between two ticks; a longer gap is a pause
+
+
+class RunningClock:
+    """Seconds since any moment, without pauses: between two calls of `tick` at most MOST_SECONDS pass.
+
+    Called from any thread it returns the time, which never goes back. source: a clock that never goes back.
+    """
+
+    def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
+        self._source = source
+        self._state = source(), 0.0, 0  # of the last tick: time by the source, seconds left out, pauses
+
+    def __call__(self) -> float:
+        ticked, left_out, _ = self._state
+        return min(self._source(), ticked + MOST_SECONDS) - left_out
+
+    @property
+    def n_pauses(self) -> int:
+        """Pauses so far. What was timed while it grew is not worth keeping: up to MOST_SECONDS of the pause
+        are in it.
+        """
+        ticked, _, n = self._state
+        return n + (self._source() - ticked > MOST_SECONDS)
+
+    def tick(self) -> None:
+        """The process runs. To be called by one thread, every TICK_SECONDS."""
+        ticked, left_out, n = self._state
+        now = self._source()
+        pause = now - ticked - MOST_SECONDS
+        self._state = (now, left_out + pause, n + 1) if pause > 0 else (now, left_out, n)
+
+
+class ProcessClock(RunningClock):
+    """The clock of this process. Its thread starts with the first reading, in a forked child again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def __call__(self) -> float:
+        if self._thread is None:
+            self._start()
+        return super().__call__()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self.tick()  # nobody has read the clock: the time before this is no pause
+                thread = threading.Thread(target=self._tick_on, name="specllama_clock", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _tick_on(self) -> None:
+        while True:
+            time.sleep(TICK_SECONDS)
+            self.tick()
+
+    def _forget(self) -> None:
+        self._thread, self._lock = None, threading.Lock()
+
+
+running_time = ProcessClock()
+"""Seconds for which this process has run, since any moment: `running_time() - began` is a duration."""
+
+
+def wait_until(
+    done: Callable[[float], object],
+    seconds: float,
+    clock: Callable[[], float] = running_time,
+) -> bool:
+    """Call `done` until it returns something true, for `seconds` in which this process runs, at least once.
+    Returns whether it has.
+
+    done: waits for up to the seconds that it is given, such as `Event.wait`.
+    """
+    ends = clock() + seconds
+    while True:
+        if done(min(TICK_SECONDS, max(0.0, ends - clock()))):
+            return True
+        if clock() >= ends:
+            return False
+
+
+def ended(thread: threading.Thread) -> Callable[[float], bool]:
+    """For `wait_until`: waits for the end of a thread that has been started, and says whether it has come."""
+
+    def wait(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    return wait
+
+
+def exited(process: subprocess.Popen[Any]) -> Callable[[float], bool]:
+    """For `wait_until`: waits for the end of a process, and says whether it has come."""
+
+    def wait(seconds: float) -> bool:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    return wait
+
+
+def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> str | None:
+    """What a command prints within `seconds` in which this process runs, as text; None if it takes longer,
+    fails, or cannot be started.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=environ,
+        )
+    except OSError:
+        return None
+    found: list[str] = []
+
+    def read(step: float) -> bool:
+        try:
+            found.append(process.communicate(timeout=step)[0])
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    with process:
+        if not wait_until(read, seconds):
+            process.kill()
+    return found[0] if found and process.returncode == 0 else None
+
+
+def sleep(seconds: float, clock: Callable[[], float] = running_time) -> None:
+    """As time.sleep, for `seconds` in which this process runs."""
+    ends = clock() + seconds
+    while (left := ends - clock()) > 0:
+        time.sleep(min(left, TICK_SECONDS))

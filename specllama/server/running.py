@@ -1,0 +1,152 @@
+"""The servers of this user that run: a record of each in the cache, for `specllama ps` and `stop`.
+
+A server holds a lock beside its record, which the system releases, so that a record of one that was killed is
+known from its lock. Records name no keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from specllama.config.store import cache_dir
+
+if TYPE_CHECKING:
+    from specllama.server.models import ModelPool
+
+_LOOK_SECONDS = 0.25
+_MAX_BYTES = 1 << 20  # of a record
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInMemory:
+    """state: "loaded" or "loading". n_ctx, n_slots, n_bytes: 0 where it is loading. idle_seconds: after which
+    it is unloaded if nobody uses it, None for never.
+    """
+
+    name: str
+    path: str
+    state: str
+    n_ctx: int = 0
+    n_slots: int = 0
+    n_bytes: int = 0
+    idle_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """drain_seconds: that its requests have to end after it was told to stop."""
+
+    pid: int
+    url: str
+    drain_seconds: float
+    models: tuple[ModelInMemory, ...]
+
+
+def running() -> list[RunningServer]:
+    """The servers that run, by their URLs. Records of others are removed."""
+    found = []
+    for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if _is_held(record):
+                found.append(_read(record))
+            else:
+                record.unlink()
+                record.with_suffix(".lock").unlink(missing_ok=True)
+    return sorted(found, key=lambda server: server.url)
+
+
+def runs(server: RunningServer) -> bool:
+    """Whether it still runs."""
+    return any(other.pid == server.pid for other in running())
+
+
+@contextlib.contextmanager
+def recorded(models: ModelPool, url: str) -> Iterator[None]:
+    """Keep a record of this server during the block, in a running event loop. Without effect where the cache
+    cannot be written.
+    """
+    record = _folder() / f"{os.getpid()}.json"
+    lock = FileLock(record.with_suffix(".lock"))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, Timeout):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock.acquire(blocking=False))
+            stack.callback(_remove, record, lock)
+            task = asyncio.get_running_loop().create_task(_keep(record, models, url))
+            stack.callback(task.cancel)
+        yield
+
+
+async def _keep(record: Path, models: ModelPool, url: str) -> None:
+    """Write the record where it has changed, until cancelled."""
+    written = None
+    while True:
+        if (server := _of(models, url)) != written:
+            with contextlib.suppress(OSError):
+                _write(record, server)
+                written = server
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _of(models: ModelPool, url: str) -> RunningServer:
+    there = []
+    for service in models.services:
+        residence, info = service.residence, service.supervisor.loaded
+        if residence.state == "loading":
+            there.append(ModelInMemory(service.name, service.model.path, "loading"))
+        elif residence.state == "loaded" and info is not None:
+            n_bytes = info.host_bytes + info.device_bytes
+            there.append(
+                ModelInMemory(
+                    service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,
+                    residence.idle_seconds,
+                )
+            )  # fmt: skip
+    return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(there))
+
+
+def _folder() -> Path:
+    return cache_dir() / "servers"
+
+
+def _is_held(record: Path) -> bool:
+    """Whether a process holds the lock of a record."""
+    try:
+        with FileLock(record.with_suffix(".lock")).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+
+
+def _read(record: Path) -> RunningServer:
+    if record.stat().st_size > _MAX_BYTES:
+        raise ValueError("too long")
+    data: dict[str, Any] = json.loads(record.read_text("utf-8"))
+    models = tuple(ModelInMemory(**model) for model in data["models"])
+    return RunningServer(int(data["pid"]), str(data["url"]), float(data["drain_seconds"]), models)
+
+
+def _write(record: Path, server: RunningServer) -> None:
+    temporary = record.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.touch(0o600)
+        temporary.write_text(json.dumps(asdict(server)), "utf-8")
+        temporary.replace(record)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove(record: Path, lock: BaseFileLock) -> None:
+    with contextlib.suppress(OSError):
+        record.unlink(missing_ok=True)
+        Path(lock.lock_file).unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""`specllama models show`: what a model is, whether it fits here, and what can draft for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama.cli.fits import Machine, fit
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.gguf.header import read_model
+from specllama.models.memory.plan import DeviceMemory
+from tests.cli.test_pull import FILES, REPOS, Named
+from tests.support import tinygguf, tinymtp
+from tests.support.command import Command
+from tests.support.hub import LocalHub
+
+GB = 10**9
+
+
+@pytest.fixture
+def named(command: Command, hub: LocalHub) -> Named:
+    return Named(command, hub)
+
+
+def test_a_file(command: Command, tmp_path: Path) -> None:
+    target, draft = tmp_path / "main.gguf", tmp_path / "small.gguf"
+    target.write_bytes(EMBEDDED_TARGET.read_bytes())
+    draft.write_bytes(EMBEDDED_DRAFT.read_bytes())
+    tinygguf.llama(tmp_path / "other.gguf")  # has another vocabulary
+    shown = command("models", "show", str(target), env={"COLUMNS": "80"})
+    assert shown.code == 0, shown.err
+    lines = [line.split(maxsplit=1) for line in shown.out.splitlines()]
+    about = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert about["model"] == "llama, 13.1 M weights, Q4_0, 8.1 MB"
+    assert about["context"] == "2048 tokens in training"
+    assert (about["head"], about["template"], about["licence"]) == ("none", "for chat", "PSF-2.0")
+    assert about["memory"].startswith("takes ")
+    assert "with 2048 tokens of context" in shown.out
+    assert "it fits" in shown.out
+    assert f"-md {draft} (on disk, vocabulary identical)" in " ".join(shown.out.split())
+    assert "other.gguf" not in shown.out
+
+
+def test_a_head_inside_and_a_model_without_a_template(command: Command, tmp_path: Path) -> None:
+    path = tinymtp.mimo2(tmp_path / "mtp.gguf")
+    shown = command("models", "show", str(path), "--json").json
+    assert shown["schema"] == "specllama.models-show/1"
+    assert "drafts without another model" in shown["head"]
+    assert shown["drafts"] == [{"name": "auto", "where": "the head in the model", "why": ""}]
+    assert (shown["fits"], shown["on_disk"], shown["is_head"]) == (True, True, False)
+    assert 0 < shown["memory"]["host"] < shown["memory"]["available"]
+
+
+def test_a_known_name_is_shown_from_the_hub_without_a_download(named: Named) -> None:
+    shown = named("models", "show", "8B", "--json").json
+    assert (shown["on_disk"], shown["repo"], shown["path"]) == (False, REPOS[0], None)
+    assert shown["licence"] == "Llama 3.1 Community License"
+    assert [draft["where"] for draft in shown["drafts"]] == ["specllama pull 1B"]
+    assert named.hub.sent < EMBEDDED_TARGET.stat().st_size // 4
+    assert named("pull", "8B", "1B").code == 0
+    there = named("models", "show", "8B")
+    assert str(named.link(0)) in there.out
+    assert f"used by itself: {named.link(1)}" in there.out
+    listed = named("models", env={"COLUMNS": "80"}).out.splitlines()
+    assert any("Instruct-GGUF:Q4_K_M (8B)" in line and line.endswith("yes") for line in listed)
+    (entry, _) = named("models", "--json").json["on_disk"]
+    assert (entry["fits"], entry["n_ctx_here"]) == (True, 2048)
+    assert FILES[0] in there.out
+
+
+def test_what_fits_depends_on_the_machine() -> None:
+    header = read_model(str(EMBEDDED_TARGET))
+    whole = fit(header, Machine(GB))
+    assert whole.word == "yes"
+    assert whole.sentence(Machine(GB)).endswith("1.0 GB are free: it fits")
+    assert fit(header, Machine(66 * 10**6)).word == "512 tokens"
+    small = fit(header, Machine(10**7))
+    assert (small.word, small.plan) == ("no", None)
+    assert "not enough memory" in small.sentence(Machine(10**7))
+    on_gpu = fit(header, Machine(GB, (DeviceMemory("CUDA0", GB),)))
+    assert on_gpu.plan is not None
+    assert on_gpu.plan.device > 0
+    assert "of the GPU for" in on_gpu.sentence(Machine(GB))
+
+
+def test_a_model_that_is_not_there(command: Command) -> None:
+    shown = command("models", "show", "nothing-of-that-name")
+    assert shown.code == 3
+    assert "no model of that name" in shown.err
