@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.calls.schema import answer_text
+from specllama.calls.answer_schema import answer_text
 from specllama.errors import UsageError
 from specllama.text.schema_length import forces_too_much
 
