@@ -363,6 +363,7 @@ CHATTING = table(
     row("tools", "--tools", str, "tools that the model may call, as JSON; you type the results", "FILE"),
     stored=False,
 )
+CHATTING += table("Chat", row("no_history", "--no-history", bool, "do not keep typed lines for later chats"))
 SERVING = table(
     "Server",
     row(
@@ -472,7 +473,7 @@ _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars a
 RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
 SERVE = [*SERVING, *PAGE, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
-STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
+STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *CHATTING, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
 IN_PROJECTS = frozenset(
     (
@@ -500,7 +501,7 @@ USERS_ONLY = frozenset(
         "cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft",
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
-        "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
+        "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
         "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload",
     )
 )  # fmt: skip
