@@ -56,7 +56,9 @@ class TableContext:
         n_batch: int = 64,
         max_rollback: int = 8,
         row_multiple: int = 1,
+        n_spare: int = 0,
     ) -> None:
+        self.n_spare = n_spare
         self.row_multiple = row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
@@ -65,46 +67,69 @@ class TableContext:
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.marks: dict[int, list[int]] = {}
+        self.can_pad, self.n_decoded = not self.cuts_need_checkpoint and memory != "window", 0
+        self.padding = dict.fromkeys(range(n_seq_max), 0)  # cells at the end of each that are to be removed
         self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # rows of each sequence in its last decode
         self.widths: list[int] = []
         self.reader: FeatureReader | None = None  # of the last ids before each row, for `TableHead`
 
-    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
+    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+        for seq_id, n in self.padding.items():
+            if n:
+                self.truncate(seq_id, self.n_past(seq_id))
         assert 0 < len(batch) <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
         assert sum(r.output for r in batch) <= self.n_outputs_max
-        if sum(map(len, self.cells.values())) + len(batch) > self.n_ctx:
+        room = self.n_ctx + self.n_spare - sum(map(len, self.cells.values()))
+        if len(batch) > room:
             raise NoRoomError
-        out, features = [], []
+        fills = self.can_pad and (self.memory != "rollback" or len({r.seq_id for r in batch}) == 1)
+        wanted = min(n_rows, self.n_batch) if fills else 0
+        n_more = wanted - len(batch) if len(batch) < wanted <= room else 0
+        token, pos, seq_id, _ = batch[-1]
+        n_outputs -= sum(r.output for r in batch)
+        further = [BatchRow(token, pos + 1 + i, seq_id, i < n_outputs) for i in range(n_more)]
+        rows = self._evaluate([*batch, *further])
+        self.widths.append(len(batch) + n_more)
+        self.n_decoded = len(batch) + n_more
+        if self.reader is not None:
+            features = [_last_ids(self.cells[r.seq_id][: r.pos + 1]) for r in batch]
+            self.reader.features_decoded(batch, np.stack(features))
+        self.padding[seq_id] = n_more
+        if self.memory == "full":  # others are rolled back once, with the rows that are cut anyway
+            self.truncate(seq_id, self.n_past(seq_id))
+        out = rows[: sum(r.output for r in batch)]
+        return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
+
+    def _evaluate(self, batch: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
+        """Put the rows into the cells; the logits of those with an output."""
+        out = []
         for r in batch:
             assert 0 <= r.token < self.n_vocab, f"token {r.token} is not in the vocabulary"
             cells = self.cells[r.seq_id]
             assert r.pos == len(cells), f"position {r.pos} of sequence {r.seq_id} follows {len(cells)} cells"
             cells.append(r.token)
-            features.append(_last_ids(cells))
             if r.output:
                 out.append(self.rows(cells))
-        self.widths.append(len(batch))
-        if self.reader is not None:
-            self.reader.features_decoded(batch, np.stack(features))
         self.last_rows = dict.fromkeys(self.last_rows, 0)
         counts = Counter(r.seq_id for r in batch)
         for seq_id, n in reversed(counts.items()):  # see `LlamaContext`: those that the decode ended with
             if n != counts[batch[-1].seq_id]:
                 break
             self.last_rows[seq_id] = n
-        return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
+        return out
 
     def n_past(self, seq_id: int) -> int:
-        return len(self.cells[seq_id])
+        return len(self.cells[seq_id]) - self.padding[seq_id]
 
     def checkpoint(self, seq_id: int) -> None:
         self.marks[seq_id] = list(self.cells[seq_id])
 
     def truncate(self, seq_id: int, n_past: int) -> int:
+        keep = n_past = min(n_past, self.n_past(seq_id))
+        self.padding[seq_id] = 0
         cells, back = self.cells[seq_id], len(self.cells[seq_id]) - n_past
         if back <= 0:
             return len(cells)
-        keep = n_past
         gone = self.memory == "window" and back > 8
         gone = gone or (
             self.memory == "rollback" and back > min(self.max_rollback, self.last_rows[seq_id] - 1)
@@ -119,6 +144,7 @@ class TableContext:
         return keep
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
+        self.truncate(src, self.n_past(src))
         if self.memory != "full" and n_past != len(self.cells[src]):
             return 0
         self.cells[dst] = self.cells[src][:n_past]
@@ -166,7 +192,7 @@ class TableHead:
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:  # noqa: ARG002
         return features.copy()
 
-    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+    def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:  # noqa: ARG002
         assert 0 < len(rows) <= self.n_batch, "llama.cpp aborts on more rows than n_batch"
         logits, hidden = [np.zeros((0, self.n_vocab), np.float32)], [np.zeros((0, N_FEATURES), np.float32)]
         for row in rows:

@@ -2,6 +2,7 @@
 
 usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--heads] [--fixed] [--detail]
                                 [--parts]
+       python -m scripts.replay TRACES.json ... --devices CURVES.json
        python -m scripts.replay TRACES.json ... --time
        python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                                 [--temp 0,0.8] [--seed S]
@@ -17,6 +18,8 @@ draft model, whose tokens and confidences are random.
   --fixed   compare with the best of our own fixed lengths too (slow; with draft models)
   --detail  print every cell
   --parts   print the gain of each part of the policy, by leaving it out
+  --devices replay on devices whose decodes depend on the widths of those before, as on a GPU: gain of the
+            planner, which learns that as it goes on, and of the best fixed length
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
 DRAFT may be a head, or TARGET again for the head inside it. A prompts file is a JSON object, workload to list
@@ -43,7 +46,7 @@ from typing import Any, NamedTuple
 
 from scripts import cli
 from scripts.figures import mean
-from scripts.replay import hindsight
+from scripts.replay import devices, hindsight
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
@@ -311,6 +314,7 @@ def main() -> None:
     parser.add_argument("traces", nargs="*")
     for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--devices", metavar="CURVES")
     parser.add_argument("--record", metavar="OUT")
     parser.add_argument("--prompts")
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
@@ -337,6 +341,15 @@ def main() -> None:
         except (OSError, ValueError, AttributeError) as error:
             parser.error(f"{path}: {error}")
         name = Path(path).stem
+        if arguments.devices:
+            try:
+                found = devices.load_devices(arguments.devices)
+            except (OSError, ValueError, AttributeError) as error:
+                parser.error(f"{arguments.devices}: {error}")
+            for label, some in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
+                texts = [text for texts in some.values() for text in texts]
+                devices.show(label, devices.device_cells(found, texts))
+            continue
         if arguments.time:
             print(name)
             planner_time(traces)

@@ -60,10 +60,10 @@ class BaseLLM(ABC):
         max_num_seqs: texts written at once; further ones wait. max_model_len: tokens of a prompt and its text
         together; one cache of that many tokens is shared by all texts written at once. n_gpu_layers: a
         number, "auto" for all that fit, "all". drafters: which of "model", "copy" and "grammar" draft; () for
-        none. chat_template: a Jinja template instead of the model's own. exact: decide near-ties on rows
-        decoded alone. seed: for requests without one; None draws one for each. log: where llama.cpp's log
-        goes. progress: called with "download", "target" or "draft" and the share that is done; by AsyncLLM in
-        another thread. options: see LoadOptions.
+        none. chat_template: a Jinja template instead of the model's own. exact: the same text with and
+        without drafts on every device, at a cost. seed: for requests without one; None draws one for each.
+        log: where llama.cpp's log goes. progress: called with "download", "target" or "draft" and the share
+        that is done; by AsyncLLM in another thread. options: see LoadOptions.
 
         The command's configuration files and environment variables are not read. Raises UsageError,
         NotFoundError, and what downloading and loading raise: AccessError, NetworkError, IntegrityError,

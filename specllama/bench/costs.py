@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from specllama.bench.plan import BenchSample
 from specllama.core.policy.break_even import acceptance_needed
 
+_MATTERS = 1.1  # decodes after a change that take longer by this factor are shown apart
 _MIN_ROUNDS = 3  # widths with fewer rounds are not shown
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """The time of a decode of `rows` rows, measured in so many rounds."""
+    """The time of a decode of `rows` rows, measured in so many rounds. changing: of the first two after a
+    decode of other rows, where these take longer; None where they do not, or there were none.
+    """
 
     rows: float
     seconds: float
     rounds: int
+    changing: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,9 @@ class BenchCosts:
 
 def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
     """The costs measured by the samples."""
-    by_rows: dict[int, list[tuple[int, float]]] = {}
-    for sample in samples:
-        for n, timing in sample.round_seconds.items():
-            by_rows.setdefault(n, []).append(timing)
+    by_rows, steady = _by_rows(samples, False), _by_rows(samples, True)
     exact = 1 in by_rows
-    points = _measured(by_rows) if exact else _means(samples)
+    points = _points(by_rows, steady) if exact else _means(samples)
     fixed = [s for s in samples if s.step.config.draft_max]
     n_model = sum(s.stats.n_modelled + s.stats.n_discarded for s in fixed)
     reached = sum(s.stats.reached[0] for s in fixed if s.stats.reached)
@@ -85,6 +86,32 @@ def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
         first_accepted=accepted / reached if reached else None,
         drafted=reached / rounds if rounds else None,
     )
+
+
+def _by_rows(samples: Iterable[BenchSample], steady: bool) -> dict[int, list[tuple[int, float]]]:
+    """(rounds, seconds) of each answer by rows; steady: of decodes that followed two of as many rows."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for sample in samples:
+        for n, timing in (sample.steady_seconds if steady else sample.round_seconds).items():
+            found.setdefault(n, []).append(timing)
+    return found
+
+
+def _points(
+    by_rows: Mapping[int, list[tuple[int, float]]], steady: Mapping[int, list[tuple[int, float]]]
+) -> list[DecodeCost]:
+    """t(n): of all decodes, or of the steady ones where the others take longer in the mean of all widths."""
+    changing = {n: changed for n in steady if (changed := _changing(by_rows[n], steady[n])) is not None}
+    pairs = [(changing[n], p.seconds) for p in _measured(steady) if (n := int(p.rows)) in changing]
+    if not pairs or sum(more for more, _ in pairs) < _MATTERS * sum(seconds for _, seconds in pairs):
+        return _measured(by_rows)
+    return [replace(p, changing=changing.get(int(p.rows))) for p in _measured(steady)]
+
+
+def _changing(every: Iterable[tuple[int, float]], steady: Iterable[tuple[int, float]]) -> float | None:
+    """Mean seconds of the decodes that were not steady; None without any."""
+    (n, seconds), (n_steady, of_steady) = (tuple(map(sum, zip(*t, strict=True))) for t in (every, steady))
+    return (seconds - of_steady) / (n - n_steady) if n > n_steady else None
 
 
 def _measured(by_rows: Mapping[int, Iterable[tuple[int, float]]]) -> list[DecodeCost]:

@@ -69,7 +69,8 @@ class BenchStep:
 @dataclass(frozen=True, slots=True)
 class BenchSample:
     """One measured answer. tokens: its ids. round_seconds: rows of a decode → (rounds, seconds of their
-    decodes), empty if the engine does not report them. ties_known: whether the engine counts near-ties.
+    decodes), empty if the engine does not report them; steady_seconds: the same of those that followed two
+    decodes of as many rows. ties_known: whether the engine counts near-ties.
     """
 
     step: BenchStep
@@ -77,6 +78,7 @@ class BenchSample:
     stats: RunStats
     round_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     ties_known: bool = False
+    steady_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def config(self) -> str:

@@ -29,7 +29,13 @@ def record(
         "total": _row(summary.total),
         "rows": [_row(row) for row in summary.rows],
         "t_n": [
-            {"rows": p.rows, "seconds": p.seconds, "relative": costs.relative(p), "rounds": p.rounds}
+            {
+                "rows": p.rows,
+                "seconds": p.seconds,
+                "relative": costs.relative(p),
+                "rounds": p.rounds,
+                "changing_seconds": p.changing,
+            }
             for p in costs.points
         ],
         "t_n_exact": costs.exact,

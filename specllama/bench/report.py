@@ -126,13 +126,15 @@ def _curve(s: BenchSummary) -> Iterator[str]:
     yield "<h2>Time of a decode by its rows</h2>"
     series = {"ms": [(p.rows, 1000 * p.seconds) for p in points]}
     yield lines(series, "milliseconds of a decode by its rows", "rows", "ms")
-    rows = []
+    rows, changes = [], any(p.changing is not None for p in points)
     for p in points:
         x = s.costs.relative(p)
         each = "-" if x is None else f"{x:.2f}"
-        rows.append(
-            [entry(f"{p.rows:.3g}"), entry(f"{1000 * p.seconds:.3g}"), entry(each), entry(str(p.rounds))]
-        )
-    yield table(["rows", "ms", "over one row", "rounds"], rows)
+        cells = [f"{p.rows:.3g}", f"{1000 * p.seconds:.3g}", each, str(p.rounds)]
+        if changes:
+            cells.append("-" if p.changing is None else f"{1000 * p.changing:.3g}")
+        rows.append([entry(cell) for cell in cells])
+    titles = ["rows", "ms", "over one row", "rounds"]
+    yield table([*titles, "ms after a change of the rows"][: 4 + changes], rows)
     if not s.costs.exact:
         yield '<p class="dim">Each point is a draft length: its mean rows and mean time.</p>'

@@ -72,7 +72,8 @@ class BenchRunner:
             self.skipped[step.case] = error.message
             return None
         stats, ties_known = answer.stats, answer.epsilon is not None
-        return BenchSample(step, tuple(answer.ids), stats, stats.round_seconds, ties_known)
+        ids, steady = tuple(answer.ids), stats.steady_by_rows
+        return BenchSample(step, ids, stats, stats.round_seconds, ties_known, steady)
 
     def _generate(
         self, client: EngineClient, prompt: str, params: dict[str, Any], text: ForcedText | None

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from specllama.bench.plan import BenchCase, ForcedText
-from specllama.errors import NotFoundError, UsageError
+from specllama.config.text_file import read_text
+from specllama.errors import UsageError
 
 MAX_PROMPTS = 10_000
 MAX_CHARACTERS = 1 << 20  # of one prompt
@@ -88,7 +88,7 @@ def load_prompts(path: str) -> dict[str, tuple[str, ...]]:
     Raises NotFoundError if there is no such file, UsageError if its content is wrong.
     """
     where = f"--prompts: {path}"
-    return check_prompts(_parse_json(_read_text(path, "--prompts"), where, _PROMPTS_SHAPE), where)
+    return check_prompts(_parse_json(read_text(path, "prompts", MAX_BYTES), where, _PROMPTS_SHAPE), where)
 
 
 def check_prompts(data: Any, where: str) -> dict[str, tuple[str, ...]]:
@@ -104,7 +104,7 @@ def load_texts(path: str) -> dict[str, tuple[ForcedText, ...]]:
     is one text: its beginning is the prompt, the rest is written. Raises NotFoundError if there is no such
     file, UsageError if its content is wrong.
     """
-    where, text = f"--text: {path}", _read_text(path, "--text")
+    where, text = f"--text: {path}", read_text(path, "text", MAX_BYTES)
     if not path.lower().endswith(".json"):
         return {TEXT: (_plain_text(text, where),)}
     data = _parse_json(text, where, _TEXTS_SHAPE)
@@ -148,24 +148,6 @@ def cases(
         for name, tasks in workloads.items()
         for i, task in enumerate(tasks, 1)
     ]
-
-
-def _read_text(path: str, flag: str) -> str:
-    """The text of a file. Raises NotFoundError, UsageError."""
-    if not path.strip() or "\0" in path:
-        raise UsageError(f"{flag} needs the path of a file")
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)  # it may be an endless device
-        if len(raw) > MAX_BYTES:
-            raise UsageError(f"{flag}: {path} is larger than {MAX_BYTES >> 20} MiB")
-        return raw.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise NotFoundError(f"{flag}: there is no file {path}") from None
-    except OSError as error:
-        raise UsageError(f"{flag}: {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{flag}: {path} is not UTF-8, at byte {error.start}") from None
 
 
 def _parse_json(text: str, where: str, shape: str) -> Any:

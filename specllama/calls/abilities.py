@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specllama.calls.format import CallFormat, TemplateData
+from specllama.calls.history import Messages
 from specllama.calls.tools import Tool, Tools
+from specllama.calls.turns import REFUSED, accepted, settled
 from specllama.errors import SpecllamaError, TemplateError
 
 Rendered = TypeVar("Rendered")
@@ -31,17 +33,40 @@ _TURNS: list[dict[str, Any]] = [
 ]
 
 
+_SYSTEMS = ("Be brief, quokka.", "Be kind, narwhal.", "Be quick, axolotl.")
+_ORDERED = [
+    {"role": "system", "content": _SYSTEMS[0]},
+    {"role": "system", "content": _SYSTEMS[1]},
+    {"role": "user", "content": "Who is a wombat?"},
+    {"role": "assistant", "content": "An ocelot."},
+    {"role": "system", "content": _SYSTEMS[2]},
+    {"role": "user", "content": "Where is the pangolin?"},
+]
+_THOUGHT, _ANSWER = "A capybara swims.", "The tapir sleeps."
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a template shows: tools; calls and their results; system messages."""
+    """What a template shows: tools; calls and their results; a first system message; system messages wherever
+    they are. thought: what it writes before and after the reasoning of a last answer, None if it does not
+    show that.
+    """
 
     tools: bool
     calls: bool
     system: bool
+    systems: bool = False
+    thought: tuple[str, str] | None = None
 
 
 def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilities:
     """What a template shows in a model's call format. render: renders it, or raises SpecllamaError."""
+
+    def written(messages: list[dict[str, Any]], more: Mapping[str, Any]) -> str:
+        try:
+            return render(TemplateData(messages, dict(more)))
+        except SpecllamaError:
+            return ""
 
     def shows(messages: list[dict[str, Any]], tools: Tools | None, *texts: str) -> bool:
         try:
@@ -50,13 +75,30 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
             return False
         return all(text in rendered for text in texts)
 
-    tools = Tools([_TOOL])
+    tools, ordered = Tools([_TOOL]), written(_ORDERED, {})
+    places = [ordered.find(message["content"]) for message in _ORDERED]
     system = {"role": "system", "content": "Be brief."}
     return Abilities(
         tools=shows([_USER], tools, _NAME),
         calls=shows(_TURNS, tools, _VALUE, "An animal."),
         system=shows([system, _USER], None, "Be brief."),
+        systems=min(places) >= 0 and places == sorted(places),
+        thought=_thought(written),
     )
+
+
+def _thought(written: Callable[[list[dict[str, Any]], Mapping[str, Any]], str]) -> tuple[str, str] | None:
+    """What stands around the reasoning of an answer, from the end of the prompt to the answer's text."""
+    answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
+    whole = written([_USER, answer], {"add_generation_prompt": False})
+    before, found, rest = whole.partition(_THOUGHT)
+    after, said, _ = rest.partition(_ANSWER)
+    prompt = written([_USER], {})
+    if not found or not said or not prompt:
+        return None
+    if before.startswith(prompt):
+        return before[len(prompt) :], after
+    return ("", after) if prompt.startswith(before.rstrip()) else None
 
 
 def rendered(
@@ -67,19 +109,31 @@ def rendered(
     render: Callable[[TemplateData], Rendered],
     special: Collection[str] = (),
 ) -> Rendered:
-    """The prompt for these messages. A template that shows tools but fails on these, such as Hermes 2's on
-    lists of types, gets them described in a message. special: as for CallFormat.template_input. Raises what
-    `render` does.
+    """The prompt for these messages, in a form that the template accepts. A template that shows tools but
+    fails on these, such as Hermes 2's on lists of types, gets them described in a message. special: as for
+    CallFormat.template_input. Raises what `render` does.
     """
 
-    def made(own: bool) -> Rendered:
+    def made(some: Messages, own: bool) -> Rendered:
         return render(
-            form.template_input(messages, tools, own, calls=shows.calls, system=shows.system, special=special)
+            form.template_input(some, tools, own, calls=shows.calls, system=shows.system, special=special)
         )
 
+    found = settled(messages, shows.system, shows.systems)
     try:
-        return made(shows.tools)
-    except TemplateError:
-        if tools is None or not shows.tools:
+        return accepted(found, lambda some: made(some, shows.tools))
+    except SpecllamaError as error:
+        fails = isinstance(error, TemplateError) or error.details.get(REFUSED)
+        if not fails or tools is None or not shows.tools:
             raise
-        return made(False)
+        return accepted(found, lambda some: made(some, False))
+
+
+def rendered_text(
+    shows: Abilities, messages: Sequence[Mapping[str, Any]], render: Callable[[TemplateData], Rendered]
+) -> Rendered:
+    """The prompt for messages without tools, calls and results, in a form that the template accepts. Raises
+    what `render` does.
+    """
+    found = settled(messages, shows.system, shows.systems)
+    return accepted(found, lambda some: render(TemplateData(some, {})))

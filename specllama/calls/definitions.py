@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specllama.calls.history import in_call_order
 from specllama.calls.schema_form import fault
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
@@ -56,8 +57,8 @@ def tools(
     parallel: bool = True,
 ) -> Tools | None:
     """Tools as [{"type": "function", "function": {"name": …, "description": …, "parameters": …}}], and
-    "auto", "none", "required" or {"type": "function", "function": {"name": …}}; None where there are no
-    tools. Raises UsageError.
+    "auto", "none", "required" or {"type": "function", "function": {"name": …}}, which is called once; None
+    where there are no tools. Raises UsageError.
     """
     if not isinstance(given, (Sequence, type(None))) or isinstance(given, str):
         raise UsageError(f"tools must be a list of dicts, not {type(given).__name__}")
@@ -73,7 +74,7 @@ def tools(
         if choice.get("type") != "function" or not set(wanted) & set(names):
             shown = ", ".join(names) or "none"
             raise UsageError(f"tool_choice must name one of the tools, which are {shown}")
-        mode = "required"
+        mode, parallel = "required", False
     elif choice in ("auto", "none", "required"):
         mode = choice  # type: ignore[assignment]
     else:
@@ -84,10 +85,33 @@ def tools(
 
 
 def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of messages in which the arguments of calls are objects. Raises UsageError for those that are no
-    JSON object.
+    """A copy of messages in which the arguments of calls are objects, and results have the order of their
+    calls. Raises UsageError for arguments that are neither a JSON object nor the beginning of one.
     """
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return in_call_order([_message(message, f"messages[{i}]") for i, message in enumerate(messages)])
+
+
+def cut_off_arguments(text: str) -> dict[str, Any] | None:
+    """What a text that is the beginning of a JSON object has of it, as of a call that was cut off; the end of
+    its last text is where the text ends. None for any other text, complete objects included.
+    """
+    from pydantic_core import from_json
+
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        json.JSONDecoder().raw_decode(text.strip())
+    except RecursionError:
+        return None
+    except ValueError:
+        pass
+    else:
+        return None
+    try:
+        found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _tool(given: Any, i: int) -> Tool:
@@ -124,7 +148,11 @@ def _call(call: Any, field: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            raise UsageError(f"{field}.function.arguments are no JSON: {arguments[:80]!r}") from None
+            cut_off = cut_off_arguments(arguments)
+            if cut_off is None:
+                message = f"{field}.function.arguments are no JSON: {arguments[:80]!r}"
+                raise UsageError(message) from None
+            arguments = cut_off
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{field}.function.arguments must be a JSON object")
     return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}

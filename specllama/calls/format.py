@@ -48,9 +48,10 @@ class CallFormat(ABC):
     reader looks for them, with `text.detokenizer.SHOWN` before each. reasons: whether models of the family
     reason in a way of their own, in channels, which the reader reads; it is then used for answers without
     tools too. thinks: the tags around that reasoning, None for a family without them. begin: what precedes
-    the text of an answer, where the client has begun it. without_tools: variables that the family's templates
-    need where no tools are shown. headers: the tokens with which headers of parts of an answer begin, and the
-    text with which they end; None without headers.
+    the text of an answer, where the client has begun it; begin_thought: what stands before and after its
+    reasoning, () for what the template shows, or `thinks`. without_tools: variables that the family's
+    templates need where no tools are shown. headers: the tokens with which headers of parts of an answer
+    begin, and the text with which they end; None without headers.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class CallFormat(ABC):
     reasons: ClassVar[bool] = False
     thinks: ClassVar[tuple[str, str] | None] = None
     begin: ClassVar[str] = ""
+    begin_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
     without_tools: ClassVar[Mapping[str, Any]] = {}
     headers: ClassVar[tuple[tuple[str, ...], str] | None] = None
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from specllama.calls.lark import NEWLINE, Lark
 from specllama.calls.scanner import StepReader, Steps
-from specllama.calls.schema import json_text
+from specllama.calls.schema_check import json_text
 from specllama.calls.tools import Tool, Tools
 from specllama.text.detokenizer import SHOWN
 

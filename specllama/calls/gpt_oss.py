@@ -21,6 +21,7 @@ from specllama.calls.history import one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
+from specllama.calls.schema_check import json_text
 from specllama.calls.tools import Tools
 from specllama.text.detokenizer import MAX_HEADER
 
@@ -38,6 +39,7 @@ class GptOss(WrittenFormat):
     markers = (_CHANNEL, _MESSAGE, "to=functions.")
     reasons = True
     begin = f"{_CHANNEL}final{_MESSAGE}"
+    begin_thought = (f"{_CHANNEL}analysis{_MESSAGE}", f"{_NEXT}{_CHANNEL}final{_MESSAGE}")
     headers = ((_START, _CHANNEL), _MESSAGE)
     tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
 
@@ -71,7 +73,7 @@ class GptOss(WrittenFormat):
         if not tools.allowed:
             return f"start: {before} {final}\n" + lark.answer(final, False).partition("\n")[2]
         calls = [
-            lark.rule(f"{self._head(lark, names, message)} {lark.rule(schemas.json_text(schema))}")
+            lark.rule(f"{self._head(lark, names, message)} {lark.rule(json_text(schema))}")
             for schema, names in schemas.bodies(schemas.arguments(tools))
         ]
         last = lark.one_of(calls if capped else [*calls, final])

@@ -143,6 +143,39 @@ def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages
     return found
 
 
+def in_call_order(messages: Sequence[dict[str, Any]]) -> Messages:
+    """The messages, with the results right after the answers whose calls they belong to, in the order of the
+    calls, and with the names of their tools. Many templates show neither ids nor names, and clients send
+    results in the order in which they arrived.
+    """
+    found, results, others = Messages(), Messages(), Messages()
+    order: dict[Any, int] = {}  # of the latest calls, by id
+    names: dict[Any, str] = {}
+    n_calls = 0
+
+    def settle() -> None:
+        results.sort(key=lambda message: order.get(message.get("tool_call_id"), n_calls))
+        found.extend((*results, *others))
+        results.clear()
+        others.clear()
+
+    for message in messages:
+        if message.get("role") == "assistant":
+            settle()
+            for call in message.get("tool_calls") or ():
+                order[call.get("id")] = n_calls
+                n_calls += 1
+                names[call.get("id")] = call["function"]["name"]
+            found.append(message)
+        elif message.get("role") == "tool":
+            name = message.get("name") or names.get(message.get("tool_call_id"))
+            results.append(message if name == message.get("name") else {**message, "name": name})
+        else:
+            others.append(message)
+    settle()
+    return found
+
+
 def text_of(value: Any) -> str:
     """A value as text: JSON, but strings without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.calls.lark import Lark
-from specllama.calls.schema import json_text
+from specllama.calls.schema_check import json_text
 from specllama.calls.schema_types import MAX_DEPTH, Types, parameters
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

@@ -20,6 +20,7 @@ from specllama.calls.lark import Lark, literal
 from specllama.calls.literal_syntax import PYTHON
 from specllama.calls.literals import LiteralArguments
 from specllama.calls.scanner import Steps
+from specllama.calls.schema_check import json_text
 from specllama.calls.tools import Tools
 
 _TAG = "<|python_tag|>"
@@ -70,7 +71,7 @@ class Llama3(FramedFormat):
 
     def optional(self, lark: Lark, tools: Tools, call: str, rest: str, text: str) -> str:
         if text:  # begins with the same characters, so that both have to be schemas
-            whole = (lark.rule(schemas.json_text(_whole(one))) for one in schemas.arguments(tools))
+            whole = (lark.rule(json_text(_whole(one))) for one in schemas.arguments(tools))
             return " | ".join([text, *whole])
         found = super().optional(lark, tools, call, rest, text)
         if _TAG not in lark.shape.special:

@@ -11,18 +11,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import console
 from specllama.cli.files import mapped_errors
 from specllama.cli.progress import Progress
+from specllama.cli.streams import LogFile
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
+from specllama.config.text_file import expanded
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED = 130
@@ -108,7 +109,10 @@ def log_file(values: Mapping[str, Any]) -> IO[str] | None:
     if "log_file" not in values:
         return None
     with mapped_errors(UsageError, f"--log-file: {values['log_file']} cannot be written"):
-        return Path(values["log_file"]).open("w", encoding="utf-8")
+        return LogFile(
+            expanded(values["log_file"]),
+            lambda why: console.warning(f"--log-file: {values['log_file']} cannot be written: {why}"),
+        )
 
 
 def engine_log(file: IO[str] | None, verbose: bool) -> IO[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.config import build
+from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 
 KEY_NOTE = (
@@ -21,7 +21,7 @@ def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
     """
     given = list(separated_keys(v.get("api_key", [])))
     if "api_key_file" in v:
-        lines = build.read_text(v["api_key_file"], "api_key_file").splitlines()
+        lines = read_text(v["api_key_file"], "api_key_file").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise UsageError("--api-key-file holds no key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -12,10 +13,13 @@ import typer
 import specllama
 from specllama.cli import console
 from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import ResourceError, SpecllamaError, UsageError
 
 USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
+READER_GONE = 141  # as of a program that SIGPIPE ends
+_LIST = CommandEntry("models:on_disk", "cli.options:MODELS", "List the models on this disk.")
 _MODELS_COMMANDS = {
+    "list": _LIST,
     "show": CommandEntry(
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
@@ -40,6 +44,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "models": CommandEntry(
         "models:models", "cli.options:MODELS", "List models on this disk and known names.", _MODELS_COMMANDS
     ),
+    "list": _LIST,
     "bench": CommandEntry(
         "bench.command:bench",
         "config.options_measuring:BENCH",
@@ -92,8 +97,9 @@ def run_app(arguments: Sequence[str]) -> int:
     console.prepare()
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        _refuse_unknown_short_flags(arguments)
-        result = app(list(arguments) or ["--help"], prog_name="specllama", standalone_mode=False)
+        arguments = _understood(arguments)
+        result = app(arguments or ["--help"], prog_name="specllama", standalone_mode=False)
+        console.end_of_data()
         return result if isinstance(result, int) else 0
     except BaseException as error:  # noqa: BLE001 - each has a message or an exit code
         code, message, hint = outcome(error)
@@ -115,23 +121,47 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
             return error.exit_code, shown.message, shown.hint
         case typer.TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "specllama")
-            return USAGE, error.format_message(), f"see {command} --help"
+            message = error.format_message()
+            return USAGE, message, _usage_hint(command, message)
         case KeyboardInterrupt() | typer.Abort():
             return INTERRUPTED, "", ""
         case Terminated():
             return TERMINATED, "", ""
         case console.ReaderGoneError():
-            return 0, "", ""
+            return READER_GONE, "", ""
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG | errno.EROFS):
+            what = error.filename or "standard output"
+            return ResourceError.exit_code, f"{what} cannot be written: {error.strerror}", ""
         case Exception():
             what = f"unexpected {type(error).__name__}: {error}"
             return 1, what, "run it again with --debug and report it, please"
     raise error
 
 
-def _refuse_unknown_short_flags(arguments: Sequence[str]) -> None:
+def _usage_hint(command: str, message: str) -> str:
+    """What to do about a usage error that Typer found."""
+    name = command.rpartition(" ")[2]
+    if "unexpected extra argument" in message and name in ("chat", "serve", "bench", "tune"):
+        answer = "; specllama run TEXT answers one message" if name == "chat" else ""
+        return f"-m names a model: specllama {name} -m NAME{answer}"
+    return f"see {command} --help"
+
+
+def _understood(arguments: Sequence[str]) -> list[str]:
+    """The arguments without flags of llama.cpp that have no effect, after a note that names them. Raises
+    UsageError for others that are unknown.
+    """
     entry = COMMANDS.get(arguments[0]) if arguments else None
-    if entry is not None and (flag := unknown_short_flag(arguments[1:], entry.table())):
+    if entry is None:
+        return list(arguments)
+    from specllama.cli.llama_cpp_flags import without_them
+
+    kept, dropped = without_them(arguments, entry.table())
+    if flag := unknown_short_flag(kept[1:], entry.table()):
         raise UsageError(f"no such option: {flag}", f"see specllama {arguments[0]} --help")
+    if dropped:
+        console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
+    return kept
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

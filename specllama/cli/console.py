@@ -11,10 +11,15 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import IO, TextIO
 
+from specllama.cli.streams import check_written, write_all
 from specllama.errors import Note, ResourceError, spelled
 from specllama.text.terminal import visible
+
+_quiet = False  # --quiet
+_closed = False  # stdout was closed when the program started
 
 
 class ReaderGoneError(Exception):
@@ -28,6 +33,9 @@ def prepare() -> None:
     descriptors.
     """
     threading.excepthook = _thread_failed
+    be_quiet(False)
+    global _closed
+    _closed = sys.stdout is None
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -42,11 +50,26 @@ def prepare() -> None:
 def data(text: str, style: str = "") -> None:
     """Write to stdout, at once. style: codes of SGR, for terminals only.
 
-    Raises ReaderGoneError without a reader, ResourceError on a full disk.
+    Raises ReaderGoneError without a reader, ResourceError on a full disk or where it is closed.
     """
+    if not text:
+        return
+    if _closed:
+        raise ResourceError("standard output is closed, so that nothing can be written")
+    with _mapped_errors():
+        write_all(sys.stdout, styled(_shown(sys.stdout, text), style))
+
+
+def end_of_data() -> None:
+    """After the last `data`: raises ResourceError if not all of it has arrived on the disk."""
+    with _mapped_errors():
+        check_written(sys.stdout)
+
+
+@contextlib.contextmanager
+def _mapped_errors() -> Iterator[None]:
     try:
-        sys.stdout.write(styled(_shown(sys.stdout, text), style))
-        sys.stdout.flush()
+        yield
     except BrokenPipeError:
         _drop(sys.stdout)
         raise ReaderGoneError from None
@@ -55,8 +78,21 @@ def data(text: str, style: str = "") -> None:
         raise ResourceError(f"standard output cannot be written: {problem.strerror}") from None
 
 
+def be_quiet(quiet: bool) -> None:
+    """Whether `note` and `show` leave out what is no warning."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Whether only warnings and errors are shown."""
+    return _quiet
+
+
 def note(text: str, style: str = "") -> None:
-    """Write a line to stderr. style: codes of SGR, for terminals only."""
+    """Write a line to stderr, unless only warnings are wanted. style: codes of SGR, for terminals only."""
+    if _quiet:
+        return
     write(sys.stderr, styled(_shown(sys.stderr, with_flags(text)), style) + "\n")
 
 
@@ -158,8 +194,5 @@ def _shown(stream: IO[str], text: str) -> str:
 
 def write(stream: TextIO, text: str) -> None:
     """Write at once, control sequences too; text that the stream does not accept is lost."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except (OSError, ValueError):
-        pass  # no reader, or the disk is full
+    with contextlib.suppress(OSError, ValueError):  # no reader, or the disk is full
+        write_all(stream, text)

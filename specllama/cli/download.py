@@ -38,9 +38,9 @@ class DownloadProgress:
         self._progress.clear()
 
 
-def library() -> Library:
-    """The library of models; its downloads are shown on stderr."""
-    return Library(DownloadProgress())
+def library(verify: bool = True) -> Library:
+    """The library of models; its downloads are shown on stderr. verify: see Library."""
+    return Library(DownloadProgress(), verify=verify)
 
 
 def prepared(settings: LoadSettings, force: bool = False) -> LoadSettings:

@@ -8,7 +8,8 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.config import build, sources
-from specllama.errors import SpecllamaError
+from specllama.config.escapes import unescaped
+from specllama.errors import SpecllamaError, UsageError
 
 
 @contextlib.contextmanager
@@ -21,10 +22,27 @@ def mapped_errors(kind: type[SpecllamaError], what: str, hint: str = "") -> Iter
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
-    """The merged values of flags, environment and files, after a note that names the project's file. Raises
-    ConfigError.
+    """The merged values of flags, environment and files, after a note that names the project's file; escapes
+    in the flags' texts are processed. Raises ConfigError, UsageError.
     """
-    values = build.resolved(given)
+    values = build.resolved(_with_escapes(given))
+    if values.ignored:
+        others = f" and {len(values.ignored) - 1} more" if len(values.ignored) > 1 else ""
+        console.note(f"note: {values.ignored[0]}{others} are of a service of that name, and no settings")
     if values.project is not None:
         console.note(f"settings: {sources.near(values.project)}")
     return values
+
+
+def _with_escapes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline."""
+    if given.get("escape") and given.get("no_escape"):
+        raise UsageError("-e and --no-escape are both given")
+    found = dict(given)
+    if not given.get("no_escape"):
+        if "prompt" in given:
+            found["prompt"] = unescaped(given["prompt"], "prompt")
+        for name in ("words", "stop"):
+            if name in given:
+                found[name] = [unescaped(text, name) for text in given[name]]
+    return found

@@ -47,7 +47,7 @@ code 6 where a file is not what the hub says it is.
 
 
 def models(given: Mapping[str, Any]) -> int:
-    """Print the models; returns 0. Raises ConfigError."""
+    """Print the models, with `on_disk` no others; returns 0. Raises ConfigError."""
     known = library()
     there = [(model, _header(model)) for model in installed_models(known)]
     begun, machine = list(unfinished_downloads(known)), this_machine()
@@ -65,13 +65,19 @@ def models(given: Mapping[str, Any]) -> int:
         console.data(json.dumps(report) + "\n")
         return 0
     width = columns(sys.stdout)
-    lines = [*_known_lines(known, there, width), "", *_built_in_lines(known, width), ""]
+    lines = [] if given.get("on_disk") else [*_known_lines(known, there, width), ""]
+    lines += [*_built_in_lines(known, width), ""]
     for u in begun:
         text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
         lines += wrapped(text, width, more="  ")
     lines += _disk_lines(known, there, machine, width)  # last: what is on disk stays in sight
     console.data("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def on_disk(given: Mapping[str, Any]) -> int:
+    """Print the models on this disk alone; returns 0. Raises ConfigError."""
+    return models({**given, "on_disk": True})
 
 
 def remove(given: Mapping[str, Any]) -> int:

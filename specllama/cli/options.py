@@ -29,13 +29,19 @@ _OUTPUT = table(
     stored=False,
 )
 PAIR_CHECK = [
-    _argument("target", "MAIN", "the target: a file or a name", GGUF),
+    _argument("target", "MAIN", "the target: a file or a name", GGUF, required=False),
     _argument(
         "draft",
         "DRAFT",
-        "the draft, a model or a head: a file or a name (default: the head inside MAIN)",
+        "the draft, a model or a head: a file or a name (default: what run uses with MAIN)",
         GGUF,
         required=False,
+    ),
+    *table(
+        "Arguments",
+        row("model", "-m --model", str, "MAIN, as with run", "MAIN", (GGUF,)),
+        row("draft_model", "-md --model-draft", str, "DRAFT, as with run", "DRAFT", (GGUF,)),
+        stored=False,
     ),
     *_OUTPUT,
 ]
@@ -45,6 +51,12 @@ PULL = [
         "Download",
         row("dry_run", "--dry-run", bool, "show what would be downloaded, and download nothing"),
         row("force", "--force", bool, "download a pair although the check of its headers fails"),
+        row(
+            "no_verify",
+            "--no-verify",
+            bool,
+            "download from a mirror that gives no hashes; the hash of what comes is recorded",
+        ),
         stored=False,
     ),
     *_OUTPUT,

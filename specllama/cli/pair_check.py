@@ -18,7 +18,8 @@ from specllama.gguf.check import check_draft, check_model, check_tokenizer
 from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.heads import read_head, unusable_head
-from specllama.models.resolve import Library
+from specllama.models.prepare import find_draft, known_draft
+from specllama.models.resolve import Library, ResolvedModel
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
 from specllama.pair.vocab import Vocab, end_ids, shown
@@ -41,19 +42,20 @@ MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
 def pair_check(given: Mapping[str, Any]) -> int:
     """Print whether the draft, a model or a head, can propose tokens for the target; returns the exit code.
 
-    given: target and draft by path or name; no draft for the head inside the target. Files may be
-    vocabularies without weights. For a model that is on the hub and not on disk, only the header is read, and
-    nothing is kept. Raises NotFoundError, UsageError, GGUFError, IntegrityError, AccessError, NetworkError,
-    IncompatiblePairError for what cannot be read or run.
+    given: target and draft by path or name; without a draft that with which `run` uses the target. Files may
+    be vocabularies without weights. For a model that is on the hub and not on disk, only the header is read,
+    and nothing is kept. Raises NotFoundError, UsageError, GGUFError, IntegrityError, AccessError,
+    NetworkError, IncompatiblePairError for what cannot be read or run.
     """
     known = library()
-    target = _header(known, given["target"], "MAIN", check_model)
-    if given.get("draft") is None:
-        draft = target
-        verdict: PairVerdict | HeadVerdict = _inner_head(target)
+    main = known.find(_named(given, "target", "model", "MAIN"), "MAIN")
+    target = _header(known, main, check_model)
+    if "draft" in given or "draft_model" in given:
+        other = find_draft(known, _named(given, "draft", "draft_model", "DRAFT"), "DRAFT")
     else:
-        draft = _header(known, given["draft"], "DRAFT", check_draft)
-        verdict = check_any(target, draft)
+        other = known_draft(known, main) or main
+    draft = target if other is main else _header(known, other, check_draft)
+    verdict: PairVerdict | HeadVerdict = _inner_head(target) if other is main else check_any(target, draft)
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
         console.data(json.dumps(_object(target, draft, verdict)) + "\n")
@@ -63,8 +65,18 @@ def pair_check(given: Mapping[str, Any]) -> int:
     return 0 if verdict.ok else IncompatiblePairError.exit_code
 
 
-def _header(known: Library, name: str, argument: str, check: Callable[[Header], None]) -> Header:
-    header = known.header(known.find(name, argument))
+def _named(given: Mapping[str, Any], argument: str, flag: str, shown_name: str) -> str:
+    """The name of a model, given by its place or by a flag. Raises UsageError."""
+    if argument in given and flag in given:
+        raise UsageError(f"{shown_name} is given twice", "name it by its place or by its flag")
+    name = given.get(argument, given.get(flag))
+    if name is None:
+        raise UsageError(f"{shown_name} is missing", "specllama pair-check MAIN [DRAFT]")
+    return str(name)
+
+
+def _header(known: Library, model: ResolvedModel, check: Callable[[Header], None]) -> Header:
+    header = known.header(model)
     if header.tensors or not len(header.tokens):
         check(header)
     else:
@@ -85,7 +97,8 @@ def _inner_head(header: Header) -> HeadVerdict:
             "Name a draft, or run it without one: -md none.",
         )
     raise UsageError(
-        f"{header.path} has no head of its own", "name a draft too: specllama pair-check MAIN DRAFT"
+        f"{header.path} has no head of its own, and no draft for it is known and on disk",
+        "name a draft too: specllama pair-check MAIN DRAFT",
     )
 
 

@@ -36,6 +36,8 @@ class Progress:
 
         share: from 0 to 1. stage: what is in progress; a new one is shown at once.
         """
+        if console.is_quiet():
+            return
         now = running_time()
         redraw = console.supports_ansi(sys.stderr)
         due = now - self._last >= (0.1 if redraw else self._every)

@@ -33,7 +33,7 @@ def pull(given: Mapping[str, Any]) -> int:
 
     Raises what models/prepare.py raises, and UsageError for a name that is no model of the hub.
     """
-    known, as_json = library(), given.get("json", False)
+    known, as_json = library(verify=not given.get("no_verify", False)), given.get("json", False)
     if DEMO in given["names"]:
         return _pull_demo(known, given)
     found = [_resolved(known, name) for name in dict.fromkeys(given["names"])]

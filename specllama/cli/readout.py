@@ -132,6 +132,7 @@ def as_json(
         "rounds": stats.rounds,
         "near_ties": stats.near_ties if ties_known else None,
         "redecided": stats.redecided,
+        **({"exact_width": stats.exact_width} if stats.exact_width is not None else {}),
         **models,
         "head": info.head,
         "head_in_target": info.head_in_target,

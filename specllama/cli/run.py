@@ -12,6 +12,7 @@ from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, calibrate, engine_log, generate, load, log_file
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
+from specllama.cli.prompt import typed_prompt
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
@@ -31,6 +32,7 @@ Examples:
 
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
+    console.be_quiet(given.get("quiet", False))
     values = resolved(given)
     params = build.sampling(values)
     if "logprobs" in values and not values.get("json"):
@@ -67,7 +69,7 @@ def run(given: Mapping[str, Any]) -> int:
 
 
 def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Generate:
-    prompt = _prompt(values)
+    prompt = typed_prompt(values)
     if values.get("raw"):
         if "system_prompt" in values:
             raise UsageError("-sys needs the chat template, --raw switches it off")
@@ -93,24 +95,6 @@ def _continued(request: protocol.Generate) -> protocol.Generate:
         )
     console.note("the model has no chat template: it goes on with the text of the prompt")
     return replace(request, messages=None, prompt=messages[-1]["content"], variables={})
-
-
-def _prompt(values: Mapping[str, Any]) -> str:
-    if "prompt" in values and "file" in values:
-        raise UsageError("-p and -f are both given")
-    if "prompt" in values:
-        return str(values["prompt"])
-    if "file" in values:
-        return build.read_text(values["file"], "file")
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError(
-            "there is no prompt", 'give one: specllama run -p "..." (or -f FILE, or on standard input)'
-        )
-    raw = sys.stdin.buffer.read()
-    text = raw.decode("utf-8", "replace")
-    if "�" in text and "�".encode() not in raw:
-        console.warning("standard input is not all UTF-8; invalid bytes are replaced")
-    return text
 
 
 def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:

@@ -91,6 +91,9 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "drain_seconds": v.get("drain"),
         "client_seconds": v.get("client_timeout"),
         "log_prompts": v.get("log_prompts"),
+        "strict_model": v.get("strict_model"),
+        "root_path": v.get("root_path"),
+        "verbose": v.get("verbose"),
         "models_max": v.get("models_max"),
         "idle_seconds": 0.0 if v.get("idle_unload") == -1 else v.get("idle_unload"),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,15 @@ def build(name: str, entry: CommandEntry) -> Any:
     return typer.main.get_command(group)
 
 
+def note_missing_places() -> None:
+    """A line where there is no home or working directory."""
+    from specllama.cli import console
+    from specllama.config.places import missing
+
+    if note := missing(os.environ):
+        console.note(f"note: {note}")
+
+
 def _placeholder() -> None:
     raise AssertionError("the placeholder was not replaced by the command")
 
@@ -150,6 +160,7 @@ def _callback(entry: CommandEntry) -> Callable[..., None]:
     def command(context: typer.Context, **values: Any) -> None:
         if context.invoked_subcommand is None:
             given = {name: value for name, value in values.items() if value is not None and value != []}
+            note_missing_places()
             raise typer.Exit(entry.function()(given) or 0)
 
     annotations = {o.name: _annotation(o) for o in entry.table()}

@@ -32,6 +32,10 @@ _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
     "see the README, Limits"
 )
+_LOST_FILE = (
+    "a part of a file that it reads from the disk is gone: the model was overwritten or cut while it ran, or "
+    "its disk failed; specllama models verify checks downloads; load it again when the file is whole"
+)
 WITHOUT_KERNELS = {"SPECLLAMA_KERNELS": "off"}
 _CHILDREN: weakref.WeakSet[EngineProcess] = weakref.WeakSet()  # to be cut off in a forked child
 
@@ -254,6 +258,7 @@ class EngineProcess:
         hints = [
             f"its last line was: {last[:300]}" if last else "",
             _BAD_BUILD if -code in (signal.SIGSEGV, signal.SIGILL) else "",
+            _LOST_FILE if -code == getattr(signal, "SIGBUS", None) else "",
         ]
         return EngineDiedError(f"the engine process {how}", "\n".join(filter(None, hints)))
 

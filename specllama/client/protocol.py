@@ -72,7 +72,8 @@ class Generate:
     with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
     that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
     text after the rendered messages that the answer continues; control tokens in it are not parsed.
-    draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: its index
+    draft_max: most draft tokens of a round for this generation, None for the policy's own. exact: as in
+    LoadSettings, for this generation. turn: its index
     among the generations of its request; they take turns with those of other requests. owner: who asks, in
     words that are no secret. Nothing that was cached or kept for an owner is used for another one. memory:
     whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
@@ -84,7 +85,9 @@ class Generate:
     reported. final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
     model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from
     its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
-    requests and write nothing; the limits do not apply.
+    requests and write nothing; the limits do not apply. prefix_thought: reasoning of the answer before
+    `prefix`; without a prefix it goes on itself. strict_schema: what cannot be enforced of params.json_schema
+    is an error; otherwise it is left out, with a Notice. stop_ids: tokens that end the text.
     """
 
     id: int
@@ -98,6 +101,7 @@ class Generate:
     forced: str | list[int] | None = None
     prefix: str = ""
     draft_max: int | None = None
+    exact: bool = False
     turn: int = 0
     owner: str = ""
     memory: bool = True
@@ -114,6 +118,9 @@ class Generate:
     prompt_seconds: float | None = None
     predict_seconds: float | None = None
     warm: bool = False
+    prefix_thought: str = ""
+    strict_schema: bool = False
+    stop_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +205,14 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """To the engine: messages through the chat template. variables, prefix, tools: as in Generate."""
+    """To the engine: messages through the chat template. The other fields: as in Generate."""
 
     id: int
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
     tools: Tools | None = None
+    prefix_thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +224,7 @@ class CountTokens:
     variables: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
     tools: Tools | None = None
+    prefix_thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)

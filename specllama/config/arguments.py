@@ -13,10 +13,16 @@ from typing import Any, Literal, TypedDict
 from specllama.config.build import assemble, existing_file
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
-from specllama.config.options import as_argument
+from specllama.config.options import as_argument, option_named
+from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import SpecllamaError, UsageError
 from specllama.rpc.endpoints import endpoints
 
+NAMED = (
+    *("model", "speculative_model", "num_speculative_tokens", "speculative_config", "max_num_seqs"),
+    *("max_model_len", "n_gpu_layers", "drafters", "chat_template", "exact", "seed", "log", "progress"),
+)
+"""The named arguments of LLM."""
 Layers = int | Literal["auto", "all"]
 ModelName = str | os.PathLike[str]
 _MAX_PATH, _MAX_TOKENS = 4096, 2**31 - 1
@@ -71,6 +77,8 @@ class LoadOptions(TypedDict, total=False):
     cache_type_v_draft: str
     draft_min: int
     draft_p_min: float
+    exact_width: int
+    schema_open: bool
     calibrate: bool
     memory: bool
     tool_format: str
@@ -150,10 +158,8 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options after a check of names and types, with lists as tuples. Raises UsageError."""
     checked: dict[str, Any] = {}
     for name, value in options.items():
-        if name in _OTHER_NAMES:
-            raise UsageError(f"there is no option {name!r}", f"it is called {_OTHER_NAMES[name]} here")
         if name not in _TYPES:
-            raise UsageError(f"there is no option {name!r}", f"there are: {', '.join(sorted(_TYPES))}")
+            raise UsageError(f"there is no option {name!r}", _hint(name))
         kind = _TYPES[name].removesuffix(" | None")
         if name.startswith("n_gpu_layers"):
             checked[name] = _layers(value, name)
@@ -162,6 +168,22 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
         else:
             checked[name] = _of_kind(value, name, kind)
     return checked
+
+
+def _hint(name: str) -> str:
+    """What an unknown argument is called here; else those that resemble it, or all."""
+    import difflib
+
+    option = option_named(name)
+    if option in PARAMETERS:
+        return f"it is a sampling parameter: SamplingParams({option}=…)"
+    called = as_argument(option, None).partition("=")[0]
+    if name in _OTHER_NAMES or called in (*_TYPES, *NAMED):
+        return f"it is called {_OTHER_NAMES.get(name, called)} here"
+    names = [*NAMED, *_TYPES]
+    if close := difflib.get_close_matches(str(name)[:100], names, n=3):
+        return f"did you mean {' or '.join(close)}?"
+    return f"there are: {', '.join(sorted(names))}"
 
 
 def _model_name(name: ModelName, argument: str) -> str:

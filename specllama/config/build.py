@@ -10,14 +10,14 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
-from specllama.config.options import IN_PROJECTS, STORED
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS, STORED
+from specllama.config.text_file import expanded, read_text
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
@@ -33,7 +33,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     """The merged values of flags, environment and files. If a flag names a model, other ways to
     name it are dropped. Raises ConfigError.
     """
-    values = sources.resolve(given, KINDS, IN_PROJECTS)
+    values = sources.resolve(given, KINDS, IN_PROJECTS, aliases=LONG_FLAGS)
     for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
         flags = [name for name in pair if name in given]
         if len(flags) == 1:
@@ -47,7 +47,8 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
     Raises UsageError, NotFoundError.
     """
     with _placed(v):
-        load: dict[str, Any] = {name: v[name] for name in ("draft_min", "draft_p_min", "exact") if name in v}
+        plain = ("draft_min", "draft_p_min", "exact", "exact_width", "schema_open")
+        load: dict[str, Any] = {name: v[name] for name in plain if name in v}
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
         return assemble(
@@ -98,32 +99,20 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
         return params
 
 
-def read_text(path: str, name: str) -> str:
-    """The text of a file that the option `name` names; bytes that are not UTF-8 become U+FFFD.
-
-    Raises NotFoundError, UsageError.
-    """
-    if "\0" in path:
-        raise UsageError(": not a usable path", option=name)
-    try:
-        return Path(path).read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        raise NotFoundError(f": there is no file {path}", option=name) from None
-    except OSError as error:
-        raise UsageError(f": {path} cannot be read: {error.strerror or error}", option=name) from None
-
-
 def existing_file(path: str, name: str) -> str:
-    """The path, if there is a file. name: of the option. Raises NotFoundError, UsageError."""
+    """The path with the home directory for ~, if there is a file. name: of the option. Raises NotFoundError,
+    UsageError.
+    """
     if not path or "\0" in path:
         raise UsageError("needs the path of a file", option=name)
     try:
-        there = Path(path).exists()
+        found = expanded(path)
+        there = found.exists()
     except OSError as error:
         raise UsageError(f": {path} cannot be used: {error.strerror or error}", option=name) from None
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
-    return path
+    return str(found)
 
 
 @contextlib.contextmanager

@@ -127,11 +127,13 @@ class LoadSettings:
 
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
     None decides by measured costs, 0 switches drafting off. draft_min, draft_p_min: the shortest draft to
-    verify, and the confidence below which a draft ends. exact: decide near-ties on rows decoded alone.
+    verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
+    whatever it costs. exact_width: rows of every decode where that needs one width; None: measured.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
-    "copy" also draft from earlier texts of the process.
+    "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
+    properties that the schemas do not name, where they do not say.
     """
 
     target: ModelSettings
@@ -142,11 +144,13 @@ class LoadSettings:
     draft_min: int = 0
     draft_p_min: float = 0.0
     exact: bool = False
+    exact_width: int | None = None
     calibrate: bool = True
     chat_template: str | None = None
     tool_format: str = "auto"
     rpc: tuple[str, ...] = ()
     memory: bool = True
+    schema_open: bool = False
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1, MAX_SLOTS)
@@ -155,6 +159,9 @@ class LoadSettings:
         if self.draft_max is not None:
             _at_least("draft_max", self.draft_max, 0, MAX_DRAFT)
         _at_least("draft_min", self.draft_min, 0, MAX_DRAFT)
+        if self.exact_width is not None:
+            _at_least("exact_width", self.exact_width, 1, MAX_DRAFT)
+            object.__setattr__(self, "exact", True)
         if self.draft_max and self.draft_min > self.draft_max:
             more = f"{self.draft_min} is more than {option('draft_max')} {self.draft_max}"
             raise UsageError(more, option="draft_min")

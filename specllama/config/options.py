@@ -67,16 +67,29 @@ def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
 
 PROMPT = table(
     "Prompt",
-    row("prompt", "-p --prompt", str, "the prompt; without -p and -f it is read from standard input", "TEXT"),
-    row("file", "-f --file", str, "read the prompt from a file", "FILE"),
+    row("words", "", list, "the prompt, as with -p", "PROMPT..."),
+    row(
+        "prompt",
+        "-p --prompt",
+        str,
+        "the prompt; what is piped to standard input is appended to it",
+        "TEXT",
+    ),
+    row("file", "-f --file", str, "a file with the prompt, or to append to it; - is standard input", "FILE"),
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row(
         "raw",
-        "--raw",
+        "--raw -no-cnv --no-conversation",
         bool,
         "use no chat template; control tokens in the prompt are parsed",
         argument="generate",  # a method
     ),
+    stored=False,
+)
+ESCAPES = table(
+    "Prompt",
+    row("escape", "-e --escape", bool, r"process escapes as \n in -p and -r (default), and in -f too"),
+    row("no_escape", "--no-escape", bool, "leave escapes in -p and -r as they are"),
     stored=False,
 )
 TEMPLATE = table(
@@ -187,7 +200,14 @@ DRAFTING = table(
         "N",
     ),
     row("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
-    row("exact", "--exact", bool, "always decide near-ties on rows decoded alone"),
+    row("exact", "--exact", bool, "the same text with and without drafts on every device, at a cost"),
+    row(
+        "exact_width",
+        "--exact-width",
+        int,
+        "rows of every decode where --exact needs one width; implies --exact (default: measured once)",
+        "N",
+    ),
     row(
         "no_calibrate",
         "--no-calibrate",
@@ -337,6 +357,9 @@ SAMPLING = [
             "sampling steps to use, letters of ekpmit (default ekpmt)",
             "LETTERS",
         ),
+        row(
+            "schema_open", "--schema-open", bool, "objects may have properties that JSON schemas do not name"
+        ),
     ),
 ]
 LOG = table(
@@ -350,6 +373,7 @@ OUTPUT = [
     *table(
         "Output",
         row("json", "--json", bool, "one JSON object on stdout instead of the text"),
+        row("quiet", "-q --quiet", bool, "the answer alone; stderr has only warnings and errors"),
         row("compare", "--compare", bool, "decode again without drafts and compare"),
         stored=False,
     ),
@@ -400,6 +424,8 @@ SERVING = table(
         "S",
     ),
     row("alias", "-a --alias", list, "a name for the model; * accepts any name", "NAME"),
+    row("strict_model", "--strict-model", bool, "refuse other names of models, with -m too"),
+    row("root_path", "--root-path", str, "the path at which a proxy offers the server", "PATH"),
     row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
@@ -456,7 +482,13 @@ SERVING = table(
         "a name that is allowed in the Host header, besides those of this machine",
         "NAME",
     ),
-    row("allowed_origin", "--allowed-origin", list, "web pages from this origin may send requests", "URL"),
+    row(
+        "allowed_origin",
+        "--allowed-origin",
+        list,
+        "web pages from this origin may send requests: https://host:port, * for any part, * for all",
+        "ORIGIN",
+    ),
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
 )
 PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"), stored=False)
@@ -470,21 +502,36 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 
 
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
-RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
-CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
-SERVE = [*SERVING, *PAGE, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
+RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
+CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
+SERVE = [
+    *SERVING,
+    *PAGE,
+    *ESCAPES,
+    *TEMPLATE,
+    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]),
+    *LOG,
+]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *CHATTING, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
+LONG_FLAGS: Mapping[str, str] = {
+    name: o.name
+    for o in STORED.values()
+    for flag in o.flags
+    if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
+}
+"""Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
 IN_PROJECTS = frozenset(
     (
         "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
         "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
-        "infill_sampling", "sampling_seq",
+        "infill_sampling", "sampling_seq", "schema_open",
         "n_ctx", "n_ctx_draft",
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
         "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate", "no_memory",
+        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "exact_width",
+        "no_calibrate", "no_memory",
     )
 )  # fmt: skip
 """Those of STORED that a project's specllama.toml may set, which anyone may have written: sampling, lengths,
@@ -502,7 +549,8 @@ USERS_ONLY = frozenset(
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
-        "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload",
+        "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
+        "root_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""
@@ -524,6 +572,12 @@ def as_flag(name: str, value: str | None) -> str:
     known = _BY_NAME.get(name)
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
+
+
+def option_named(name: str) -> str:
+    """The option that a name, or a long flag with or without its dashes, belongs to; "" for none."""
+    plain = name.lstrip("-").replace("-", "_")
+    return plain if plain in _BY_NAME else LONG_FLAGS.get(plain, "")
 
 
 def as_argument(name: str, value: str | None) -> str:

@@ -7,12 +7,12 @@ anyone may have written, may set sampling, lengths, threads, layers and drafting
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from specllama.config.places import from_variable, home, user_directory, working_directory
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
 
@@ -22,30 +22,45 @@ NOT_OPTIONS = frozenset(
     f"{PREFIX}{name}"
     for name in ("BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "MODELS", "PYTHON")
 )  # read elsewhere
+# What Kubernetes sets for a service with a name such as specllama, and Docker for a link; not options.
+_OF_SERVICE = re.compile(
+    PREFIX
+    + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*")
 Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whether it is a list)
 
 
 class Values(dict[str, Any]):
     """Option values by name. origins: where a value from a file or the environment was set, as text that can
-    start a message. project: the project's file, if it sets any.
+    start a message. project: the project's file, if it sets any. ignored: variables that are a service's.
     """
 
     def __init__(
-        self, values: Mapping[str, Any] = {}, origins: Mapping[str, str] = {}, project: Path | None = None
+        self,
+        values: Mapping[str, Any] = {},
+        origins: Mapping[str, str] = {},
+        project: Path | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         super().__init__(values)
-        self.origins, self.project = dict(origins), project
+        self.origins, self.project, self.ignored = dict(origins), project, ignored
 
     def without(self, *names: str) -> Values:
         """The values without these names."""
         kept = {name: v for name, v in self.items() if name not in names}
-        return Values(kept, self.origins, self.project)
+        return Values(kept, self.origins, self.project, self.ignored)
 
     def overlaid(self, values: Mapping[str, Any]) -> Values:
         """The values, overridden by those of a source with higher precedence."""
         kept = {name: where for name, where in self.origins.items() if name not in values}
-        more, project = (values.origins, values.project) if isinstance(values, Values) else ({}, None)
-        return Values({**self, **values}, {**kept, **more}, project or self.project)
+        other = values if isinstance(values, Values) else Values()
+        return Values(
+            {**self, **values},
+            {**kept, **other.origins},
+            other.project or self.project,
+            self.ignored + other.ignored,
+        )
 
 
 def resolve(
@@ -54,25 +69,26 @@ def resolve(
     in_projects: Collection[str],
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    aliases: Mapping[str, str] = {},
 ) -> Values:
     """All values that are set, by precedence of their sources. in_projects: what a project's file may set.
+    aliases: other names of options, such as their long flags.
 
     Raises ConfigError.
     """
     environ = os.environ if environ is None else environ
     values = Values()
     if (user := user_file(environ)) is not None:
-        values = read_file(user, kinds)
-    if (project := project_file(cwd or Path.cwd(), user)) is not None:
-        values = values.overlaid(read_project_file(project, kinds, in_projects, environ))
-    return values.overlaid(read_environment(environ, kinds)).overlaid(flags)
+        values = read_file(user, kinds, aliases)
+    cwd = cwd or working_directory()
+    if cwd is not None and (project := project_file(cwd, user)) is not None:
+        values = values.overlaid(read_project_file(project, kinds, in_projects, environ, aliases))
+    return values.overlaid(read_environment(environ, kinds, aliases)).overlaid(flags)
 
 
 def user_path(environ: Mapping[str, str]) -> Path:
     """Where the user's config file is or would be. SPECLLAMA_CONFIG overrides it."""
-    if given := environ.get("SPECLLAMA_CONFIG"):
-        return Path(given)
-    return Path(platformdirs.user_config_dir("specllama", appauthor=False)) / "config.toml"
+    return from_variable(environ, "SPECLLAMA_CONFIG") or user_directory("config") / "config.toml"
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
@@ -93,14 +109,14 @@ def project_file(cwd: Path, user: Path | None = None) -> Path | None:
         path = directory / PROJECT_FILE
         if os.path.lexists(path):
             return None if user is not None and is_same(path, user) else path
-        if (directory / ".git").exists() or directory == Path.home():
+        if (directory / ".git").exists() or directory == home():
             return None
     return None
 
 
 def near(path: Path) -> str:
     """The path of a file; in the working directory ./NAME."""
-    return f"./{path.name}" if path.parent == Path.cwd() else str(path)
+    return f"./{path.name}" if path.parent == working_directory() else str(path)
 
 
 def is_same(path: Path, other: Path) -> bool:
@@ -112,12 +128,16 @@ def is_same(path: Path, other: Path) -> bool:
 
 
 def read_project_file(
-    path: Path, kinds: Kinds, in_projects: Collection[str], environ: Mapping[str, str]
+    path: Path,
+    kinds: Kinds,
+    in_projects: Collection[str],
+    environ: Mapping[str, str],
+    aliases: Mapping[str, str] = {},
 ) -> Values:
     """The options of a project's file. Raises ConfigError as `read_file`, and for options that are not in
     `in_projects`.
     """
-    values = read_file(path, kinds, links=False)
+    values = read_file(path, kinds, aliases, links=False)
     for name in values:
         if name not in in_projects:
             raise ConfigError(
@@ -129,15 +149,16 @@ def read_project_file(
     return values
 
 
-def read_file(path: Path, kinds: Kinds, links: bool = True) -> Values:
+def read_file(path: Path, kinds: Kinds, aliases: Mapping[str, str] = {}, links: bool = True) -> Values:
     """The options of a TOML file. links: whether it may be a symbolic link. Raises ConfigError, for unknown
     keys and wrong types with file and line.
     """
     file, values = read_toml(path, links), Values()
     for key, value in file.data.items():
         name, where = key.replace("-", "_"), file.where(key)
+        name = aliases.get(name, name)
         if name not in kinds:
-            raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds))
+            raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds, aliases))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
         values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
@@ -145,15 +166,23 @@ def read_file(path: Path, kinds: Kinds, links: bool = True) -> Values:
     return values
 
 
-def read_environment(environ: Mapping[str, str], kinds: Kinds) -> Values:
-    """The options among the environment variables. Raises ConfigError, naming the variable."""
+def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[str, str] = {}) -> Values:
+    """The options among the environment variables, without those that an orchestrator sets for a service.
+    Raises ConfigError, naming the variable.
+    """
     values = Values()
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in NOT_OPTIONS:
             continue
+        if _OF_SERVICE.fullmatch(variable) or (variable.endswith("PORT") and _ADDRESS.fullmatch(text)):
+            values.ignored += (variable,)
+            continue
         name = variable[len(PREFIX) :].lower()
+        name = aliases.get(name, name)
         if name not in kinds:
-            raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds))
+            raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds, aliases))
+        if name in values:
+            raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
         kind, many = kinds[name]
         if many:
             values[name] = [_parsed(part.strip(), kind, variable) for part in text.split(",") if part.strip()]
@@ -195,8 +224,8 @@ _MAX_BITS = 1000  # of a number: fits a float
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def _similar(name: str, kinds: Kinds) -> str:
+def _similar(name: str, kinds: Kinds, aliases: Mapping[str, str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name[:100], kinds, n=3)
+    close = difflib.get_close_matches(name[:100], [*kinds, *aliases], n=3)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(kinds))}"

@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
+from specllama.config.places import from_variable, user_directory
+from specllama.config.whole_file import write_whole
 
 SCHEMA = 1
 # If decodes of this many rows are bit-equal to single rows, wider ones that are not need not be used.
@@ -21,8 +21,7 @@ _MAX_BYTES = 4 << 20  # of a file; specllama writes no larger ones
 
 def cache_dir() -> Path:
     """The cache directory: SPECLLAMA_CACHE, else the user's cache directory for specllama."""
-    given = os.environ.get("SPECLLAMA_CACHE")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("specllama", appauthor=False))
+    return from_variable(os.environ, "SPECLLAMA_CACHE") or user_directory("cache")
 
 
 class Store:
@@ -61,12 +60,7 @@ class Store:
     def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Store values under the key, atomically; a cache that cannot be written is not an error."""
         path = self.path(key)
-        temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
         text = json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str)
-        try:
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text)
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            write_whole(path, text)

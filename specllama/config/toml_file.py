@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specllama.config.text_file import TextProblem, decoded
 from specllama.errors import ConfigError
 
 MAX_BYTES = 256 << 10  # of a file
@@ -77,10 +78,9 @@ def read_text(path: Path, links: bool = True) -> str:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 10} KiB")
     try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path} cannot be read: line {line} is not UTF-8", "save it as UTF-8") from None
+        return decoded(data).replace("\r\n", "\n")
+    except TextProblem as problem:
+        raise ConfigError(f"{path} cannot be read: {problem}", "save it as UTF-8") from None
 
 
 def read_start(path: Path) -> bytes | None:

@@ -43,13 +43,14 @@ class Engine(Scheduler):
             active = sorted(active, key=lambda g: len(drafts.get(g.seq_id, NO_DRAFT).tokens))
         drafted = clock()
         batch, spans = self._batch(active, drafts)
-        rows = self._decode(batch)
+        rows = self._decode(batch, len(batch) if single else self._width(batch))
         if rows is None:
             return
         decoded, outcomes = clock(), []
+        n_same, width = self._same_width(), self.target.n_decoded
         for g, (begin, end) in zip(active, spans, strict=True):
             draft, before = drafts.get(g.seq_id, NO_DRAFT), len(g.history)
-            g.begin_round(draft.tokens, draft.sources, shared=len(batch) > 1 and not single)
+            g.begin_round(draft.tokens, draft.sources, shared=width > 1 and not single)
             n_accept = verify(rows[begin:end], draft.tokens, g.choose, g.commit)
             n_emitted = len(g.history) - before
             g.single_row = g.single_row and n_emitted == 0
@@ -58,7 +59,8 @@ class Engine(Scheduler):
         for g, outcome in zip(active, outcomes, strict=True):
             self._sync_cache(g, len(outcome.draft.tokens), outcome.n_emitted)
             policy.committed(g.seq_id, g.history[len(g.history) - outcome.n_emitted :])
-        done = Round(len(batch), decoded - drafted, drafted - started, clock() - started, outcomes)
+        seconds = decoded - drafted, drafted - started, clock() - started
+        done = Round(len(batch), *seconds, outcomes, width - len(batch), n_same)
         policy.observe(done)
         self._last_round = len(active), done.seconds
         forced, priced = policy.forced_sources, policy.priced_sources

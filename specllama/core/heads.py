@@ -67,9 +67,10 @@ class DraftHead(Protocol):
         """The hidden states for features of consecutive tokens, shape (n, n_embd). Raises DecodeError."""
         ...
 
-    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+    def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
         """Logits, shape (n_outputs, n_vocab), and hidden states, shape (n_outputs, n_embd), of the rows with
-        `output`. Logits are a view, valid until the next call. Raises NoRoomError, DecodeError.
+        `output`. Logits are a view, valid until the next call. n_rows: the decode is filled up to so many,
+        where there is room. Raises NoRoomError, DecodeError.
         """
         ...
 

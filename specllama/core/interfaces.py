@@ -43,6 +43,7 @@ class Context(Protocol):
     """A model with a KV cache for several sequences."""
 
     n_ctx: int  # tokens; one pool shared by all sequences
+    n_spare: int  # further cells, for rows that fill up a decode
     n_vocab: int
     n_batch: int  # most rows of one decode
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
@@ -50,13 +51,18 @@ class Context(Protocol):
     n_outputs_max: int  # most rows with logits in one decode
     max_rollback: int  # tokens that `truncate` may remove after a decode; large for an ordinary KV cache
     cuts_need_checkpoint: bool  # recurrent memory: call `checkpoint` before a decode that may be truncated
+    can_pad: bool  # a decode can be filled up with rows that are removed again
+    n_decoded: int  # rows of the last decode, with those that filled it up
 
-    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
+    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         """Evaluate the batch; returns the logits of the rows with `output`, shape (n_outputs, n_vocab), in
         batch order.
 
-        The result is a view, valid until the next decode on this context. Raises NoRoomError (nothing was
-        decoded), DecodeError (caches lost), ValueError (rows on which llama.cpp would abort).
+        n_rows, n_outputs: the decode is filled up to so many rows, and so many rows of logits, where the
+        memory allows that and has room. Further rows follow the last one; they are removed from the cache
+        again, and their logits are not returned. The result is a view, valid until the next decode on this
+        context. Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on
+        which llama.cpp would abort).
         """
         ...
 
@@ -217,10 +223,31 @@ class CachingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class CatchingUp(Drafter, Protocol):
+    """A drafter that can evaluate in pieces what its cache lacks."""
+
+    def catch_up(self, seq_id: int, n_most: int) -> bool:
+        """Whether a step evaluates at most n_most ids of the history; where it would evaluate more, so many
+        of them are evaluated now.
+        """
+        ...
+
+
+@runtime_checkable
 class BlockDrafting(Drafter, Protocol):
     """A drafter whose first step of a draft evaluates a whole block: its other steps cost no decode."""
 
     drafts_blocks: bool
+
+
+@runtime_checkable
+class PaddedDrafting(Drafter, Protocol):
+    """A drafter whose decodes can be filled up with rows that are removed again. pad_to: rows that the decode
+    of the next step alone should have. n_decoded: rows that the decode of the last step had.
+    """
+
+    pad_to: int
+    n_decoded: int
 
 
 @runtime_checkable

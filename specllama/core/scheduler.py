@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.exact import ExactRows
 from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
 from specllama.core.policy.base import Policy
@@ -23,7 +24,7 @@ from specllama.core.sequence import (
     ends_ignored,
     with_forced_limit,
 )
-from specllama.core.slots import Slot, empty, offload_idle, take_slot
+from specllama.core.slots import Slot, empty, offload_idle, take_alone, take_slot
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 
@@ -40,10 +41,12 @@ class Scheduler:
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
     of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
     near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
-    differently; None: no limit. exact: decide all near-ties on rows decoded by themselves. prefill_seconds:
-    target time of a prefill chunk while other sequences wait. room: from a number of bytes to whether they
-    may be used to save an idle cache; None: idle caches stay in the context. draft_failed: the draft model
-    raised DecodeError and was removed; `notices` has a message.
+    differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
+    decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
+    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time
+    of a prefill chunk while other sequences wait. room: from a number of bytes to whether they may be used to
+    save an idle cache; None: idle caches stay in the context. draft_failed: the draft model raised
+    DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class Scheduler:
         exact: bool = False,
         prefill_seconds: float = 0.5,
         room: Callable[[int], bool] | None = None,
+        exact_rows: ExactRows | None = None,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
-        self.max_rows = max_rows
+        self.max_rows, self.exact_rows = max_rows, exact_rows
         self.room, self._offloaded = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
@@ -73,7 +77,13 @@ class Scheduler:
         self.draft_failed = False
         self._row_seconds: float | None = None  # of one row of prefill, as last measured
         self._timed_rows = CHUNK  # of the decode of which that was measured
+        self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
         self._last_round = 0, inf  # generations in it, and its seconds
+
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a row of a prompt, None before one was evaluated."""
+        return self._row_seconds
 
     @property
     def busy(self) -> bool:
@@ -97,11 +107,15 @@ class Scheduler:
         infill = None if ends_ignored(request.params) else request.infill
         sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden, infill)
         end_ids = self.end_ids if request.forced is None else ()
+        exact, epsilon = self.exact or request.exact, self.epsilon or 0.0
+        if (rows := self.exact_rows if exact else None) is not None:  # nothing is left to decide again
+            exact, epsilon, n_ctx = False, 0.0, n_ctx - max(0, rows.width - 1 - self.target.n_spare)
         generation = Generation(
-            request, sampler, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+            request, sampler, end_ids, n_ctx, epsilon, exact, submitted=self.clock(), exact_rows=rows
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt
+        generation.stats.exact_width = rows.width if rows is not None else None
         self.queue.join(self.waiting, generation)
         return generation
 
@@ -119,21 +133,23 @@ class Scheduler:
                 g.prefix_owner = None
                 g.prefix_owner = self._find_prefix_owner(g)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
-            if not self._fits(self.waiting[0]):
+            if not self._fits(self.waiting[0]) or not self._may_join(self.waiting[0]):
                 break
             generation = self.waiting.pop(0)
             self.queue.served(generation)
+            if (rows := generation.exact_rows) is not None:
+                scope = generation.request.cache_scope
+                self._seat(generation, *take_alone(self.target, idle, generation.history, rows.chunk, scope))
+                break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
             cached = [
                 (g.seq_id, g.history[: g.n_past]) for g in self.active if not owner and _shares(g, scope)
             ]
             slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached, scope)
-            slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
-            generation.seq_id, generation.n_past = slot.seq_id, n_past
-            generation.stats.n_reused = min(n_past, generation.n_prompt)
-            generation.admitted = generation.admitted or self.clock()
-            self.active.append(generation)
+            for other in self.slots:
+                other.n_whole = 0
+            self._seat(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
             if deadline is not None and now > deadline:
@@ -141,6 +157,19 @@ class Scheduler:
             elif generation.time_left(now) < 0 and (generation.n_chunks or generation.seq_id < 0):
                 generation.finish_reason = "length"
         return list(self.active)
+
+    def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
+        """Give a slot to a generation, n_past of whose ids are in its cache."""
+        scope = generation.request.cache_scope
+        slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
+        generation.seq_id, generation.n_past = slot.seq_id, n_past
+        generation.stats.n_reused = min(n_past, generation.n_prompt)
+        generation.admitted = generation.admitted or self.clock()
+        self.active.append(generation)
+
+    def _may_join(self, generation: Generation) -> bool:
+        """Whether the generation may be decoded together with the active ones."""
+        return not self.active or not any(g.exact_rows for g in (generation, *self.active))
 
     def _fits(self, generation: Generation) -> bool:
         """Whether the pool has room for the generation and some growth; True if no other is active."""
@@ -159,6 +188,8 @@ class Scheduler:
         slot = self.slots[generation.seq_id]
         slot.owner, slot.last_used = None, self.clock()
         slot.ids = generation.history[: generation.n_past] if keep else []
+        rows = generation.exact_rows
+        slot.n_whole = min(generation.n_prompt, len(slot.ids)) if rows is not None else 0
         if not keep:
             self.target.truncate(slot.seq_id, 0)
         self.policy.forget(slot.seq_id)
@@ -222,7 +253,8 @@ class Scheduler:
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
-        n = self._chunk(len(history) - generation.n_past, seconds, most)
+        rest, exact = len(history) - generation.n_past, generation.exact_rows
+        n = self._chunk(rest, seconds, most) if exact is None else min(rest, exact.chunk)
         if decoding and n > CHUNK_GROWTH * self._timed_rows:
             n = CHUNK_GROWTH * self._timed_rows // CHUNK * CHUNK
         last = generation.n_past + n == len(history)
@@ -233,6 +265,7 @@ class Scheduler:
         rows = self._decode(batch)
         if rows is None:
             return
+        self._interrupted()
         generation.n_past += n
         generation.n_chunks += 1
         stats = generation.stats
@@ -312,13 +345,14 @@ class Scheduler:
 
     # Decoding
 
-    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
-        """Logits of the batch's outputs, shape (n_outputs, n_vocab). Without room idle caches are evicted;
-        where that is not enough, a generation is returned to the queue or ended, and the result is None.
+    def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32] | None:
+        """Logits of the batch's outputs, shape (n_outputs, n_vocab). n_rows: see `Context.decode`. Without
+        room idle caches are evicted; where that is not enough, a generation is returned to the queue or
+        ended, and the result is None.
         """
         while True:
             try:
-                return self.target.decode(batch)
+                return self.target.decode(batch, n_rows, n_rows)
             except NoRoomError:
                 idle = [s for s in self.slots if s.owner is None and s.ids and s.saved is None]
                 if idle:
@@ -345,6 +379,37 @@ class Scheduler:
         per_batch = self.target.n_batch // len(active) - pending
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
+    def _width(self, batch: Sequence[BatchRow]) -> int:
+        """How many rows the round's decode should have, at least those of the batch: as many as the policy
+        wants, where they fit and can be removed again.
+        """
+        if (rows := self.active[0].exact_rows) is not None:
+            return rows.width
+        target, n = self.target, len(batch)
+        width = self.policy.width(n) if target.can_pad else n
+        n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)
+        room = target.n_ctx - sum(len(g.history) for g in self.active)
+        most = min(
+            target.n_outputs_max,
+            target.n_batch,
+            self.max_rows or target.n_outputs_max,
+            n + target.max_rollback + 1 - n_last,
+            room,
+        )
+        return width if n < width <= most else n
+
+    def _same_width(self) -> int:
+        """Count the decode of a round; returns how many of its width there were in a row, with this one."""
+        width = self.target.n_decoded
+        self._n_same = self._n_same + 1 if width == self._last_width else 1
+        self._last_width = width
+        return self._n_same
+
+    def _interrupted(self) -> None:
+        """Other decodes than those of rounds were made."""
+        self._last_width = 0
+        self.policy.interrupted()
+
     def _time_left(self, active: Sequence[Generation]) -> float:
         """Seconds until the first time limit of these generations."""
         timed = [g for g in active if g.request.predict_seconds < inf]
@@ -367,6 +432,7 @@ class Scheduler:
             n = generation.n_past
             self.target.decode([BatchRow(t, n + i, generation.seq_id, False) for i, t in enumerate(chunk)])
             generation.n_past += len(chunk)
+            self._interrupted()
         self.target.checkpoint(generation.seq_id)
 
     def _check_prefilled(self, generation: Generation) -> None:

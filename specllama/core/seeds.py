@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MASK64 = (1 << 64) - 1
+_MASK64, _MASK53 = (1 << 64) - 1, (1 << 53) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -15,5 +15,7 @@ def splitmix64(x: int) -> int:
 
 
 def nth_seed(seed: int, n: int) -> int:
-    """The seed of the n-th text of a request, counted from 0; `seed` itself for the first."""
-    return seed if n == 0 else splitmix64(seed ^ splitmix64(n))
+    """The seed of the n-th text of a request, counted from 0; `seed` itself for the first. The others are
+    below 2^53, so that programs whose numbers are all floats can send them back.
+    """
+    return seed if n == 0 else splitmix64(seed ^ splitmix64(n)) & _MASK53

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, NamedTuple, Protocol
 
+from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
@@ -53,6 +54,7 @@ class Request:
     None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
     reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`.
+    exact: the text is the same with and without drafts, whatever that costs; see `core.exact`.
     prompt_seconds: time limit of the prompt, from submission to the first token.
     predict_seconds: time limit of the text, from the first token. warm: evaluate the prompt for later
     requests, and write nothing. infill: the sampling step of that name, None for none.
@@ -76,12 +78,14 @@ class Request:
     predict_seconds: float = inf
     warm: bool = False
     infill: InfillRule | None = None
+    exact: bool = False
 
 
 @dataclass(slots=True)
 class Generation:
     """A request in the engine. history: prompt and output ids. n_past: how many of them are in the target's
-    cache. epsilon, exact: see `scheduler.Scheduler`.
+    cache. epsilon, exact: see `scheduler.Scheduler`. exact_rows: its decodes have one width, and nothing else
+    is decoded meanwhile; None: they need not.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
     target's memory can take tokens back one by one.
@@ -102,6 +106,7 @@ class Generation:
     single_row: bool = False  # the next token must be chosen from a row decoded by itself
     shared: bool = False  # the current row was decoded together with others
     finish_reason: FinishReason | None = None
+    exact_rows: ExactRows | None = None
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt
@@ -138,6 +143,8 @@ class Generation:
             room = min(room, self.request.params.max_tokens - self.n_output - 1)
         if self.request.draft_max is not None:
             room = min(room, self.request.draft_max)
+        if self.exact_rows is not None:
+            room = min(room, self.exact_rows.n_kept(len(self.history) - 1) - 1)
         return max(0, room)
 
     def time_left(self, now: float) -> float:

@@ -18,13 +18,15 @@ MIN_SHARED = 32  # further ids in common with a slot in use from which its cells
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it, or in `saved`,
     with an empty cache. scope: whose ids they are; only generations of the same `Request.cache_scope` reuse
-    them. last_used: time by the engine's clock. owner: the generation that uses it.
+    them. n_whole: ids at the start that were evaluated in whole chunks of an exact prompt, in the first
+    cells of the cache. last_used: time by the engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
     ids: list[int] = field(default_factory=list)
     scope: str = ""
     saved: Saved | None = None
+    n_whole: int = 0
     last_used: float = 0.0
     owner: Generation | None = None
 
@@ -69,10 +71,31 @@ def take_slot(
     return slot, target.truncate(slot.seq_id, common) if target.load(slot.seq_id, saved) else 0
 
 
+def take_alone(
+    target: Context, idle: Sequence[Slot], ids: Sequence[int], chunk: int, scope: str = ""
+) -> tuple[Slot, int]:
+    """As `take_slot`, with no other cells in the context than those of the slot; called while all are idle.
+
+    Only whole chunks of earlier exact prompts are reused: their cells are those that this prompt would fill.
+    """
+
+    def n_common(slot: Slot) -> int:
+        if slot.scope != scope or slot.saved is not None:
+            return 0
+        return min(common_prefix(slot.ids, ids), len(ids) - 1, slot.n_whole) // chunk * chunk
+
+    best = max(idle, key=lambda s: (n_common(s), -s.last_used))
+    common = n_common(best)
+    for slot in idle:
+        if slot is not best or not common:
+            empty(target, slot)
+    return best, target.truncate(best.seq_id, common)
+
+
 def empty(target: Context, slot: Slot) -> None:
     """Free the slot's cells and discard its saved cache."""
     target.truncate(slot.seq_id, 0)
-    slot.ids, slot.saved = [], None
+    slot.ids, slot.saved, slot.n_whole = [], None, 0
 
 
 def offload_idle(

@@ -30,10 +30,12 @@ class RunStats:
     drafted_by and forced_by. n_modelled: verified tokens of a draft model. reached[j]: rounds whose draft had
     more than j guessed tokens; accepted_at[j]: those of them in which token j was emitted. reached_by,
     accepted_by: the same by drafter of token j. decode_seconds: from the first token to the end, n_predict -
-    1 tokens. plain_seconds: of the plain rounds, without
-    drafting. near_ties: tokens chosen with a margin below the rounding error of a batched row; redecided:
-    those chosen again from a row decoded by itself. round_seconds: by number of rows, the number of such
-    decodes and their seconds.
+    1 tokens. plain_rounds: rounds in which nothing was drafted, plain_seconds: of those, without drafting;
+    steady_rounds, steady_seconds: the same of those that followed two of their width. near_ties: tokens
+    chosen with a margin below the rounding error of a batched row; redecided: those chosen again from a row
+    decoded by itself. exact_width: the one width of all decodes, None where it could change. round_seconds:
+    by number of rows, with those that fill a decode up, the number of such decodes and their seconds;
+    steady_by_rows: the same of those that followed two of their width.
     """
 
     n_prompt: int = 0
@@ -55,6 +57,8 @@ class RunStats:
     rounds: int = 0
     plain_rounds: int = 0
     plain_seconds: float = 0.0
+    steady_rounds: int = 0
+    steady_seconds: float = 0.0
     encode_seconds: float = 0.0
     ttft_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -63,7 +67,9 @@ class RunStats:
     sampling_seconds: float = 0.0
     near_ties: int = 0
     redecided: int = 0
+    exact_width: int | None = None
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
+    steady_by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def drafted(
         self,
@@ -114,11 +120,15 @@ class RunStats:
         self.verify_seconds += done.verify_seconds
         self.draft_seconds += done.draft_seconds
         self.sampling_seconds += sampling_seconds
-        count, seconds = self.round_seconds.get(done.n_rows, (0, 0.0))
-        self.round_seconds[done.n_rows] = (count + 1, seconds + done.verify_seconds)
+        for times in (self.round_seconds, self.steady_by_rows)[: 1 + done.steady]:
+            count, seconds = times.get(done.width, (0, 0.0))
+            times[done.width] = count + 1, seconds + done.verify_seconds
         if done.plain:
             self.plain_rounds += 1
             self.plain_seconds += done.seconds - done.draft_seconds
+            if done.steady and not done.padding:
+                self.steady_rounds += 1
+                self.steady_seconds += done.seconds - done.draft_seconds
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -155,8 +165,8 @@ class RunStats:
 
     @property
     def plain_tps(self) -> float | None:
-        """Tokens per second of the plain rounds."""
-        return self.plain_rounds / self.plain_seconds if self.plain_seconds > 0 else None
+        """Tokens per second of the plain rounds that followed two of their width."""
+        return self.steady_rounds / self.steady_seconds if self.steady_seconds > 0 else None
 
     @property
     def time_shares(self) -> dict[str, float]:
@@ -179,9 +189,10 @@ class RunStats:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunStats:
-        rounds = {int(n): (count, seconds) for n, (count, seconds) in data["round_seconds"].items()}
-        by = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
-        return cls(**{**data, **by, "round_seconds": rounds})
+        by: dict[str, Any] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
+        for name in ("round_seconds", "steady_by_rows"):
+            by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
+        return cls(**{**data, **by})
 
 
 @dataclass(slots=True)
@@ -252,7 +263,7 @@ class OfferStats:
 class PlainRate:
     """Speed of plain decoding. tps: tokens per second, None: unknown. source: whether it is from the plain
     rounds of this run alone ("run"), also from a stored time ("stored"), or unknown ("none"). rounds: plain
-    rounds of this run.
+    rounds of this run that count.
     """
 
     tps: float | None
@@ -261,20 +272,21 @@ class PlainRate:
 
 
 def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
-    """The speed of plain decoding, from the plain rounds of the run; where they are fewer than
+    """The speed of plain decoding, from the plain rounds of the run that followed two others, since the first
+    ones after a change of the width can take longer; where they are fewer than
     MIN_PLAIN_ROUNDS, `stored_t1` (seconds of a plain decode) stands in for the missing ones, and without it
     the speed is unknown.
     """
-    missing = MIN_PLAIN_ROUNDS - stats.plain_rounds
+    missing = MIN_PLAIN_ROUNDS - stats.steady_rounds
     if missing <= 0:
-        return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
+        return PlainRate(stats.plain_tps, "run", stats.steady_rounds)
     if stored_t1:
         # Besides its decode, a plain round samples a row and does other work.
         sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
         other = stats.time_shares["other"] / max(1, stats.rounds)
-        seconds = stats.plain_seconds + missing * (stored_t1 + sampling + other)
-        return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
-    return PlainRate(None, "none", stats.plain_rounds)
+        seconds = stats.steady_seconds + missing * (stored_t1 + sampling + other)
+        return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", stats.steady_rounds)
+    return PlainRate(None, "none", stats.steady_rounds)
 
 
 def speedup(stats: RunStats, plain: PlainRate) -> float | None:

@@ -71,6 +71,7 @@ class ModelDrafter(RegisteredDrafter):
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
+        self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -127,6 +128,16 @@ class ModelDrafter(RegisteredDrafter):
         state = self.states[seq_id]
         self._restart_at(seq_id, max(0, len(state.history) - max(1, n_last)))
         state.n_valid = 0
+
+    def catch_up(self, seq_id: int, n_most: int) -> bool:
+        """See `CatchingUp`."""
+        if not self._fits(seq_id, ()):
+            return True
+        self._copy_prefix(seq_id)
+        if self.cache_state(seq_id).n_pending <= n_most:
+            return True
+        self._fill(seq_id, self.states[seq_id].n_valid + n_most)
+        return False
 
     def _evaluate_shared(self, seqs: Sequence[int]) -> None:
         """Evaluate a prefix that several of the sequences have in common and lack only once."""
@@ -219,7 +230,7 @@ class ModelDrafter(RegisteredDrafter):
         """Logits after the last pending id of each sequence, shape (len(pending), n_vocab); None where there
         is no room.
         """
-        share = max(1, self.context.n_batch // len(pending))
+        share, pad_to, self.pad_to = max(1, self.context.n_batch // len(pending)), self.pad_to, 0
         batch: list[BatchRow] = []
         try:
             for seq, ids in pending.items():
@@ -228,17 +239,19 @@ class ModelDrafter(RegisteredDrafter):
                     self._decode([BatchRow(t, start + i, seq, False) for i, t in enumerate(rest[:share])])
                     start, rest = start + share, rest[share:]
                 batch += [BatchRow(t, start + i, seq, i == len(rest) - 1) for i, t in enumerate(rest)]
-            return self._decode(batch)
+            found = self._decode(batch, pad_to)
+            self.n_decoded = self.context.n_decoded
+            return found
         except NoRoomError:
             return None
 
-    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32]:
-        """Decode and update the cells; caches of idle sequences are emptied for room. Raises NoRoomError
-        where that is not enough, DecodeError where the draft model fails.
+    def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32]:
+        """Decode, filled up to `n_rows` rows, and update the cells; caches of idle sequences are emptied for
+        room. Raises NoRoomError where that is not enough, DecodeError where the draft model fails.
         """
         while True:
             try:
-                rows = self.context.decode(batch)
+                rows = self.context.decode(batch, n_rows)
                 break
             except NoRoomError:
                 idle = next((s for s, cells in self.cells.items() if cells and s not in self.states), None)

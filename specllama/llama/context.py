@@ -24,6 +24,7 @@ from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
+from specllama.llama.token_batch import TokenBatch, further_rows
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
@@ -49,17 +50,25 @@ class LlamaContext:
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods.
 
-    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for
-    rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint.
-    features: takes hidden states of all decodes; None: they are not kept. Raises
+    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent
+    states kept per sequence for rollback; llama.cpp keeps none for most recurrent models, whose truncation
+    then needs a checkpoint. features: takes hidden states of all decodes; None: they are not kept. Raises
     ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
     def __init__(
-        self, model: LlamaModel, n_ctx: int, n_seq_max: int = 1, n_outputs_max: int = 64, n_rs_seq: int = 0
+        self,
+        model: LlamaModel,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_outputs_max: int = 64,
+        n_rs_seq: int = 0,
+        n_spare: int = 0,
     ) -> None:
         self.model, s = model, model.settings
-        params = context_params(s, n_ctx, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
+        params = context_params(
+            s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0
+        )
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -71,7 +80,8 @@ class LlamaContext:
         if not self.memory:
             raise UsageError(f"{s.path} has no memory for generation; it is not a text model")
         model.apply_lora(self.handle)
-        self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)), n_seq_max
+        self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)) - n_spare, n_seq_max
+        self.n_spare = n_spare
         self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
         self.n_outputs_max = min(n_outputs_max, self.n_batch)
         self.row_multiple = _AMX_ROWS if model.uses_amx else 1
@@ -79,36 +89,18 @@ class LlamaContext:
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
         self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
+        # Where cells outside a window are not kept, those that further rows take the place of are lost.
+        self.can_pad = not self.cuts_need_checkpoint and (s.swa_full or not model.n_swa)
+        self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
         self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
         self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
+        self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
-        self._make_batch()
-
-    def _make_batch(self) -> None:
-        """The llama_batch over numpy arrays that every decode fills."""
-        n = self.n_batch
-        self._token, self._pos = np.zeros(n, np.int32), np.zeros(n, np.int32)
-        self._n_seq, self._seq, self._output = (
-            np.ones(n, np.int32),
-            np.zeros(n, np.int32),
-            np.zeros(n, np.int8),
-        )
-        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
-        self._batch = llama.llama_batch(
-            n_tokens=0,
-            token=self._token.ctypes.data_as(ctypes.POINTER(llama.llama_token)),
-            embd=None,
-            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama.llama_pos)),
-            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq_id=ctypes.cast(
-                self._seq_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama.llama_seq_id))
-            ),
-            logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
+        self._batch = TokenBatch(self.n_batch)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Set the threads of the next decodes: of a single row, and of several. Raises ValueError."""
@@ -118,37 +110,73 @@ class LlamaContext:
         llama.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
-    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
-        n = len(batch)
-        if not n:
-            self._limits.check_rows(0, 0)
-        if n == 1:  # the draft model decodes token by token; numpy operations would take longer
-            ((token, position, seq_id, output),) = batch
-            n_outputs, seq_ids = int(output), (seq_id,)
-            self._check(n, token, token, seq_id, seq_id, n_outputs)
-            self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
-        else:
-            tokens, positions, seq_ids, outputs = zip(*batch, strict=True)
-            n_outputs = sum(outputs)
-            self._check(n, min(tokens), max(tokens), min(seq_ids), max(seq_ids), n_outputs)
-            self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = (
-                tokens, positions, seq_ids, outputs
-            )  # fmt: skip
-        self._batch.n_tokens = n
+    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+        n, real = len(batch), batch
+        if not 0 < n <= self.n_batch:
+            self._limits.check_rows(n, 0)
+        if n_rows > n and self._fills(batch):
+            n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
+            batch = [*batch, *further_rows(batch[-1], min(n_rows, self.n_batch) - n, n_logits)]
+        if self.model.has_state:
+            self._remove_padding()
+        n_returned = self._fill(batch, n)
         if self.features is not None:
-            self.features.before(n_outputs)
+            self.features.before(n_returned)
         started = running_time()
-        result = llama.llama_decode(self.handle, self._batch)
+        result = llama.llama_decode(self.handle, self._batch.batch)
+        if result == 1 and len(batch) > n:  # there is room for the rows of the batch, perhaps
+            batch, n_returned = real, self._fill(real, n)
+            result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
-        address = get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
+        address = get_logits(self.handle) if n_returned else llama.llama_synchronize(self.handle)
         self.decode_seconds += running_time() - started
+        self.n_decoded = len(batch)
         if self.features is not None:
-            self.features.after(batch)
+            self.features.after(real)
+        self._decoded(batch, n)
+        return self._rows(address, n_returned)
+
+    def _fills(self, batch: Sequence[BatchRow]) -> bool:
+        """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
+        would be as many as the others' then (see `_note_rollbacks`).
+        """
+        return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
+
+    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
+        """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output."""
+        if len(batch) == 1:
+            ((token, _, seq_id, output),) = batch
+            self._check(1, token, token, seq_id, seq_id, int(output))
+            self._batch.fill(batch)
+            return int(output)
+        tokens, seq_ids = [row.token for row in batch], [row.seq_id for row in batch]
+        outputs = [row.output for row in batch]
+        self._check(len(batch), min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
+        self._batch.fill(batch)
+        return sum(outputs[:n_real])
+
+    def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:
+        """Note what can be rolled back, and remove the rows that filled up the decode. Recurrent states can
+        be rolled back once: with the rows that are cut anyway.
+        """
+        last = batch[-1].seq_id
         if self.model.has_state:
-            self._note_rollbacks(seq_ids)
+            self._note_rollbacks([row.seq_id for row in batch])
+            self._padding[last] = len(batch) - n_real
+        elif len(batch) > n_real:
+            llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
+
+    def _remove_padding(self) -> None:
+        """Remove the rows that filled up the last decode, where no truncation has."""
+        for seq_id, n in enumerate(self._padding):
+            if n:
+                self.truncate(seq_id, self.n_past(seq_id))
+
+    def _rows(self, address: Any, n_outputs: int) -> NDArray[np.float32]:
+        """A view of the logits of the last decode."""
         if not n_outputs:
             return np.zeros((0, self.n_vocab), np.float32)
         if not address:
@@ -186,10 +214,11 @@ class LlamaContext:
 
     def n_past(self, seq_id: int) -> int:
         self._limits.check_seqs(seq_id, seq_id)
-        return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
+        return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1 - self._padding[seq_id]
 
     def checkpoint(self, seq_id: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
+        self._remove_padding()
         size = llama.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
         if llama.llama_state_seq_get_data_ext(self.handle, state, size, seq_id, _PARTIAL) != size:
@@ -197,13 +226,15 @@ class LlamaContext:
         self._checkpoints[seq_id] = (self.n_past(seq_id), state)
 
     def truncate(self, seq_id: int, n_past: int) -> int:
-        have = self.n_past(seq_id)
-        if n_past >= have:
+        have, padding = self.n_past(seq_id), self._padding[seq_id]
+        n_past = min(n_past, have)
+        if n_past == have and not padding:
             return have
         if n_past <= 0:
             self._clear(seq_id)
             return 0
-        removable = self._can_remove(seq_id, have - n_past)
+        self._padding[seq_id] = 0
+        removable = self._can_remove(seq_id, have + padding - n_past)
         if removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
             # With a sliding window the removal always succeeds, but cells outside the window are gone.
             first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
@@ -242,10 +273,12 @@ class LlamaContext:
     def _clear(self, seq_id: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
+        self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
         self._limits.check_seqs(min(src, dst), max(src, dst))
+        self._remove_padding()
         if self.model.has_state and n_past != self.n_past(src):
             return 0
         self._clear(dst)

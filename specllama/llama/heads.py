@@ -242,7 +242,23 @@ class HeadContext:
             found.append(rows_at(_ext.get_nextn(self.handle), len(part), self._n_embd).copy())
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+    def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
+        if n_rows > len(rows):
+            last, n = rows[-1], min(n_rows, self.n_batch) - len(rows)
+            further = [last._replace(pos=self._after(last.pos, i), output=False) for i in range(n)]
+            try:
+                return self._decode([*rows, *further])
+            except NoRoomError:  # there is room for the rows alone, perhaps
+                pass
+            finally:
+                self.truncate(last.seq_id, last.pos + 1)
+        return self._decode(rows)
+
+    def _after(self, pos: int, i: int) -> int:
+        """The position of the row i places after the next one."""
+        return pos if self.reads_target else pos + 1 + i
+
+    def _decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
         outputs = [i for i, row in enumerate(rows) if row.output]
         # An EAGLE-3 graph computes all rows and returns the first ones, whichever have an output.
         every = self._encodes and bool(outputs)

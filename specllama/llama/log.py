@@ -31,6 +31,11 @@ class LlamaLog:
         """The last three warnings and errors in one line."""
         return "; ".join(list(self._lines)[-3:]) or "llama.cpp gave no reason"
 
+    def line_with(self, word: str) -> str:
+        """The last warning or error with this word, "" for none."""
+        found = next((line for line in reversed(self._lines) if word in line), "")
+        return found.partition("\n")[0].removeprefix("warning: ")
+
     def _receive(self, level: int, text: bytes, _user: object) -> None:
         line = text.decode("utf-8", "replace")
         if self.verbose:

@@ -14,15 +14,12 @@ from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.devices import buffer_type, devices
 from specllama.llama.library import KERNELS, llama
 from specllama.llama.log import log
-from specllama.llama.word_split import WordSplit, pre_tokenizer, with_large_stack
+from specllama.llama.word_split import WordSplit, pre_tokenizer
+from specllama.text.large_stack import with_large_stack
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
-_LOAD_MODE = {  # llama_load_mode, by (use_mmap, use_mlock)
-    (False, False): 0,
-    (True, False): 1,
-    (False, True): 2,
-    (True, True): 3,
-}
+# llama_load_mode, by (use_mmap, use_mlock)
+_LOAD_MODE = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
 _FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
@@ -59,6 +56,7 @@ class LlamaModel:
         self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), params)
         if not self.handle:
             raise _load_error(settings.path)
+        self.not_locked = log.line_with("to mlock")  # why not all of it stays in memory, "" if it does
         self.vocab = llama.llama_model_get_vocab(self.handle)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab

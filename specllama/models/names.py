@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from specllama.errors import UsageError
 
@@ -20,6 +21,8 @@ _REPO = re.compile(rf"{_PART}/{_PART}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+-]*(?:/[A-Za-z0-9_][\w.+-]*)*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
 _SHAPE = re.compile(r"([^/@:]+/[^/@:]+?)(?:@([^:]*))?(?::(.*))?", re.DOTALL)
+_PLACES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
+_HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
 _FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revision"
 
 
@@ -66,13 +69,25 @@ def check_text(name: str, argument: str) -> None:
         )
 
 
-def parse_repo(text: str) -> RepoName | None:
-    """The repository that a text names, with or without "hf:"; None if the text has another form.
+def parse_repo(text: str, host: str = "") -> RepoName | None:
+    """The repository that a text names, with or without "hf:", as the address of its page or of one of its
+    files, or as user/repo/file.gguf; None if the text has another form. host: of a mirror of the hub.
 
     Raises UsageError for a text of this form, or after "hf:", that cannot be a repository.
     """
+    plain = text.removeprefix("hf:").removeprefix("//")
+    if (address := _path_of_address(plain, host)) is not None:
+        return _of_address(text, address)
     explicit = text.startswith("hf:")
-    match = _SHAPE.fullmatch(text.removeprefix("hf:").removeprefix("//"))
+    folders = plain.split("/")
+    if (
+        len(folders) > 2
+        and plain.lower().endswith(".gguf")
+        and ":" not in plain
+        and folders[0][:1] not in "./~\\"
+    ):
+        return RepoName("/".join(folders[:2]), "/".join(folders[2:]))
+    match = _SHAPE.fullmatch(plain)
     if match is None:
         if explicit:
             raise UsageError(f"{shown(text)} cannot be a repository of the hub", f"write {_FORM}")
@@ -86,6 +101,32 @@ def parse_repo(text: str) -> RepoName | None:
     if revision == "" or tag == "":
         raise UsageError(f"{shown(text)}: something is missing at its end", f"write {_FORM}")
     return RepoName(repo, tag or "", revision or DEFAULT_REVISION)
+
+
+def _path_of_address(text: str, host: str) -> str | None:
+    """The path of an address of the hub, with or without https://; None for any other text."""
+    scheme, found, rest = text.rpartition("://")
+    if scheme.lower() not in ("", "http", "https") or (found and not scheme):
+        return None
+    name, slash, path = rest.partition("/")
+    known = (*_HOSTS, host) if host else _HOSTS
+    if not slash or name.lower() not in known:
+        return None
+    return path.partition("?")[0].partition("#")[0].strip("/")
+
+
+def _of_address(text: str, path: str) -> RepoName:
+    user, _, rest = path.partition("/")
+    name, _, rest = rest.partition("/")
+    if not rest:
+        found = parse_repo(f"hf:{user}/{name}")
+        assert found is not None
+        return found
+    place, _, rest = rest.partition("/")
+    revision, _, file = unquote(rest).partition("/")
+    if place not in _PLACES or not revision or (file and not file.lower().endswith(".gguf")):
+        raise UsageError(f"{shown(text)} is not the address of a model on the hub", f"write {_FORM}")
+    return RepoName(f"{user}/{name}", file, revision)
 
 
 def check_file(path: str) -> None:

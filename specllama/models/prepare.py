@@ -108,13 +108,18 @@ def prepare_pair(
         theirs = None
     elif draft == "auto":
         theirs = known_draft(library, ours)
-    elif draft == PYDOC:
-        theirs = _embedded_draft()
     else:
         assert draft is not None
-        theirs = library.find(draft, DRAFT)
+        theirs = find_draft(library, draft, DRAFT)
     paths = prepare_models(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
     return Paths(paths[0], paths[1] if theirs is not None else None)
+
+
+def find_draft(library: Library, name: str, argument: str) -> ResolvedModel:
+    """The draft with this name, on disk or else on the hub: that of the embedded pair is called as its
+    target. Raises what Library.find raises.
+    """
+    return _embedded_draft() if name == PYDOC else library.find(name, argument)
 
 
 def prepare_models(

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageEr
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
-from specllama.models.hub.env import hub_cache
+from specllama.models.hub.env import hub_cache, hub_endpoint
 from specllama.models.manifest import Manifest
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
@@ -75,11 +76,17 @@ class Library:
     """All models that a name can refer to: on this disk, in models.toml, on the hub. Requests about models on
     disk are not sent to the hub.
 
-    listener: receives notes and progress. environ: os.environ by default.
+    listener: receives notes and progress. environ: os.environ by default. verify: whether models are refused
+    whose hash the hub does not give.
     """
 
-    def __init__(self, listener: Listener | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self.environ = os.environ if environ is None else environ
+    def __init__(
+        self,
+        listener: Listener | None = None,
+        environ: Mapping[str, str] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.environ, self._verify = os.environ if environ is None else environ, verify
         self.listener: Listener = listener or Silent()
         self.root = hub_cache(self.environ)
         self._listings: dict[RepoName, Listing] = {}
@@ -122,10 +129,14 @@ class Library:
             return ParsedName(name, RepoName(entry.where.repo, tag, entry.where.revision), entry)
         if there:
             return ParsedName(name)
-        where = parse_repo(name)
-        if where is None:
-            return ParsedName(name)
+        where = parse_repo(name, self._hub_host())
+        if where is None or (name.count("/") > 1 and os.path.isdir(name.partition("/")[0])):
+            return ParsedName(name)  # one that begins with a directory of this disk is a path
         return ParsedName(name, where, self.manifest.of_repo(where.repo))
+
+    def _hub_host(self) -> str:
+        """The name of the hub's host, as it stands in its addresses."""
+        return hub_endpoint(self.environ).rpartition("://")[2].partition("/")[0].lower()
 
     def find(self, name: str, argument: str) -> ResolvedModel:
         """The model with this name, on disk or else on the hub.
@@ -135,7 +146,12 @@ class Library:
         parsed = self.parse(name, argument)
         if (here := self.on_disk(parsed, argument)) is not None:
             return here
-        return self.on_hub(parsed)
+        try:
+            return self.on_hub(parsed)
+        except (NotFoundError, AccessError) as error:
+            if not name.lower().endswith(".gguf") or ":" in name:
+                raise
+            raise type(error)(f"{argument}: there is no file {name}; {error.message}", error.hint) from None
 
     def on_disk(self, parsed: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
@@ -163,16 +179,45 @@ class Library:
     def on_hub(self, parsed: ParsedName) -> ResolvedModel:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
         assert parsed.where is not None
-        listing = self.listing(parsed.where)
-        found = candidates(listing.files, parsed.where.tag or parsed.default)
+        listing = self.listing(parsed.where, parsed.name)
+        found = candidates((*listing.files, *listing.unverified), parsed.where.tag or parsed.default)
         files = choose(found, parsed.where.tag, str(parsed.where), parsed.default)
+        unverified = [path for path in files.parts if path not in listing.files]
+        if unverified:
+            listing = self._unverified(listing, unverified)
         return ResolvedModel(parsed, listing=listing, files=files)
 
-    def listing(self, where: RepoName) -> Listing:
-        """The hub's listing of a repository, requested once. Raises what `Hub.listing` raises."""
+    def _unverified(self, listing: Listing, paths: Sequence[str]) -> Listing:
+        """The listing with files whose hash the hub does not give. Raises IntegrityError if that is refused,
+        or the size is not known either.
+        """
+        from specllama.models.hub.api import HubFile
+
+        what = f"{self.hub.endpoint} gives no hash for {paths[0]} of {listing.name.repo}"
+        if not self._verify:
+            self.listener.warning(f"{what}: what comes is not verified")
+        else:
+            raise IntegrityError(
+                f"{what}, with which a download is verified",
+                f"specllama pull --no-verify {listing.name} downloads it without that, and records its hash; "
+                "or set HF_ENDPOINT to a hub that gives hashes",
+            )
+        files = dict(listing.files)
+        for path in paths:
+            n_bytes = self.hub.size(listing, path)
+            if n_bytes is None:
+                raise IntegrityError(f"{self.hub.endpoint} gives no size for {path} of {listing.name.repo}")
+            address = f"{listing.name.repo}@{listing.commit}/{path}"
+            files[path] = HubFile(path, n_bytes, hashlib.sha256(address.encode()).hexdigest(), verified=False)
+        return replace(listing, files=files)
+
+    def listing(self, where: RepoName, name: str = "") -> Listing:
+        """The hub's listing of a repository, requested once. name: what the user calls the model. Raises what
+        `Hub.listing` raises.
+        """
         key = RepoName(where.repo, "", where.revision)
         if key not in self._listings:
-            self._listings[key] = self.hub.listing(key)
+            self._listings[key] = self.hub.listing(key, name or str(where))
         return self._listings[key]
 
     def header(self, found: ResolvedModel) -> Header:
@@ -208,7 +253,7 @@ class Library:
         """The entry in models.toml of a file in the cache."""
         try:
             first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OSError):  # OSError: the working directory is gone
             return None
         return self.manifest.of_repo("/".join(first.split("--")[1:]))
 

@@ -13,19 +13,19 @@ from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
 from specllama.server import openapi, page
+from specllama.server.dialects import lm_studio
 from specllama.server.dialects.anthropic import routes as anthropic
-from specllama.server.dialects.base import ApiRequest, ApiRoute
+from specllama.server.dialects.base import ApiRequest, ApiRoute, Shared
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.http.access import AccessMiddleware
-from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
 from specllama.server.models import ModelPool
 from specllama.server.supervisor import Say
 
-DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, ollama.DIALECT)
-"""Errors on paths of no dialect have the shape of the first one."""
+DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, lm_studio.DIALECT, ollama.DIALECT)
+"""Errors on paths of no dialect have the shape of the first one; the first prefix of a path decides."""
 
 
 async def _document(api: ApiRequest) -> Response:
@@ -47,20 +47,22 @@ def build(models: ModelPool, say: Say) -> Starlette:
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
-    bodies = BodyReader()
-    return Starlette(
-        routes=[Route(r.path, _endpoint(r, models, say, bodies), methods=[r.method]) for r in ROUTES],
+    shared = Shared()
+    made = Starlette(
+        routes=[Route(r.path, _endpoint(r, models, say, shared), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
+    made.router.redirect_slashes = False  # paths are settled before, and a redirect would lose https
+    return made
 
 
 def _endpoint(
-    route: ApiRoute, models: ModelPool, say: Say, bodies: BodyReader
+    route: ApiRoute, models: ModelPool, say: Say, shared: Shared
 ) -> Callable[[Request], Awaitable[Response]]:
     async def respond(http: Request) -> Response:
-        await models.look_up(http.query_params.get("model"))
-        return await route.endpoint(ApiRequest(http, models, say, bodies))
+        await models.look_up(http.query_params.get("model") or None)
+        return await route.endpoint(ApiRequest(http, models, say, shared))
 
     return respond
 

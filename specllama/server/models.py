@@ -109,14 +109,17 @@ class ModelPool:
         if found is None or not found.on_disk:
             await self._rescan(_RESCAN_SECONDS)
 
-    def service(self, name: str | None) -> Service:
-        """The model with this name, in memory or not; None: see `current`. Raises NotFoundError."""
+    def service(self, name: str | None, exact: bool = False) -> Service:
+        """The model with this name, in memory or not; None: see `current`. A server that holds one model
+        alone answers with it to any name, as llama-server does, unless its settings or `exact` forbid that.
+        Raises NotFoundError.
+        """
         if name is None:
             return self.current
         if self.settings.names_it(name):
             return self.default
         if self.pinned:
-            if ANY_NAME in self.settings.names:
+            if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
                 return self.default
             raise not_found(name, self.settings.shown_names)
         found = self._catalogue.find(name)

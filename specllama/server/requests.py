@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
@@ -24,12 +24,14 @@ ReaderOf = Callable[[Tools | None], CallReader | None]
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
     """One text to generate. prompt: index of the prompt that it answers; the requests of one prompt differ in
-    their seeds alone. splits: see EventAssembler.
+    their seeds alone. splits: see EventAssembler. fields: of the request, by the parameters that they set; an
+    error of the engine about one names the field.
     """
 
     request: protocol.Generate
     prompt: int = 0
     splits: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 class RequestStream:
@@ -51,6 +53,7 @@ class RequestStream:
         self.place, self.n_held = place, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
+        self._fields = specs[0].fields
         self.n_open = len(specs)
         self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
         self._metrics, self._ended, self.begun = metrics, ended, False
@@ -114,7 +117,7 @@ class RequestStream:
             index,
             spec.prompt,
             spec.splits,
-            bool(request.prefix),
+            bool(request.prefix or request.prefix_thought),
             self._end_ids,
             reader,
             request.progress,
@@ -190,7 +193,7 @@ class RequestStream:
         if ended:
             self.n_open -= 1
         if isinstance(message, SpecllamaError):
-            self._put(message)
+            self._put(self._named(message))
             if not self._abandoned:
                 self.cancel()  # the other texts are useless without it
         elif not self._abandoned:
@@ -199,6 +202,15 @@ class RequestStream:
             for metrics in self._metrics:
                 metrics.seconds.observe(self.seconds)
             self._ended(self)
+
+    def _named(self, error: SpecllamaError) -> SpecllamaError:
+        """The error with the name that the field at fault has in the request."""
+        path = self._fields.get(error.details.get("param", ""))
+        if path is None:
+            return error
+        found = error.prefixed(f"{path}: ")
+        found.details = {**error.details, "param": path}
+        return found
 
     def _put(self, arrived: tuple[EventAssembler, protocol.Message, float] | SpecllamaError) -> None:
         self._inbox.append(arrived)

@@ -11,6 +11,8 @@ from typing import Any
 from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.errors import UsageError, option
+from specllama.server.http.origins import Origins
+from specllama.server.http.path import root_path
 
 ANY_NAME = "*"
 
@@ -18,17 +20,17 @@ ANY_NAME = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
-    accepted and not shown. keys: API keys, one of which a client
-    must send; () requires none. admin_keys: those of them that may unload models; () for the first one.
-    metrics_key: lets a client read the figures of all keys, "" for none.
+    accepted and not shown. strict_model: refuse other names, where the server holds one model alone. keys:
+    API keys, one of which a client must send; () requires none. admin_keys: those of them that may unload
+    models; () for the first one. metrics_key: lets a client read the figures of all keys, "" for none.
     share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
-    requests. queue: texts that may wait for a slot. seconds: limit of a
-    request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
-    client to send its request, and for sent bytes to be read. hosts, origins: names of this server and
-    origins of web pages that are accepted, in addition to those of the address itself. sampling, variables:
-    defaults of requests. others: how other models are loaded, with names instead of paths; None: the server
-    holds its one model alone. models_max: models in memory at once, 0 for as many as fit. idle_seconds: after
-    which a model is unloaded that nobody uses, 0 for never. Raises UsageError.
+    requests. queue: texts that may wait for a slot. seconds: limit of a request, 0 for none. drain_seconds:
+    for running requests to end after a SIGTERM. client_seconds: for a client to send its request, and for
+    sent bytes to be read. hosts, origins: names of this server and origins of web pages that are accepted, in
+    addition to those of the address itself. sampling, variables, verbose: defaults of requests. others: how
+    other models are loaded, with names instead of paths; None: the server holds its one model alone.
+    models_max: models in memory at once, 0 for as many as fit. idle_seconds: after which a model is unloaded
+    that nobody uses, 0 for never. Raises UsageError.
     """
 
     load: LoadSettings
@@ -39,6 +41,7 @@ class ServerSettings:
     port: int = defaults.PORT
     names: tuple[str, ...] = ()
     called: tuple[str, ...] = ()
+    strict_model: bool = False
     keys: tuple[str, ...] = field(default=(), repr=False)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
@@ -50,7 +53,9 @@ class ServerSettings:
     client_seconds: float = defaults.CLIENT_SECONDS
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    root_path: str = ""
     log_prompts: bool = False
+    verbose: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,6 +77,8 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("needs an address or the name of one", option="host")
+        Origins(self.origins)
+        root_path(self.root_path)
         if not set(self.admin_keys) <= set(self.keys):
             raise UsageError("is not among the keys", option="admin_key")
         if self.metrics_key and not self.keys:

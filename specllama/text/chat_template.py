@@ -101,7 +101,8 @@ class ChatTemplate:
         except (SpecllamaError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise whatever Python can
-            raise self._error(f"the chat template refuses these messages: {_one_line(error)}", HINT) from None
+            message = f"the chat template refuses these messages: {_one_line(error)}"
+            raise self._error(message, HINT, {"refused": True}) from None
         return "".join(out)
 
 

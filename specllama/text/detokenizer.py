@@ -37,7 +37,8 @@ class TokenWriter:
     stopped_by: that stop string, else None. shown: control tokens that are written, and their texts.
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
-    headers: those in which no stop string counts. lengths: of the text that each token pushed so far has
+    headers: those in which no stop string counts. stop_ids: tokens that end the text, and are no part of it.
+    lengths: of the text that each token pushed so far has
     completed, in characters.
     """
 
@@ -48,7 +49,9 @@ class TokenWriter:
         shown: Mapping[int, str] | None = None,
         n_indent: int = 0,
         headers: Headers | None = None,
+        stop_ids: Collection[int] = (),
     ) -> None:
+        self._stop_ids = frozenset(stop_ids)
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
@@ -61,11 +64,13 @@ class TokenWriter:
         self._indented: int | None = None  # blanks so far at the beginning of a line after the first
 
     def push(self, token: int, source: str = "target") -> bool:
-        """Add a token. Returns True if it completes a stop string, which is left out with all text after it,
-        or where a line is indented too little.
+        """Add a token. Returns True if it ends the text: it completes a stop string, which is left out with
+        all text after it, or is a stop token, or a line is indented too little.
 
         source: the token's source, for `take_runs`: "target" or a drafter's name.
         """
+        if token in self._stop_ids:
+            return True
         text, ends = self._decoded(token), False
         if self._n_indent:
             n = self._n_allowed(text)

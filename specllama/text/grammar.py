@@ -7,18 +7,22 @@ MaskError if it turns out too complex during generation.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import MaskError
 from specllama.errors import UsageError
+from specllama.text.gbnf.lark import gbnf_to_lark
 from specllama.text.grammar_tokens import GrammarVocabulary, grammar_tokenizer
 from specllama.text.json_shape import json_shape
+from specllama.text.large_stack import with_large_stack
+from specllama.text.schema_length import MAX_LENGTH, forces_too_much
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,10 +30,13 @@ if TYPE_CHECKING:
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
 _MAX_ALTERNATIVES = 8_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
+_MAX_ITEMS = 500_000  # of the Earley parser in one step, some 25 ms; llguidance's default: 50,000
 _MAX_SYMBOLS = 10_000  # of a compiled grammar; llguidance's default, 500,000, takes seconds
 _MAX_TOOL_SYMBOLS = 60_000  # of the grammar of tool calls, which calls/schema.py bounds
 _MAX_PARTS = 1_500  # objects and lists of a schema
-_TOOLS = "grammar of the tools"
+_SCHEMA, _GRAMMAR, _TOOLS = "JSON schema", "grammar", "grammar of the tools"
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_LARK_START = re.compile(r"^[ \t]*start[ \t]*:", re.MULTILINE)
 # The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
 # forced. llguidance has no oneOf, which is treated as anyOf.
 _JSON_STYLE: Any = {
@@ -38,6 +45,8 @@ _JSON_STYLE: Any = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
+
+_Key: TypeAlias = tuple[str, str, str]  # scope, kind and text of a compiled grammar
 
 
 class Grammars:
@@ -49,7 +58,7 @@ class Grammars:
     def __init__(self, model: GrammarVocabulary) -> None:
         self._model = model
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by scope and source
+        self._compiled: OrderedDict[_Key, LLMatcher] = OrderedDict()
         self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
 
     def mask(
@@ -71,29 +80,27 @@ class Grammars:
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
                 raise
-            what = "JSON schema" if json_schema is not None else "grammar" if tools is None else _TOOLS
+            what = _SCHEMA if json_schema is not None else _GRAMMAR if tools is None else _TOOLS
             raise _refused(what, "llguidance fails on it") from None
 
     def _mask(
         self, json_schema: str | None, grammar: str | None, tools: str | None, scope: str
     ) -> GrammarMask | None:
-        from llguidance import LLMatcher
-
         if tools is not None:
             if json_schema is not None:
                 self._mask(json_schema, None, None, scope)  # an error of the schema names the schema
-            what, source = _TOOLS, LLMatcher.grammar_from_lark(tools)
+            what, text = _TOOLS, tools
         elif json_schema is not None:
-            what, source = "JSON schema", _from_schema(json_schema)
+            what, text = _SCHEMA, json_schema
         elif grammar is not None:
-            what, source = "grammar", _from_grammar(grammar)
+            what, text = _GRAMMAR, grammar
         else:
             return None
-        key = scope, source
+        key = scope, what, text
         with self._lock:
             matcher = self._compiled.get(key)
         if matcher is None:
-            matcher = self._compile(source, what)
+            matcher = with_large_stack(lambda: self._compile(what, text))
         with self._lock:
             self._compiled[key] = matcher
             self._compiled.move_to_end(key)
@@ -102,11 +109,16 @@ class Grammars:
             copy = matcher.deep_copy()
         return GrammarMask(copy, self._model.n_vocab, self._model.end_ids)
 
-    def _compile(self, source: str, what: str) -> LLMatcher:
+    def _compile(self, what: str, text: str) -> LLMatcher:
+        """On a large stack: llguidance recurses once per rule of a chain of rules."""
         from llguidance import LLMatcher, LLParserLimits
 
-        n_symbols = _MAX_TOOL_SYMBOLS if what == _TOOLS else _MAX_SYMBOLS
-        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=n_symbols)
+        source = self._source(what, text)
+        limits = LLParserLimits(
+            max_items_in_row=_MAX_ALTERNATIVES,
+            max_grammar_size=_MAX_TOOL_SYMBOLS if what == _TOOLS else _MAX_SYMBOLS,
+            step_max_items=_MAX_ITEMS,
+        )
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = grammar_tokenizer(self._model)
@@ -121,6 +133,24 @@ class Grammars:
             if probe.is_error():
                 raise _refused(what, probe.get_error())
         return matcher
+
+    def _source(self, what: str, text: str) -> str:
+        """As llguidance reads it."""
+        from llguidance import LLMatcher
+
+        if what == _SCHEMA:
+            return _from_schema(text)
+        if what == _GRAMMAR:
+            _check_size(text, what)
+            if _is_gbnf(text):
+                model = self._model
+                text = gbnf_to_lark(text, model.n_vocab, model.end_ids, self._token_id)
+        return LLMatcher.grammar_from_lark(text)
+
+    def _token_id(self, text: str) -> int | None:
+        """The token that this text is as a whole, as llama.cpp looks it up for a grammar."""
+        ids = self._model.tokenize(text, False, True)
+        return ids[0] if len(ids) == 1 else None
 
 
 class GrammarMask:
@@ -218,7 +248,7 @@ class GrammarMask:
 def _from_schema(text: str) -> str:
     from llguidance import LLMatcher
 
-    _check_size(text, "JSON schema")
+    _check_size(text, _SCHEMA)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -232,26 +262,17 @@ def _from_schema(text: str) -> str:
         raise UsageError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
     if n_parts > _MAX_PARTS:
         raise UsageError(f"the JSON schema has more than {_MAX_PARTS} objects and lists")
+    if forces_too_much(schema):
+        raise UsageError(f"the JSON schema asks for a text of more than {MAX_LENGTH} characters")
     try:
         return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
     except ValueError as error:
-        raise _refused("JSON schema", str(error)) from None
+        raise _refused(_SCHEMA, str(error)) from None
 
 
-def _from_grammar(text: str) -> str:
-    """A text with `::=` is GBNF, any other is Lark."""
-    from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    _check_size(text, "grammar")
-    if "::=" not in text:
-        return LLMatcher.grammar_from_lark(text)
-    try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
-    except RecursionError:
-        raise UsageError("the grammar is nested too deeply") from None
-    except Exception as error:  # noqa: BLE001 - the converter raises whatever its parser meets
-        raise _refused("grammar", str(error) or type(error).__name__) from None
+def _is_gbnf(text: str) -> bool:
+    """Whether rules are defined with `::=`; any other text is Lark."""
+    return bool(_GBNF_RULE.search(text)) or ("::=" in text and not _LARK_START.search(text))
 
 
 def _check_size(text: str, what: str) -> None:
@@ -271,4 +292,6 @@ def _refused(what: str, problem: str) -> UsageError:
 
 def _first_line(text: str) -> str:
     """The message of llguidance without the parser state after it."""
+    if "ff_tokens)" in text:  # of the text that is the only one possible
+        return "it asks for a text without end"
     return " ".join(text.partition("<state>")[0].split())[:300]

@@ -34,6 +34,8 @@ class GrammarVocabulary(Protocol):
 
     def token_text(self, token: int) -> str: ...
 
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+
 
 def grammar_tokenizer(model: GrammarVocabulary) -> LLTokenizer:
     """llguidance's tokenizer. Control tokens alone are no text; llguidance's own function also leaves out all

@@ -21,6 +21,8 @@ from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.warm_up import warm_up
+from specllama.core.policy.width_changes import Place
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
@@ -74,6 +76,21 @@ class Calibration:
 def can_roll_back(context: Context) -> bool:
     """Whether the context's memory can be rolled back by any number of tokens."""
     return not context.cuts_need_checkpoint and context.max_rollback >= context.n_ctx
+
+
+def warm_up_target(context: Context, token: int, curve: CostCurve, clock: Callable[[], float]) -> None:
+    """Make the first decodes of an empty context, so that no answer is slowed down by page faults,
+    allocations and the loading of kernels; refines `curve` where the width of decodes matters. token: any id.
+    """
+
+    def decode(n: int) -> float:
+        began = clock()
+        context.decode([BatchRow(token, i, 0, True) for i in range(n)])
+        seconds = clock() - began
+        context.truncate(0, 0)
+        return seconds
+
+    warm_up(curve, decode, min(context.n_outputs_max, context.n_batch, context.n_ctx))
 
 
 def measure(
@@ -151,7 +168,8 @@ def time_widths(
     seconds: float,
     clock: Callable[[], float],
 ) -> int:
-    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row.
+    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row; where
+    a change of the width costs something, until they are steady.
 
     Pieces of `ids`, which the cache holds, are decoded after them and removed again. Takes about `seconds` at
     most. Returns the number of decodes.
@@ -165,9 +183,11 @@ def time_widths(
         for width in widths:
             if curve.count(width) >= DEFAULT.min_samples:
                 curve.forget(width)
-            if curve.predict(1) + curve.upper_bound(width) >= seconds - (clock() - started):
+            once = curve.predict(1) + curve.upper_bound(width)
+            changing = curve.changes.change or curve.changes.loading
+            if once * (Place.STEADY if changing else 1) >= seconds - (clock() - started):
                 continue
-            for rows in (1, width) if width > 1 else (1,):
+            for rows in [width] * Place.STEADY if changing else [1, width][width == 1 :]:
                 piece = [ids[(at + i) % n] for i in range(rows)]
                 at += rows
                 elapsed = _timed(context, _batch(piece, n, seq_id), clock)

@@ -17,6 +17,7 @@ from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
+from specllama.core.stats import RunStats
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
@@ -24,6 +25,7 @@ from specllama.errors import EngineError, Note, SpecllamaError, UsageError, opti
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
 from specllama.text.template_process import TemplateProcess
+from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, choice_ids, refuse
 from specllama.worker.load_info import inspect_build, load_info
@@ -32,6 +34,7 @@ from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt
 from specllama.worker.queries import compile_template, slots
+from specllama.worker.template_notes import template_notes
 from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
@@ -61,6 +64,8 @@ class EngineCore:
         self.tuner: Tuner | None = None
         self._intake: RequestIntake | None = None
         self._idle: IdleMeasurer | None = None
+        self._exact: ExactMode | None = None
+        self._held: list[tuple[protocol.Generate, int]] = []  # wait until it is decided how to be exact
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -114,7 +119,7 @@ class EngineCore:
     @property
     def decoding(self) -> bool:
         """Whether `step` has something to decode."""
-        return bool(self.running) or self.tuner is not None
+        return bool(self.running or self._held) or self.tuner is not None
 
     @property
     def step_due_in(self) -> float | None:
@@ -141,6 +146,8 @@ class EngineCore:
         """Step the engine, and send the new tokens of all sequences in one message; if the engine is idle,
         measure for one slice of time.
         """
+        if self._held and not self.running and not self._preparing and self.tuner is None:
+            self._release_held()
         if not self.decoding:
             self._measure_slice()
             return
@@ -151,7 +158,10 @@ class EngineCore:
             if self.tuner is not None:
                 self.tuner = self.tuner if self.tuner.step() else None
             else:
-                self.loaded.profile.use_curve_at(sum(len(g.history) for g in self.engine.active))
+                active = self.engine.active
+                rows = active[0].exact_rows if active else None
+                n_ids = sum(len(g.history) for g in active)
+                self.loaded.profile.use_curve_at(n_ids, rows.width if rows is not None else None)
                 self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
@@ -191,9 +201,13 @@ class EngineCore:
         notes = list[Note]()
         if problem is not None:
             notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
+        elif template is not None:
+            notes += template_notes(loaded.model, template)
         self._idle.apply()
+        self._exact = ExactMode(loaded, self.engine, self._idle, running_time)
         if settings.exact:
-            self._idle.measure_epsilon()
+            self._exact.decide()
+            notes += self._exact.notes
         works = template is not None and problem is None
         self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()], calls)))
 
@@ -236,7 +250,23 @@ class EngineCore:
             raise EngineError("no model is loaded")
         if self.tuner is not None:
             raise EngineError("the engine is being tuned", "try again when tuning has ended")
+        if message.exact and self._exact is not None and not self._exact.decided:
+            if self.busy:
+                self._held.append((message, size))
+                return
+            self._exact.decide()
+        if self._held:
+            self._held.append((message, size))
+            return
         self._intake.generate(message, size)
+
+    def _release_held(self) -> None:
+        """Decide how exact requests are decoded, and accept those that waited for it."""
+        assert self._exact is not None
+        held, self._held = self._held, []
+        self._exact.decide()
+        for message, size in held:
+            self.handle(message, size)
 
     def _answer(self, question: protocol.Question, size: int) -> None:
         if self._intake is None or self.engine is None or self.loaded is None:
@@ -263,6 +293,9 @@ class EngineCore:
             self._intake.cancel(id_)
         if self.tuner is not None:
             self.tuner.cancel(id_)
+        for one in [one for one in self._held if one[0].id == id_]:
+            self._held.remove(one)
+            self.send(protocol.Done(id_, "", "cancel", RunStats()))
         for running in self.running:
             if running.id == id_ and self.engine is not None:
                 self.engine.cancel(running.generation)

@@ -5,13 +5,16 @@ Large ones are prepared in another thread, so that the decoding goes on meanwhil
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from specllama.calls.answer_schema import answer_schema
+from specllama.calls.closed_schema import with_closed_schemas
 from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.engine import Engine
@@ -24,7 +27,7 @@ from specllama.errors import BusyError, SpecllamaError, UsageError
 from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
-from specllama.worker.load_info import sampling_defaults
+from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer
@@ -55,13 +58,15 @@ class _Accepted:
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """What is made of a request's texts. tag: that closes the reasoning which the prompt opens, "" for none;
-    grammar: Lark of its tool calls, None without; note: what that does not enforce, "" for nothing.
+    grammar: Lark of its tool calls, None without; schema: of the text, as its grammar uses it, None without;
+    notes: what these do not enforce.
     """
 
     prompt: Prompt
     tag: str
     grammar: str | None
-    note: str
+    schema: str | None
+    notes: Sequence[str]
 
 
 class RequestIntake:
@@ -110,7 +115,7 @@ class RequestIntake:
         """
         received = running_time()
         size += _PART_BYTES * len(message.parts or ())
-        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
+        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
         accepted = _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
@@ -143,25 +148,39 @@ class RequestIntake:
         """
         message, model = accepted.message, self._loaded.model
         prompt = self.prompts.prompt(message)
-        tag = open_reasoning_tag(model, prompt.ids)
         tools, calls = message.tools, self.prompts.calls
-        begun = not tag and (bool(message.prefix) or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
+        goes_on = bool(message.prefix_thought) and not message.prefix  # reasoning that has begun
+        tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
+        begun = not tag and (
+            bool(message.prefix) or goes_on or calls.reasoning_is_over(spelt_end(model, prompt.ids))
+        )
+        is_open, params, notes = self._loaded.settings.schema_open, accepted.params, list[str]()
+        if isinstance(params.json_schema, str):
+            used, problem = answer_schema(params.json_schema, message.strict_schema, is_open)
+            params = replace(params, json_schema=used)
+            notes.append(calls.note_answer(used, problem))
+        if tools is not None:
+            tools = tools if is_open else with_closed_schemas(tools)
+            notes.append(calls.note(tools))
         grammar = None
         if message.messages is not None:
-            grammar = calls.grammar(tools, accepted.params, tag, begun)
-        note = calls.note(tools) if tools is not None else ""
-        made = _Prepared(prompt, tag, grammar, note)
+            grammar = calls.grammar(tools, params, tag, begun)
+        schema = params.json_schema if isinstance(params.json_schema, str) else None
+        made = _Prepared(prompt, tag, grammar, schema, [note for note in notes if note])
         self._mask(accepted, made)
         return made
 
     def _mask(self, accepted: _Accepted, made: _Prepared) -> Mask | None:
         """A mask at the beginning of an answer; its grammar is compiled the first time."""
-        params = accepted.params
-        schema = params.json_schema if isinstance(params.json_schema, str) else None
-        scope = cache_scope(accepted.message)
-        return self._loaded.grammars.mask(
-            json_schema=schema, grammar=params.grammar, tools=made.grammar, scope=scope
-        )
+        params, scope, compiled = accepted.params, cache_scope(accepted.message), self._loaded.grammars
+        if made.schema is not None and made.grammar is not None:
+            with _blaming("json_schema"):
+                compiled.mask(json_schema=made.schema, scope=scope)
+        blamed = "tools" if accepted.message.tools is not None else "json_schema"
+        with _blaming("grammar" if params.grammar is not None else blamed):
+            return compiled.mask(
+                json_schema=made.schema, grammar=params.grammar, tools=made.grammar, scope=scope
+            )
 
     def _prepared(self, accepted: _Accepted, job: Job, made: _Prepared | SpecllamaError) -> None:
         """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
@@ -176,15 +195,15 @@ class RequestIntake:
     def _queue(self, accepted: _Accepted, made: _Prepared, choices: Sequence[protocol.Choice]) -> None:
         """Submit the choices of a request to the engine."""
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
-        if made.note:
-            self._send(protocol.Notice(printable(made.note)))
+        for note in made.notes:
+            self._send(protocol.Notice(printable(note)))
         chat, calls = message.messages is not None, self.prompts.calls
         shown = calls.shown(message.tools) if chat else {}
         headers = calls.headers if chat else None
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
-            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers)
+            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers, message.stop_ids)
             request = Request(
                 prompt.ids,
                 params,
@@ -197,6 +216,7 @@ class RequestIntake:
                 cache_scope=cache_scope(message),
                 speculate=message.speculate,
                 draft_max=message.draft_max,
+                exact=message.exact,
                 turn=choice.turn,
                 final_probs=message.final_probs,
                 prompt_seconds=_limit(message.prompt_seconds, message),
@@ -230,6 +250,16 @@ class RequestIntake:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
             self._preparer.submit({question.id}, size, answer, done)
+
+
+@contextlib.contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Errors within name this parameter as the one at fault, if they name none."""
+    try:
+        yield
+    except UsageError as error:
+        error.details.setdefault("param", param)
+        raise
 
 
 def cache_scope(message: protocol.Generate) -> str:

@@ -4,11 +4,9 @@ user. Measures nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO, LoadSettings
@@ -22,18 +20,10 @@ from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
+from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
-
-_GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("temperature", "temp", float),
-    ("top_k", "top_k", int),
-    ("top_p", "top_p", float),
-    ("min_p", "min_p", float),
-    ("repeat_last_n", "penalty_last_n", int),
-    ("repeat_penalty", "penalty_repeat", float),
-)
 
 
 def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls: ToolCalls) -> LoadInfo:
@@ -64,7 +54,9 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         longest_draft=loaded.longest_draft,
         notes=(
             *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
-            *_settings_notes(s, context),
+            *_settings_notes(s, model, context),
+            *_small_draft_context(loaded),
+            *sampling_notes(model.metadata),
             *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
             *map(Note, plan.warnings),
             *notes,
@@ -75,7 +67,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_ctx_train=model.n_ctx_train,
         file_bytes=header.file_bytes,
         end_ids=tuple(sorted(model.end_ids)),
-        sampling=SamplingParams.merge(sampling_defaults(model)),
+        sampling=SamplingParams.merge(sampling_defaults(model.metadata)),
         template=s.chat_template or header.chat_template or "",
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
@@ -99,7 +91,7 @@ def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
     return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
-def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]:
+def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaContext) -> list[Note]:
     """Notes for the user about settings that have no effect, or not the expected one."""
     notes = []
     offloaded = [
@@ -121,6 +113,11 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
             f"{option('draft_min')} and {option('draft_p_min')} have no effect unless {option('draft_max')} "
             "is a number"
         )
+    if settings.target.use_mlock and model.not_locked:
+        notes.append(
+            f"{option('mlock')} cannot keep the whole model in memory: {model.not_locked}; ulimit -l shows "
+            "the limit"
+        )
     if KERNELS.reason:
         notes.append(
             f"specllama's kernels are not used: {KERNELS.reason}; drafts may change the text after 256 "
@@ -134,17 +131,13 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
     return [Note(note) for note in notes]
 
 
-def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
-    """The sampling parameters that the model file sets (general.sampling.*), without those that are not
-    numbers.
-    """
-    found = {}
-    for name, key, kind in _GGUF_SAMPLING:
-        text = model.metadata(f"general.sampling.{key}")
-        if text is not None:
-            with contextlib.suppress(ValueError):
-                found[name] = kind(text)
-    return found
+def _small_draft_context(loaded: Loaded) -> list[Note]:
+    if loaded.draft is None or loaded.draft.context.n_ctx >= loaded.context.n_ctx:
+        return []
+    n_ctx = loaded.draft.context.n_ctx
+    return [
+        Note(f"{option('n_ctx_draft', n_ctx)}: the draft model proposes little or nothing in longer texts")
+    ]
 
 
 def inspect_build() -> BuildInfo:

@@ -26,13 +26,14 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits
+from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
 from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict
 from specllama.text.grammar import Grammars
+from specllama.worker.calibrate import warm_up_target
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
-from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter, warm_up
+from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
@@ -109,7 +110,8 @@ def load(
     plan, checked, n_rs_seq = _planned(settings, header, checked, send)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
-    context = LlamaContext(model, plan.n_ctx, settings.n_slots, rows_of_logits(settings), n_rs_seq)
+    n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
+    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
         head, problem = open_head(settings, checked.head.head, context, plan, send)
@@ -121,14 +123,10 @@ def load(
     drafters = _drafters(settings, model, draft, head, memory)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
         memory = None
-    warm_up(context)
-    profile = ModelProfile(
-        store,
-        target_key(header, fitted, context),
-        _pair_key(draft, head, drafters),
-        settings.calibrate,
-        running_time,
-    )
+    clock = running_time
+    key = target_key(header, fitted, context)
+    profile = ModelProfile(store, key, _pair_key(draft, head, drafters), settings.calibrate, clock)
+    warm_up_target(context, max(0, model.bos_id), profile.curves.at(0), clock)
     return Loaded(
         settings,
         header,

@@ -55,11 +55,24 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
         return DraftingVerdict("there is no draft model, and the text hardly repeats anything")
+    if not stats.model_used and (crowded := _without_room(policy, len(g.history))):
+        return DraftingVerdict(crowded)
     if not isinstance(policy, Planner):
         return DraftingVerdict("the drafters had nothing to propose")
     if model and stats.model_used and not stats.model_drafted:
         return DraftingVerdict(f"the {model} had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, name, model), by_costs=True)
+
+
+def _without_room(policy: Policy, n_tokens: int) -> str:
+    """That the text no longer fits into the context of the draft model or head, "" if it does."""
+    for drafter in policy.drafters:
+        holder = getattr(drafter, "context", None) or getattr(drafter, "head", None)
+        n_ctx = getattr(holder, "n_ctx", n_tokens)
+        if drafter.priced and n_ctx < n_tokens:
+            noun = REGISTRY[drafter.name].noun
+            return f"the context of the {noun}, {n_ctx} tokens, is smaller than the text, {n_tokens} tokens"
+    return ""
 
 
 def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:

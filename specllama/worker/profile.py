@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama.config.store import ENOUGH_ROWS, Store
+from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Context, DecodeError, Drafter
 from specllama.core.policy.acceptance import PairState, PricedState
 from specllama.core.policy.config import DEFAULT, is_number
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
+from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.slots import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
@@ -32,6 +34,8 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "alike": (0, 1e6),
     "unlike": (2, 1e6),
     "reach": (1, 1e12),
+    "exact_width": (1, 1e6),
+    "exact_chunk": (1, 1e6),
 }
 
 
@@ -57,6 +61,7 @@ class ModelProfile:
         self._learnt = next((p["learnt"] for p in _pairs(data) if p["pair"] == pair), None)
         self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
+        self._one_width: dict[tuple[int, int], OneWidthCurve] = {}  # by range of context lengths, and rows
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         if self.t1 is not None and self.epsilon is not None:
@@ -67,6 +72,9 @@ class ModelProfile:
 
     @property
     def t1(self) -> float | None:
+        curve = self.curves.at(0)
+        if curve.changes.change and curve.count(1):
+            return curve.predict(1)  # of steady decodes, as the curve's times are
         return self._figures.get("t1")
 
     @property
@@ -76,6 +84,18 @@ class ModelProfile:
     @property
     def reach(self) -> int:
         return int(self._figures.get("reach", 0))
+
+    @property
+    def exact_rows(self) -> ExactRows | None:
+        """How exact texts are decoded by width; None where that was not decided yet."""
+        width, chunk = self._figures.get("exact_width"), self._figures.get("exact_chunk")
+        return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
+
+    def store_exact_rows(self, rows: ExactRows) -> None:
+        """Decode exact texts in this way from now on."""
+        self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
+        self._changed = True
+        self.flush()
 
     def covers(self, n_ids: int) -> bool:
         """Whether epsilon was measured after a text of this length class, or of a longer one."""
@@ -101,9 +121,14 @@ class ModelProfile:
             self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt, POLICY)
         return self.planner
 
-    def use_curve_at(self, n_ids: int) -> None:
-        """Let the planner use the cost curve for sequences of `n_ids` ids in all."""
+    def use_curve_at(self, n_ids: int, rows: int | None = None) -> None:
+        """Let the planner use the cost curve for sequences of `n_ids` ids in all. rows: of every decode, None
+        where their number may change.
+        """
         curve = self.curves.at(n_ids)
+        if rows is not None:
+            key = bucket_of(n_ids, POLICY), rows
+            curve = self._one_width.get(key) or self._one_width.setdefault(key, OneWidthCurve(rows, curve))
         if self.planner is not None and self.planner.costs is not curve:
             self.planner.use_costs(curve)
 
@@ -180,8 +205,9 @@ class ModelProfile:
     def store_comparison(self, found: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if found.n_rows:
-            t1 = {"t1": self._figures["t1"]} if "t1" in self._figures else {}
-            self._figures = _merged({}, found) | t1
+            kept = ("t1", "exact_width", "exact_chunk")
+            others = {name: self._figures[name] for name in kept if name in self._figures}
+            self._figures = _merged({}, found) | others
             self._compared, self._compare_left = length_class(found.reach), 0.0
             self._changed = True
             self.flush()

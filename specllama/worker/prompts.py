@@ -107,10 +107,12 @@ class Prompts:
         if message.infill is not None:
             return infill_ids(model, message.infill, self._n_ctx, self._n_batch)
         if message.prompt is None:
-            template = self.template
+            template, thought = self.template, message.prefix_thought
             return self.turns.ids(
-                lambda messages: self.calls.render(template, messages, message.variables, message.tools),
-                lambda parts: self.calls.continued(template, parts, message.prefix),
+                lambda messages: self.calls.render(
+                    template, messages, message.variables, message.tools, thought
+                ),
+                lambda parts: self.calls.continued(template, parts, message.prefix, thought),
                 model,
                 message,
                 self.limit,

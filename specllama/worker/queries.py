@@ -55,8 +55,10 @@ def answer_query(
     elif isinstance(question, protocol.Render):
         prompts.limit.check_messages(question.messages)
         prompts.limit.check_tools(question.tools)
-        parts = prompts.calls.render(prompts.template, question.messages, question.variables, question.tools)
-        for text, more in _texts("".join(part.text for part in parts) + question.prefix):
+        template, calls, thought = prompts.template, prompts.calls, question.prefix_thought
+        parts = calls.render(template, question.messages, question.variables, question.tools, thought)
+        parts = calls.continued(template, parts, question.prefix, thought)
+        for text, more in _texts("".join(part.text for part in parts)):
             yield protocol.Rendered(question.id, text, more)
     elif isinstance(question, protocol.CountTokens):
         request = protocol.Generate(
@@ -65,6 +67,7 @@ def answer_query(
             variables=question.variables,
             prefix=question.prefix,
             tools=question.tools,
+            prefix_thought=question.prefix_thought,
         )
         yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))
 

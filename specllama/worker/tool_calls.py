@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.calls.abilities import Abilities, abilities, rendered
+from specllama.calls.abilities import Abilities, abilities, rendered, rendered_text
+from specllama.calls.answer_schema import answer_text
 from specllama.calls.format import AnswerShape, CallFormat, TemplateData
 from specllama.calls.formats import choose, named
 from specllama.calls.history import reasoning_apart
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
-from specllama.calls.schema import answer_text, notes
+from specllama.calls.schema import notes
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
@@ -79,17 +80,22 @@ class ToolCalls:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Tools | None,
+        thought: str = "",
     ) -> list[PromptPart]:
-        """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
+        """The prompt for these messages, with tools and earlier calls. thought: see `continued`. Raises
+        TemplateError, UsageError.
+        """
         if self._channels.reasons:
             messages = reasoning_apart(messages)
         variables = {**self._without_tools, **variables}
-        if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
-            return template.render(messages, **variables)
+        if thought:
+            variables["enable_thinking"] = True
 
         def render(data: TemplateData) -> list[PromptPart]:
             return template.render(data.messages, **{**variables, **data.variables})
 
+        if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
+            return rendered_text(self.abilities, messages, render)
         parts = rendered(self.format, self.abilities, messages, tools, render, self.tokens)
         return with_tokens(parts, self.tokens)
 
@@ -117,18 +123,30 @@ class ToolCalls:
         """What the grammar of these tools does not enforce of their schemas, as one line; "" for nothing, and
         where it was said before. Raises UsageError as `grammar` does.
         """
-        key = hash(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed]))
+        if not self._is_new(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed])):
+            return ""
+        found = notes(tools)
+        more = f"; nor are those of {len(found) - 1} more" if len(found) > 1 else ""
+        return f"{found[0].message}{more}" if found else ""
+
+    def note_answer(self, schema: str, problem: str) -> str:
+        """A line about what of an answer's schema is not enforced; "" for nothing, and where it was said
+        before.
+        """
+        if not problem or not self._is_new(f"{problem}\n{schema}"):
+            return ""
+        return f"the text is not held to its whole schema: {problem}"
+
+    def _is_new(self, text: str) -> bool:
+        """Whether it is the first time that something is said about this text."""
+        key = hash(text)
         with self._lock:
             known = key in self._noted
             self._noted[key] = None
             self._noted.move_to_end(key)
             if len(self._noted) > _KEPT:
                 self._noted.popitem(last=False)
-        if known:
-            return ""
-        found = notes(tools)
-        more = f"; nor are those of {len(found) - 1} more" if len(found) > 1 else ""
-        return f"{found[0].message}{more}" if found else ""
+        return not known
 
     def _shape(self, params: SamplingParams, closing_tag: str, begun: bool = False) -> AnswerShape:
         text = ""
@@ -166,12 +184,41 @@ class ToolCalls:
         return is_over(prompt, self._channels.thinks)
 
     def continued(
-        self, template: PromptTemplate, parts: Sequence[PromptPart], prefix: str
+        self, template: PromptTemplate, parts: Sequence[PromptPart], prefix: str, thought: str = ""
     ) -> list[PromptPart]:
-        """The parts of a prompt and the beginning of its answer, "" for none."""
-        if prefix and self._channels.begin:
+        """The parts of a prompt and the beginning of its answer, "" for none. thought: the reasoning before
+        that, which itself goes on where there is no prefix; "" for none. Models that do not reason get none.
+        """
+        around = self._around_thought if thought else None
+        if around is not None:
+            opening, after = around
+            parts = [*parts, PromptPart(_rest_of(opening, parts), True), PromptPart(thought, False)]
+            if prefix or not self.thought_tag:
+                parts.append(PromptPart(after, True))
+        elif prefix and self._channels.begin:
             parts = [*parts, PromptPart(self._channels.begin, True)]
-        return template.continued(parts, prefix)
+        return template.continued([part for part in parts if part.text], prefix)
+
+    @property
+    def thought_tag(self) -> str:
+        """The tag that closes reasoning that goes on, "" where the model has none."""
+        return self._reasoning[1] if self._reasoning is not None and not self._channels.reasons else ""
+
+    @functools.cached_property
+    def _around_thought(self) -> tuple[str, str] | None:
+        """What stands before and after the reasoning of an answer, None for models that do not reason."""
+        shown = self.abilities.thought
+        if shown is not None:
+            return shown
+        if self._channels.begin_thought:
+            return self._channels.begin_thought
+        if self._channels.thinks is not None:
+            return self._channels.thinks
+        if self._reasoning is None:
+            return None
+        opening, closing = self._reasoning
+        lines = opening.startswith("<") and not opening.startswith("<|")
+        return (f"{opening}\n", f"\n{closing}\n\n") if lines else (opening, closing)
 
     @functools.cached_property
     def _special(self) -> dict[str, int]:
@@ -188,3 +235,11 @@ class ToolCalls:
     def _shown_tags(self) -> dict[int, str]:
         tags = {*TAGS, *TAGS.values()}
         return {id_: text for text, id_ in self._special.items() if text in tags}
+
+
+def _rest_of(opening: str, parts: Sequence[PromptPart]) -> str:
+    """What of an opening tag the prompt does not have at its end."""
+    end = "".join(part.text for part in parts[-4:])[-4 * len(opening) - 16 :]
+    if not opening.strip() or not end.rstrip().endswith(opening.strip()):
+        return opening
+    return "" if end.endswith(opening) or end != end.rstrip() else opening[len(opening.rstrip()) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from specllama import LLM, SamplingParams, SpecllamaError
 from specllama.api import prompts
 from specllama.api.base import BaseLLM
 from specllama.api.prompts import PromptSource
-from specllama.config.arguments import LoadOptions
+from specllama.config.arguments import NAMED, LoadOptions
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.options import as_argument
@@ -188,6 +189,10 @@ class TestOptions:
         )
         assert LoadSettings.from_dict(settings.to_dict()) == settings
 
+    def test_all_named_arguments_are_known_to_hints(self) -> None:
+        parameters = inspect.signature(BaseLLM.__init__).parameters
+        assert (*NAMED, "options") == tuple(parameters)[1:]
+
     def test_options_choose_the_drafters(self) -> None:
         assert Unloaded().settings.drafters == DRAFTERS
         assert Unloaded(drafters=()).settings.drafters == ()
@@ -196,7 +201,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "needle"),
         [
-            ({"n_treads": 4}, "there is no option 'n_treads'"),
+            ({"n_treads": 4}, "there is no option 'n_treads'\ndid you mean n_threads"),
+            ({"modle": "x"}, "did you mean model?"),
+            ({"ctx_size": 4096}, "it is called max_model_len here"),
+            ({"temp": 0}, r"it is a sampling parameter: SamplingParams\(temperature=…\)"),
             ({"tensor_parallel_size": -1}, "tensor_parallel_size must be a whole number from 0, not -1"),
             ({"tensor_parallel_size": "2"}, "tensor_parallel_size must be a whole number"),
             ({"tensor_parallel_size": 2, "split_mode": "row"}, "tensor_parallel_size splits by layers"),

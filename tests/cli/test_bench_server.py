@@ -64,7 +64,7 @@ OBJECT = an_object(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--draft-max", "4", "-np", "2", "--api-key", "sesame")
+    flags = ("--draft-max", "4", "-np", "2", "--api-key", "sesame", "--strict-model")
     with Server(tmp_path_factory.mktemp("served"), *flags) as one:
         yield one
         assert not any("unexpected" in line for line in one.lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -78,7 +79,7 @@ BAD = {  # command, and words of its error
     "/load": "/load needs",
     "/load nowhere.json": "there is no file nowhere.json",
     "/load " + "x" * 5000: "is not a usable path",
-    "/load a\0b": "is not a usable path",
+    "/load a\0b": "has a NUL; it is left out",
     "/save ~nobody-of-this-name/x": "is not a usable path",
     "/trim 0": "/trim takes",
     "/trim many": "/trim takes",
@@ -345,13 +346,25 @@ class TestPipe:
         result = shared(
             "chat", *FEW, stdin=b"zip\0 zap\n\xff\xfe\n\xed\xa0\x80\n   \n\r\nzip\r\n/save bytes.json"
         )
-        assert result.code == 0, result.err
-        assert result.err.count("not all UTF-8") == 1
-        assert messages(shared, "bytes.json")[::2] == ["zip\0 zap", "\ufffd\ufffd", "\ufffd" * 3, "zip"]
+        assert result.code == 2, result.err
+        errors = [line for line in result.lines if line.startswith("error: ")]
+        assert errors == [
+            "error: line 1 of standard input has a NUL; it is left out",
+            "error: line 2 of standard input is not UTF-8; it is left out",
+            "error: line 3 of standard input is not UTF-8; it is left out",
+        ]
+        assert messages(shared, "bytes.json")[::2] == ["zip"]
         long = chat(shared, "w" * 10_000_000, "zip")
-        assert "context size of 2048" in long.err
+        assert "line 1 of standard input is larger than 4 MiB" in long.err
         assert len(long.err) < 1000
         assert long.out == chat(shared, "zip").out
+
+    @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+    def test_input_of_other_editors(self, shared: Command, encoding: str) -> None:
+        text = "Grüße\n/save marked.json\n"
+        result = shared("chat", *FEW, stdin=text.encode(encoding))
+        assert result.code == 0, result.err
+        assert messages(shared, "marked.json")[::2] == ["Grüße"]
 
     def test_flags_that_cannot_be_used(self, shared: Command) -> None:
         for flags, code in (("--logprobs 2", 2), ("-p zip", 2), ("--raw", 2), ("--reasoning maybe", 2)):
@@ -375,14 +388,15 @@ class TestPipe:
         assert len(messages(shared, "alone.json")) == 2
 
     def test_streams_that_are_closed(self, shared: Command) -> None:
-        for redirection in (">&-", "<&- >&- 2>&-", "| true"):
+        """An answer that could not be written is not a success."""
+        for redirection, code in ((">&-", 8), ("<&- >&- 2>&-", 0), ("| true", 141), ("2>&-", 0)):
             line = f"{shlex.quote(sys.executable)} -m specllama chat --no-calibrate -n 5 {redirection}"
             done = subprocess.run(
                 ["bash", "-c", f"printf 'zip\\nzip\\n' | {line}; exit ${{PIPESTATUS[1]}}"],
                 capture_output=True, env=shared.env, cwd=shared.home, timeout=60, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert b"rror" not in done.stderr
+            assert done.returncode == code, done.stderr
+            assert (b"standard output is closed" in done.stderr) == (redirection == ">&-")
 
     def test_measured_once_at_the_end(self, command: Command) -> None:
         args = FEW[1:]
@@ -391,6 +405,38 @@ class TestPipe:
         assert json.loads(file.read_text())["t1"] > 0
         assert "x plain" in chat(command, "zip", args=(*args, "--ignore-eos", "--draft-max", "4")).err
         assert not (command.cache / "chat_history").exists()
+
+
+@pty
+class TestLongLines:
+    """Terminals keep 4,095 bytes of a line; the editor takes lines of any length."""
+
+    LINE = "def" + " return" * 860
+
+    @pytest.mark.parametrize("elsewhere", [("stdout",), ("stdout", "stderr")], ids="+".join)
+    def test_a_pasted_line_is_whole_where_stdout_is_no_terminal(
+        self, shared: Command, elsewhere: tuple[str, ...]
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            files = {name: stack.enter_context((shared.home / name).open("wb")) for name in elsewhere}
+            user = stack.enter_context(Terminal(shared, *FEW, "-c", "2048", **files))
+            user.prompt()
+            user.type(f"\x1b[200~{self.LINE}\x1b[201~\r")
+            user.prompt()
+            user.enter("/save long.json")
+            user.prompt()
+            user.type(CTRL_D)
+            assert user.wait() == 0
+        assert messages(shared, "long.json")[0] == self.LINE
+        assert (shared.home / "stdout").read_bytes()
+
+    def test_a_line_that_the_terminal_cuts_is_not_sent(self, shared: Command) -> None:
+        with Terminal(shared, *FEW, env={"TERM": "dumb"}) as user:
+            user.expect("> ")
+            user.type(self.LINE + "\n")
+            user.expect("has cut this one")
+            user.expect("> ")
+            user.ask("zip\n")
 
 
 @pty
@@ -762,7 +808,7 @@ class TestParts:
     def test_huge_files_are_not_read(self, tmp_path: Path) -> None:
         with (tmp_path / "c.json").open("wb") as file:
             file.truncate(1 << 40)
-        with pytest.raises(UsageError, match="larger than 64 MB"):
+        with pytest.raises(UsageError, match="larger than 64 MiB"):
             read(str(tmp_path / "c.json"))
         with pytest.raises(NotFoundError):
             read(str(tmp_path / "none.json"))

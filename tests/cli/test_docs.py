@@ -29,8 +29,9 @@ from scripts.bench.peers.cells import Figures
 from scripts.bench.peers.table import markdown
 from specllama import data
 from specllama.cli.app import COMMANDS, app
+from specllama.cli.llama_cpp_flags import without_them
 from specllama.cli.typer_options import unknown_short_flag
-from specllama.config.options import STORED
+from specllama.config.options import LONG_FLAGS, STORED
 from specllama.models import manifest
 from tests.support.command import Command
 from tests.support.paths import ROOT
@@ -371,7 +372,7 @@ def code_is_there(page: str, code: str) -> bool:
     elif words[0] in FLAGS:
         return flags <= FLAGS[words[0]]
     elif re.match(r"--?[a-z]", code) and page != "docs/benchmarks.md":
-        return words[0] in SOME_FLAG
+        return words[0] in SOME_FLAG or without_them(["run", words[0]], [])[1] == [words[0]]
     elif found := re.search(r"\bpython -m (\S+)(.*)", code):
         flags_are_there(found[1], found[2].split())
     elif re.fullmatch(r"scripts(\.\w+)+", code):
@@ -379,19 +380,9 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        elsewhere = [
-            "API_KEY",
-            "BACKEND",
-            "BUILD",
-            "CACHE",
-            "CONFIG",
-            "DATA",
-            "DEMO",
-            "KERNELS",
-            "MODELS",
-            "PYTHON",
-        ]
-        return variable[1] in elsewhere or variable[1].lower() in STORED
+        elsewhere = "API_KEY BACKEND BUILD CACHE CONFIG DATA DEMO KERNELS MODELS PYTHON SERVICE_HOST"
+        name = variable[1].lower()
+        return variable[1] in elsewhere.split() or name in STORED or name in LONG_FLAGS
     return True
 
 

@@ -311,12 +311,25 @@ def test_wrong_usage_is_one_clear_line(shared: Command) -> None:
         assert_error(shared("pair-check", *args), 2)
 
 
-def test_a_closed_pipe_is_no_error(shared: Command) -> None:
+def test_without_a_draft_it_is_what_run_uses(shared: Command) -> None:
+    by_place, alone, flags = shared.many(
+        ["pair-check", "pydoc", "pydoc"],
+        ["pair-check", "pydoc"],
+        ["pair-check", "-m", "pydoc", "-md", "pydoc"],
+    )
+    assert by_place.code == 0
+    assert "0.16 times what the target reads" in by_place.out
+    assert by_place.raw == alone.raw == flags.raw
+    assert_error(shared("pair-check", "pydoc", "-m", "pydoc"), 2, "MAIN is given twice")
+    assert_error(shared("pair-check", "-md", "pydoc"), 2, "MAIN is missing")
+
+
+def test_a_closed_pipe_is_silent(shared: Command) -> None:
     process = shared.start("pair-check", *EMBEDDED)
     assert process.stdout
     assert process.stderr
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(60) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 

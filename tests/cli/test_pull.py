@@ -137,6 +137,23 @@ def test_names_of_all_kinds(named: Named) -> None:
     assert named("run", "-m", "8B:Q8_0", *ASK, env=user).code == 0  # the flag wins
 
 
+def test_names_that_people_copy(named: Named) -> None:
+    file = f"{REPOS[1]}/{FILES[1]}"
+    names = (f"hf.co/{REPOS[1]}:Q4_K_M", f"{named.hub.endpoint}/{REPOS[1]}/blob/main/{FILES[1]}", file)
+    for name in names:
+        result = named("pull", name, "--dry-run", "--json")
+        assert result.code == 0, result.err
+        assert [f["path"] for f in result.json["models"][0]["files"]] == [FILES[1]]
+    absent = named("run", "-m", "nobody/nothing/x.gguf", "-p", "x")
+    assert absent.code in (3, 4)
+    assert "there is no file nobody/nothing/x.gguf; " in absent.err
+    asked = len(named.hub.requests)
+    (named.command.home / "models").mkdir()
+    path = named("run", "-m", "models/nothing/x.gguf", "-p", "x")
+    assert (path.code, "there is no file models/nothing/x.gguf, and" in path.err) == (3, True)
+    assert len(named.hub.requests) == asked  # paths of this disk are nobody's business
+
+
 def test_a_dry_run(named: Named) -> None:
     result = named("pull", "8B", "1B", "--dry-run")
     assert result.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -303,7 +304,7 @@ VALUES = {
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",
     "override_tensor_draft", "compare", "json", "json_schema_file", "grammar", "grammar_file", "hf_repo",
-    "hf_repo_draft", "rpc",
+    "hf_repo_draft", "rpc", "words", "escape", "no_escape", "quiet",
 }  # fmt: skip
 
 
@@ -337,6 +338,16 @@ def test_tensors_are_put_where_a_pattern_says(shared: Command, flag: str) -> Non
 def test_experts_on_the_cpu(shared: Command) -> None:
     result = shared("run", "-p", "zip", "-n", "3", "-cmoe", "-ncmoed", "1", "--json")
     assert result.code == 0, result.err
+
+
+def test_a_blob_of_ollama_is_a_model(command: Command) -> None:
+    """Its files are named by their hashes, without an ending."""
+    name = f"sha256-{hashlib.sha256(EMBEDDED_TARGET.read_bytes()).hexdigest()}"
+    blobs = command.home / ".ollama" / "models" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / name).symlink_to(EMBEDDED_TARGET)
+    result = command("run", "-m", f"~/.ollama/models/blobs/{name}", "-p", "zip", "-n", "3", "--json")
+    assert (result.code, result.json["n_predict"]) == (0, 3)
 
 
 def test_unsupported_flags_of_llama_cpp_are_refused_by_name(shared: Command) -> None:

@@ -64,6 +64,21 @@ def test_grammars_are_obeyed(shared: Command) -> None:
         assert shared.generate(*ASK, *how).out in ("yes\n", "no\n")
 
 
+def test_gbnf_is_llama_cpps(shared: Command) -> None:
+    grammars = {
+        r'root ::= "caf\u00e9ab"': "caféab",
+        r'root ::= "\u0041bc"': "Abc",
+        r'root ::= "\u00e9"': "é",
+        r'root ::= "\U0001F600"': "😀",
+        r"root ::= [\u00e0-\u00e0]{2}": "àà",
+        'root ::= start\nstart ::= "a"': "a",
+        'root ::= <[5]> "b"': "#b",
+    }
+    few = ("-n", "8", "--raw", "--temp", "0", "--json", "--no-calibrate")
+    found = shared.many(*(("run", "-p", "def x(", *few, "--grammar", grammar) for grammar in grammars))
+    assert [result.json["text"] for result in found] == list(grammars.values())
+
+
 @pytest.mark.parametrize(
     ("args", "code", "needle"),
     [

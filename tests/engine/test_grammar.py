@@ -195,6 +195,7 @@ BAD_SCHEMAS = {
         }
     ),
     "very many keys": json.dumps({"properties": {f"key_{i}": {} for i in range(3000)}}),
+    "a long text": '{"items": {"const": "%s"}, "minItems": 100000}' % ("a" * 200),
     "NUL": '{"const": "a"}\0',
     "half a character": r'{"const": "\ud800"}',
     "not UTF-8": '{"const": "\udcff"}',
@@ -211,6 +212,9 @@ BAD_GRAMMARS = {
     "options": "root ::= " + '"a"? ' * 12_000,
     "alternatives": 'root ::= "a"' + ' | "b"' * 10_000,
     "lark": "start: %%%",
+    "a long text": "root ::= r0\n"
+    + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(40))
+    + 'r40 ::= "a"',
     "NUL": 'root ::= "a"\0',
     "not UTF-8": 'root ::= "\udcff"',
 }
@@ -231,6 +235,17 @@ def test_invalid_grammars_are_rejected(grammars: Grammars, grammar: str) -> None
     with pytest.raises(UsageError) as caught:
         grammars.mask(grammar=grammar)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "rule", ["r{} ::= r{}\n", "r{}: r{}\n", "T{}: T{}\n"], ids=["gbnf", "lark", "terminals"]
+)
+def test_a_chain_of_rules_fits_into_the_stack(grammars: Grammars, rule: str) -> None:
+    """llguidance recurses once a rule, and ended the process after some three thousand."""
+    chain = "".join(rule.format(i, i + 1) for i in range(4000))
+    last = rule.format(4000, 0).replace(rule[0] + "0", '"a"').rstrip() + "\n"
+    start = "root ::= r0\n" if "::=" in rule else f"start: {rule[0]}0\n"
+    assert mask_of(grammars, grammar=start + chain + last).forced()
 
 
 def test_large_objects_are_supported(front: Front) -> None:

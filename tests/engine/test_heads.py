@@ -8,8 +8,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.heads import HeadRow
-from specllama.core.interfaces import BatchRow
-from specllama.core.policy.base import Policy
+from specllama.core.interfaces import BatchRow, PaddedDrafting
+from specllama.core.policy.base import Draft, Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -183,6 +184,31 @@ def test_the_text_is_that_of_plain_decoding(pair, kind: str, temperature: float)
     assert [g.output for g in planned] == expected
 
 
+class Filled(Fixed):
+    """Fills up the decodes of target and head."""
+
+    def width(self, n_rows: int) -> int:
+        return n_rows + 3
+
+    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+        for drafter in self.drafters:
+            if isinstance(drafter, PaddedDrafting):
+                drafter.pad_to = 6
+        return super().draft(rooms, seconds)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decodes_that_are_filled_up_change_neither_text_nor_drafts(pair, kind: str) -> None:
+    one = pair(kind)
+    requests = [request(seed, 0.8) for seed in range(3)]
+    for asked in (requests[:1], requests):
+        expected = run(one.target, Fixed([one.drafter], 3), *asked)
+        got = run(one.target, Filled([one.drafter], 3), *asked)
+        assert [g.output for g in got] == [g.output for g in expected]
+        for g, other in zip(got, expected, strict=True):
+            assert (g.stats.n_drafted, g.stats.n_accept) == (other.stats.n_drafted, other.stats.n_accept)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_llama_cpps_order_of_calls(kind: str, tmp_path: Path) -> None:
     files = write_pair(kind, tmp_path, 1.0)
@@ -327,7 +353,7 @@ def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> 
     for _ in range(5):
         engine.step()
 
-    def fail(rows: object) -> None:  # noqa: ARG001
+    def fail(rows: object, *filled: int) -> None:  # noqa: ARG001
         raise DecodeError("broken")
 
     monkeypatch.setattr(one.context, "decode", fail)

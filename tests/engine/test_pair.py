@@ -273,7 +273,7 @@ def test_a_draft_model_that_fails_is_removed(
     while generation.stats.n_accept == 0:
         engine.step()
 
-    def fail(_batch: object) -> None:
+    def fail(_batch: object, *_filled: int) -> None:
         raise DecodeError("llama_decode answered -3")
 
     monkeypatch.setattr(small, "decode", fail)

@@ -21,6 +21,7 @@ import pytest
 from tests.support import ggufbytes as g
 from tests.support.command import MAIN, Command, Result, assert_error
 from tests.support.hub import LocalHub, Repo
+from tests.support.paths import ROOT
 
 NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
 SMALL = g.llama(n_layer=1, tokens=g.words(40)).build()
@@ -169,6 +170,8 @@ def test_offline_mode_sends_no_requests(pull: Puller) -> None:
     off: dict[str, str | None] = {"HF_HUB_OFFLINE": "1"}
     for args in (("pull", NAME), ("run", "-m", NAME, "-p", "x"), ("pair-check", NAME, NAME)):
         assert_error(pull(*args, env=off), 5, f"{NAME} is not on disk", "HF_HUB_OFFLINE")
+    tagged = f"{NAME}:Q8_0"
+    assert_error(pull("run", "-m", tagged, "-p", "x", env=off), 5, f"specllama pull {tagged}")
     assert pull.hub.requests == []
     assert_complete(pull, pull("pull", NAME))
     n_requests = len(pull.hub.requests)
@@ -237,6 +240,9 @@ def test_a_file_changed_between_runs_is_downloaded_again(pull: Puller) -> None:
     (pull.blobs).mkdir(parents=True)
     partial = pull.blobs / f"{ETAG}.incomplete"
     partial.write_bytes(LARGE[:100_000])
+    record = pull.cache / ".locks" / "models--user--model-GGUF" / f"{ETAG}.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"validator": "", "revision": "main"}')
     other = LARGE[:-4] + b"ABCD"
     pull.hub.repos[NAME] = Repo({FILE: other}, commit="d" * 40)
     result = pull("pull", NAME)
@@ -244,6 +250,62 @@ def test_a_file_changed_between_runs_is_downloaded_again(pull: Puller) -> None:
     assert Path(result.out.strip()).read_bytes() == other
     assert pull.contents() == [hashlib.sha256(other).hexdigest()]  # the old partial file is gone
     assert "Range" not in pull.hub.content_requests()[-1].headers
+
+
+def test_a_download_of_another_revision_is_kept(pull: Puller) -> None:
+    """Ctrl-C in one of an older revision, then the newest one: the first can still be resumed."""
+    newer = LARGE[:-4] + b"ABCD"
+    pull.hub.repos[NAME] = Repo({FILE: newer}, commit="d" * 40, branches={"old": "e" * 40})
+    pull.hub.faults.rate, pull.hub.faults.small_buffers = len(LARGE) / 4, True
+    pull.hub.repos[NAME].files[FILE] = LARGE
+    stopped = pull.start("pull", f"{NAME}@old")
+    pull.wait_for(50_000)
+    stopped.send_signal(signal.SIGINT)
+    stopped.communicate(timeout=60)
+    pull.hub.faults.rate = 0.0
+    pull.hub.repos[NAME].files[FILE] = newer
+    assert pull("pull", NAME).code == 0
+    assert f"{ETAG}.incomplete" in pull.contents()
+    pull.hub.repos[NAME].files[FILE] = LARGE
+    result = pull("pull", f"{NAME}@old")
+    assert Path(result.out.strip()).read_bytes() == LARGE
+    assert pull.hub.content_requests()[-1].headers["Range"].startswith("bytes=")
+    assert pull.leftovers() == []
+
+
+@pytest.mark.parametrize("listed", ["sizes", "names"])
+def test_a_mirror_without_hashes(pull: Puller, listed: str) -> None:
+    pull.hub.faults.no_hashes = listed
+    for args in (("pull", NAME), ("run", "-m", NAME, "-p", "x"), ("pair-check", NAME, NAME)):
+        assert_error(pull(*args), 6, f"gives no hash for {FILE} of {NAME}", f"pull --no-verify {NAME}")
+    assert pull.contents() == []
+    result = pull("pull", "--no-verify", NAME)
+    assert_complete(pull, result)
+    assert f"warning: {pull.hub.endpoint} gives no hash" in result.err
+    assert f"{FILE}: sha256 {ETAG}, recorded" in result.err
+    assert pull("models", "verify", NAME).out.startswith("whole")
+    n_sent = pull.hub.sent
+    assert_complete(pull, pull("pull", "--no-verify", NAME))
+    assert pull.hub.sent - n_sent < 1000  # it is on disk
+    pull.hub.faults.no_length = pull.hub.faults.no_range = True
+    pull("models", "rm", NAME)
+    assert_error(pull("pull", "--no-verify", NAME), 6, f"gives no size for {FILE}")
+
+
+def test_a_file_system_that_refuses_modes_and_syncing(pull: Puller) -> None:
+    """As networks' file systems, and those of phones and Windows disks, do."""
+    refuse = (
+        "import errno, os, pathlib\n"
+        "def refuse(*args, **more): raise OSError(errno.ENOTSUP, 'Operation not supported')\n"
+        "os.chmod = os.fchmod = os.fsync = pathlib.Path.chmod = refuse\n"
+    )
+    (pull.command.home / "site").mkdir()
+    (pull.command.home / "site" / "sitecustomize.py").write_text(refuse)
+    env = {"PYTHONPATH": f"{pull.command.home / 'site'}{os.pathsep}{ROOT}"}
+    assert_complete(pull, pull("pull", NAME, env=env))
+    n_requests = len(pull.hub.content_requests())
+    assert_complete(pull, pull("pull", NAME, env=env))
+    assert len(pull.hub.content_requests()) == n_requests
 
 
 def test_a_file_changed_during_the_download_is_downloaded_again(pull: Puller) -> None:
@@ -418,7 +480,7 @@ def test_ignores_unsafe_names_in_a_listing(pull: Puller) -> None:
     assert_error(pull("pull", "user/other"), 5, "does not respond as a hub does")
     lfs = {"lfs": {**size["lfs"], "sha256": "../../x"}}
     pull.hub.repos["user/other"] = Repo({FILE: LARGE}, overrides={FILE: lfs})
-    assert_error(pull("pull", "user/other"), 3, "no GGUF model")
+    assert_error(pull("pull", "user/other"), 6, "gives no hash for")
 
 
 NOT_MODELS = {

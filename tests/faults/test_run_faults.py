@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +180,9 @@ FLAGS = [  # added to a valid command line: exit code, and a part of the message
     ("--yarn-orig-ctx -5", 2, "--yarn-orig-ctx must be"),
     ("--reasoning maybe", 2, "--reasoning"),
     ("--raw -sys x", 2, "-sys"),
-    ("-f zip.txt", 2, "-p and -f"),
+    ("-f zip.txt", 3, "there is no file zip.txt"),
+    ("-e --no-escape", 2, "-e and --no-escape"),
+    ("zap", 2, "two prompts"),
     ("--chat-template a --chat-template-file b", 2, "--chat-template-file"),
     ("--chat-template-file none.jinja", 3, "none.jinja"),
     ("--log-file /nowhere/x.log", 2, "--log-file"),
@@ -209,15 +213,32 @@ def test_rejects_unusable_prompts(shared: Command) -> None:
 
 def test_rejects_a_line_of_ten_megabytes(shared: Command) -> None:
     result = shared("run", stdin=b"w" * 10_000_000)
-    assert_error(result, 2, "the prompt has at least", "context size of 2048")
+    assert_error(result, 2, "standard input is larger than 4 MiB")
 
 
 @pytest.mark.parametrize(
-    ("stdin", "warned"), [(b"zip\0 zap", False), (b"zip \xff\xfe zap", True), (b"\xed\xa0\x80", True)]
+    ("stdin", "why"),
+    [
+        (b"zip\0 zap", "a NUL in line 1"),
+        (b"zip \xff\xfe zap", "byte 4 is 0xff"),
+        (b"\xed\xa0\x80", "byte 0 is 0xed"),
+    ],
 )
-def test_invalid_utf8_on_stdin_is_a_warning(shared: Command, stdin: bytes, warned: bool) -> None:
-    result = shared.generate("-n", "3", stdin=stdin)
-    assert ("not all UTF-8" in result.err) is warned
+def test_what_is_no_text_on_stdin_is_an_error(shared: Command, stdin: bytes, why: str) -> None:
+    for args in ((), ("-p", "zip"), ("-f", "-")):
+        assert_error(shared("run", *args, stdin=stdin), 2, "standard input", why)
+
+
+def test_endless_input_is_read_up_to_a_limit(shared: Command) -> None:
+    (shared.home / "yes").symlink_to("/dev/zero")
+    for flag in ("-f", "--grammar-file", "-jf", "--chat-template-file"):
+        assert_error(shared("run", "-p", "zip", flag, "yes"), 2, f"{flag}: yes is larger than 4 MiB")
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as yes:
+        process = shared.start("run", stdin=yes.stdout)
+        _, err = process.communicate(timeout=60)
+        yes.kill()
+    assert process.returncode == 2
+    assert b"standard input is larger than 4 MiB" in err
 
 
 def test_accepts_arguments_that_are_not_unicode(shared: Command) -> None:
@@ -279,6 +300,17 @@ def test_failing_templates_of_the_model_are_errors(
     assert shared.generate("-p", "zip", "-m", "template.gguf", "--raw", "-n", "3").raw
 
 
+def test_sampling_settings_of_a_file_are_read_as_llama_cpp_reads_them(shared: Command) -> None:
+    odd = {"top_k": -1, "temp": -1.0, "penalty_last_n": -5, "penalty_repeat": 0.0}
+    tinygguf.llama(shared.home / "odd.gguf", sampling=odd | {"mirostat": 2, "xtc_probability": 0.5})
+    ask = ("run", "-p", "zip", "-m", "odd.gguf", "-n", "5", "--json", "--no-calibrate")
+    found, greedy, flags = shared.many(ask, (*ask, "--temp", "0"), (*ask, "--top-k", "40", "-s", "1"))
+    for result in (found, greedy, flags):
+        assert result.code == 0, result.err
+    assert found.json["tokens"] == greedy.json["tokens"]
+    assert "left out: penalty_repeat = 0.000000; mirostat = 2; xtc_probability = 0.5" in found.err
+
+
 def test_a_model_without_a_template_goes_on_with_the_prompt(shared: Command) -> None:
     content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]}).build()
     (shared.home / "plain.gguf").write_bytes(content)
@@ -309,18 +341,35 @@ class TestStreams:
 
     def test_a_closed_pipe_ends_the_run(self, shared: Command) -> None:
         result = self.shell(shared, "RUN -n 1500 | head -c 1; exit ${PIPESTATUS[0]}")
-        assert (result.code, len(result.raw)) == (0, 1)
+        assert (result.code, len(result.raw)) == (141, 1)
         assert len(result.lines) == 1
         as_json = self.shell(shared, "RUN -n 5 --json | true; exit ${PIPESTATUS[0]}")
-        assert (as_json.code, len(as_json.lines)) == (0, 1)
+        assert (as_json.code, len(as_json.lines)) == (141, 1)
 
-    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-    def test_closed_streams_are_tolerated(self, shared: Command, closed: str) -> None:
+    def test_a_closed_stderr_is_tolerated(self, shared: Command) -> None:
+        result = self.shell(shared, "RUN -n 5 2>&-")
+        assert (result.code, result.err) == (0, "")
+        assert result.raw
+
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+    def test_an_answer_without_stdout_is_an_error(self, shared: Command, closed: str) -> None:
         result = self.shell(shared, f"RUN -n 5 {closed}")
-        assert result.code == 0
-        assert bool(result.raw) == (">&-" not in closed.replace("2>&-", ""))
-        assert ("n_predict = 5" in result.err) == ("2>&-" not in closed)
-        assert "rror" not in result.err
+        assert (result.code, result.raw) == (8, b"")
+        assert ("standard output is closed" in result.err) == ("2>&-" not in closed)
+
+    def test_a_pipe_that_does_not_block_gets_all_of_the_text(self, shared: Command) -> None:
+        ours, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        more = ("-n", "60", "--ignore-eos", "--json", "--logprobs", "20")
+        silent = {"stdout": theirs, "stderr": subprocess.DEVNULL}
+        process = shared.start("run", "-p", "zip", "--no-calibrate", *more, **silent)
+        os.close(theirs)
+        time.sleep(3)  # the pipe, of 64 KiB, is full before it is read
+        with open(ours, "rb") as pipe:
+            data = pipe.read()
+        assert process.wait(60) == 0
+        assert len(data) > 100_000
+        assert len(json.loads(data)["logprobs"]) == 60
 
     def test_without_prompt_and_stdin_there_is_an_error(self, shared: Command) -> None:
         result = self.shell(shared, f"{shlex.quote(sys.executable)} -m specllama run <&-")
@@ -331,6 +380,13 @@ class TestStreams:
         result = self.shell(shared, "RUN -n 5 > /dev/full")
         assert_error(result, 8, "standard output cannot be written")
         assert "Exception ignored" not in result.err
+        assert_error(self.shell(shared, "RUN --help > /dev/full"), 8, "standard output cannot be written")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_log_that_cannot_be_written_costs_no_answer(self, shared: Command) -> None:
+        result = self.shell(shared, "RUN -n 5 -q --log-file /dev/full")
+        assert (result.code, bool(result.raw)) == (0, True)
+        assert result.lines == ["warning: --log-file: /dev/full cannot be written: No space left on device"]
 
 
 @pytest.mark.parametrize(

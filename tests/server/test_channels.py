@@ -88,6 +88,17 @@ def test_a_begun_answer_is_continued_in_the_final_channel(oss: Server) -> None:
     assert choice["message"]["content"] == "lo."
 
 
+def test_an_answer_with_reasoning_is_continued_after_its_channel(oss: Server) -> None:
+    for text, expected in (("Hel", "Hel"), ("", "")):
+        messages = [*ASK, {"role": "assistant", "content": text, "reasoning_content": THOUGHT}]
+        prompt = oss.post("/apply-template", {"messages": messages}).json["prompt"]
+        before, _, _ = ANSWER.partition(TEXT)
+        assert prompt.endswith(f"<|start|>assistant{before}{expected}")
+        script: dict[str, Any] = {"grammar": spelt_out("lo.<|return|>"), "max_tokens": 60, "temperature": 0}
+        (choice,) = oss.chat(messages, **script).json["choices"]
+        assert choice["message"]["content"] == "lo."
+
+
 def test_responses(oss: Server) -> None:
     body = {"input": ASK, "grammar": spelt_out(), "max_output_tokens": 60, "temperature": 0}
     output = oss.post("/v1/responses", body).json["output"]

@@ -84,7 +84,7 @@ def single(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Ser
 
 def models(server: Server) -> dict[str, str]:
     """The listed models, and whether they are in memory."""
-    return {m["id"]: m["status"]["value"] for m in server.get("/v1/models").json["data"]}
+    return {m["id"]: m["status"]["value"] for m in server.get("/v1/models?known=true").json["data"]}
 
 
 def loaded(server: Server) -> list[str]:
@@ -103,7 +103,7 @@ def answered_by(reply: Reply) -> str:
 
 class TestList:
     def test_models_on_disk_and_known_ones(self, both: Server) -> None:
-        found = both.get("/v1/models").json
+        found = both.get("/v1/models?known=true").json
         first = found["data"][0]
         assert (first["id"], first["status"]) == (PYDOC, {"value": "loaded"})
         assert first["meta"]["n_ctx"] == 512
@@ -116,6 +116,9 @@ class TestList:
         assert away == {"value": "not downloaded", "pull": "specllama pull far-away"}
         assert not {"pair-8b", "pair-1b"} & set(listed), "these are on disk"
         assert list(listed).index("far-away") > list(listed).index(BROKEN)
+        on_disk = {m["id"] for m in both.get("/v1/models").json["data"]}
+        assert on_disk == {name for name, m in listed.items() if m["status"]["value"] != "not downloaded"}
+        assert (first["max_model_len"], first["context_length"]) == (512, 512)
 
     def test_one_model_by_any_of_its_names(self, both: Server) -> None:
         for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest"):
@@ -152,7 +155,7 @@ class TestNames:
                 assert (reply.status, needle in reply.error["message"]) == (404, True), reply.json
 
     def test_a_pinned_model_is_alone(self, tmp_path: Path, disk: Path) -> None:
-        with several(tmp_path, disk, "-m", "8B", "--alias", "mine") as one:
+        with several(tmp_path, disk, "-m", "8B", "--alias", "mine", "--strict-model") as one:
             assert list(models(one)) == ["mine"]
             assert one.get("/props").json["draft_model_path"].endswith("small-Q4_0.gguf")
             for name in ("mine", "8B", None):

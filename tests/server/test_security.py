@@ -96,7 +96,9 @@ class TestPages:
     def test_own_hosts_are_served(self, server: Server, host: str) -> None:
         assert server.get("/health", headers={"Host": host}).status == 200
 
-    @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "file://"])
+    @pytest.mark.parametrize(
+        "origin", ["https://evil.example", "null", "http://localhost.evil.example:1", "file://"]
+    )
     def test_foreign_origins_are_refused(self, server: Server, origin: str) -> None:
         for method in ("GET", "POST", "OPTIONS"):
             reply = server.ask(method, "/v1/chat/completions", headers={"Origin": origin})
@@ -106,7 +108,24 @@ class TestPages:
     def test_the_own_origin(self, server: Server) -> None:
         reply = server.get("/v1/models", headers={"Origin": server.url})
         assert reply.status == 200
-        assert "access-control-allow-origin" not in reply.headers
+
+    @pytest.mark.parametrize(
+        "origin",
+        [
+            "http://localhost:5173", "https://127.0.0.1:1", "http://[::1]:3000", "http://tauri.localhost",
+            "app://obsidian.md", "tauri://localhost", "vscode-webview://0f",
+        ],
+    )  # fmt: skip
+    def test_pages_of_this_machine_are_served_unless_there_is_a_key(
+        self, server: Server, locked: Server, origin: str
+    ) -> None:
+        asked = {"Origin": origin, "Access-Control-Request-Private-Network": "true"}
+        reply = server.ask("OPTIONS", "/v1/chat/completions", headers=asked)
+        assert reply.status == 204
+        assert reply.headers["access-control-allow-origin"] == origin
+        assert reply.headers["access-control-allow-private-network"] == "true"
+        assert server.get("/v1/models", headers={"Origin": origin}).status == 200
+        assert locked.ask("OPTIONS", "/v1/chat/completions", headers=asked).status == 403
 
     def test_an_allowed_origin(self, locked: Server) -> None:
         headers = {
@@ -158,6 +177,9 @@ class TestCommandLine:
             (("--jinja",), 2, "--jinja"),
             (("--json",), 2, "--json"),
             (("--temp", "-1"), 2, "--temp"),
+            (("--allowed-origin", "https://example.org/path"), 2, "--allowed-origin"),
+            (("--allowed-origin", "a b"), 2, "http://localhost:3000"),
+            (("--root-path", "/a?b"), 2, "--root-path"),
         ],
     )
     def test_settings_that_cannot_be_served_are_refused(self, tmp_path, flags, code, needle) -> None:

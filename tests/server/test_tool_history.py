@@ -12,13 +12,12 @@ import pytest
 from tests.support.serving import Reply, Server
 
 ARGUMENTS: dict[str, Any] = {
-    "cut off": '{"city": "Par',
     "text": "Paris",
     "list": "[1, 2]",
     "number": "3",
     "nested": "[" * 100_000,
     "two": '{"a": 1}{"b": 2}',
-    "surrogate": '{"a": "\\ud800',
+    "surrogate": '{"a": "\\ud800"}',
     "python": "{'city': 'Paris'}",
 }
 FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -81,6 +80,12 @@ def test_arguments_that_are_no_object(server: Server, ask: Any, case: str) -> No
     named = {chat: "messages[1].tool_calls[0]", responses: "input[1]", messages: "messages[1].content[0]"}
     assert named.get(ask, "messages[1].tool_calls[0]") in message
     assert len(message) < 500
+
+
+@pytest.mark.parametrize("text", ['{"city": "Par', "{", '{"a": "\\ud800', '{"city": "a", "days": 1'])
+@pytest.mark.parametrize("ask", [chat, responses, messages, ollama])
+def test_calls_that_were_cut_off_are_completed(server: Server, ask: Any, text: str) -> None:
+    assert ask(server, text).status == 200
 
 
 @pytest.mark.parametrize("arguments", [{}, {"city": "Rome"}, {"other": [None, {"a": "\ud7ff"}]}])

@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import IO
 
 from tests.support.command import MAIN, Command
 
@@ -30,8 +31,14 @@ class Terminal:
     """
 
     def __init__(
-        self, command: Command, *args: str, env: Mapping[str, str | None] | None = None, verb: str = "chat"
+        self,
+        command: Command,
+        *args: str,
+        env: Mapping[str, str | None] | None = None,
+        verb: str = "chat",
+        **files: IO[bytes],
     ) -> None:
+        """files: stdout and stderr where they are not the terminal."""
         self._ours, theirs = os.openpty()
         environment = command.environment({"TERM": "xterm", "COLUMNS": None, **(env or {})})
         termios.tcsetwinsize(theirs, (40, 200))
@@ -39,8 +46,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [*MAIN, verb, *args],
             stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
+            **{"stdout": theirs, "stderr": theirs, **files},
             env=environment,
             cwd=command.home,
             start_new_session=True,

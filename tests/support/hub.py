@@ -31,8 +31,9 @@ class Faults:
     no_range: ranges are ignored. etag: sent by the content host instead of the real one. content: sent
     instead of the file. hang: seconds before a response. statuses, api_statuses: of the next requests for
     content and for metadata; a pair is (status, Retry-After). no_redirect: the hub sends content itself.
-    no_length: content has no Content-Length. html: every response is an HTML page. small_buffers: send
-    buffers are small, so that `rate` is accurate.
+    no_length: content has no Content-Length. no_hashes: listings have no hashes, as those of some mirrors,
+    and with "names" no sizes either. html: every response is an HTML page. small_buffers: send buffers are
+    small, so that `rate` is accurate.
     """
 
     cut: list[int] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Faults:
     no_length: bool = False
     html: bool = False
     small_buffers: bool = False
+    no_hashes: str = ""
 
 
 @dataclass
@@ -218,6 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
                 entry["blobId"] = repo.etag(path)
             else:
                 entry["lfs"] = {"size": len(repo.files[path]), "sha256": repo.etag(path), "pointerSize": 134}
+            if self.server.hub.faults.no_hashes:
+                entry = {"rfilename": path}
+                if self.server.hub.faults.no_hashes != "names":
+                    entry["size"] = len(repo.files[path])
             siblings.append(entry | repo.overrides.get(path, {}))
         for path, override in repo.overrides.items():
             if path not in repo.files:

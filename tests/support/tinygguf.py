@@ -21,7 +21,7 @@ specllama.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -228,15 +228,20 @@ def llama(
     pre: str = "gpt-2",
     more: Sequence[str] = (),
     adds: Sequence[float] = (),
+    sampling: Mapping[str, int | float | str] | None = None,
 ) -> Path:
     """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. pre: the
     pre-tokenizer that the file names. more: further control tokens, such as FIM. adds: a factor for each
-    block on what it adds to the residual stream; the embeddings then have equal norms.
+    block on what it adds to the residual stream; the embeddings then have equal norms. sampling: values of
+    general.sampling.*.
     """
     b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre, more, unit_rows=bool(adds))
     factors = adds or (1.0,) * n_layer
     b.heads(N_HEAD_KV, rope=True)
     b.writer.add_feed_forward_length(N_FF)
+    add = {int: b.writer.add_int32, float: b.writer.add_float32, str: b.writer.add_string}
+    for key, value in (sampling or {}).items():
+        add[type(value)](f"general.sampling.{key}", value)
     for i in range(n_layer):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
         b.attention(i, adds=factors[i])

@@ -7,6 +7,7 @@ usage: python -m scripts.bench.engine COMMAND ...
        gain      -m TARGET -md DRAFT     (run's default against plain decoding, by workload)
        ttft      -m TARGET -md DRAFT
        own-time  -m TARGET -md DRAFT     (with a 128k vocabulary, of scripts.bench.make_pair)
+       rounds    [--vocab N] [--temp T]  (the engine's own time, with contexts that compute nothing)
        startup
        memory    --peer LLAMA-SPECULATIVE-SIMPLE -m TARGET -md DRAFT
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from scripts import cli
 from scripts.bench.engine.lossless import lossless
 from scripts.bench.engine.peer import COSTS, TYPES, memory, peer
+from scripts.bench.engine.rounds import rounds
 from scripts.bench.engine.times import gain, own_time, startup, ttft
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
@@ -26,7 +28,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "command", choices=["lossless", "peer", "gain", "ttft", "own-time", "startup", "memory"]
+        "command", choices=["lossless", "peer", "gain", "ttft", "own-time", "rounds", "startup", "memory"]
     )
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
@@ -37,6 +39,8 @@ def main() -> None:
     parser.add_argument("--pairs", help="directory that python -m scripts.bench.make_pair wrote")
     parser.add_argument("--types", type=lambda s: s.split(","), default=list(TYPES))
     parser.add_argument("--costs", type=lambda s: s.split(","), default=list(COSTS))
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("-n", type=int, default=64, help="tokens of a generation")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--show", type=int, default=20, help="divergences to list")
@@ -51,7 +55,7 @@ def main() -> None:
         parser.error("peer needs --pairs")
     {
         "lossless": lossless, "peer": peer, "gain": gain, "ttft": ttft, "own-time": own_time,
-        "startup": startup, "memory": memory,
+        "rounds": rounds, "startup": startup, "memory": memory,
     }[args.command](args)  # fmt: skip
 
 

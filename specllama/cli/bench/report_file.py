@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specllama.bench.page import TITLE
 from specllama.cli.files import mapped_errors
+from specllama.config.text_file import expanded
 from specllama.errors import ResourceError, UsageError
 
 
@@ -19,7 +20,7 @@ def checked_path(name: str) -> Path:
     """
     if not name.strip() or "\0" in name:
         raise UsageError("--report needs the path of a file to write")
-    path = Path(name)
+    path = expanded(name)
     with mapped_errors(UsageError, f"--report: {name} cannot be written", "name a file that can be"):
         if path.is_dir():
             raise UsageError(f"--report: {name} is a directory", f"for example {path / 'bench.html'}")
@@ -46,7 +47,8 @@ def write_report(path: Path, html: str) -> None:
                 file.write(html)
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
+            with contextlib.suppress(OSError):
+                os.chmod(name, 0o666 & ~umask)
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -135,6 +135,9 @@ def _curve(s: BenchSummary, width: int | None) -> Iterator[str]:
         ["ms", *(f"{1000 * p.seconds:.3g}" for p in points)],
         ["x t(1)", *("-" if (x := costs.relative(p)) is None else f"{x:.2f}" for p in points)],
     ]
+    if any(p.changing is not None for p in points):
+        changing = ("-" if p.changing is None else f"{1000 * p.changing:.3g}" for p in points)
+        rows.insert(1, ["after a change, ms", *changing])
     yield ""
     yield from wrapped(head, width)
     yield from table(["rows", *(f"{p.rows:.3g}" for p in points)], rows, width, 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from specllama.cli import console
 from specllama.cli.answer import log_file
@@ -25,6 +26,7 @@ from specllama.cli.files import resolved
 from specllama.cli.formatting import counted
 from specllama.config import build
 from specllama.config.store import cache_dir
+from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, SpecllamaError, UsageError
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
@@ -41,6 +43,7 @@ HUNG_UP = 129  # exit code after SIGHUP
 def chat(given: Mapping[str, Any]) -> int:
     """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)
+    standard_input.taken_by = "the messages of the chat"
     params = build.sampling(values)
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))
@@ -73,15 +76,30 @@ def chat(given: Mapping[str, Any]) -> int:
 
 
 def _reader(keeps: bool) -> InputReader:
-    """A line editor where both ends are terminals that support it; else plain lines. keeps: whether what is
-    typed is kept for later chats.
+    """A line editor where messages are typed at a terminal that supports it; else plain lines. keeps: whether
+    what is typed is kept for later chats.
+
+    Where stdout is no terminal, as in a pipe to tee, the editor draws on stderr or on the terminal itself: it
+    has no limit on the length of a line, which terminals have.
     """
-    if sys.stdin is None or not (console.supports_ansi(sys.stdin) and console.supports_ansi(sys.stdout)):
+    editor = _drawable() if sys.stdin is not None and console.supports_ansi(sys.stdin) else None
+    if editor is None:
         return LineReader()
     from specllama.cli.chat.history import HistoryFile
     from specllama.cli.chat.terminal import TerminalReader
 
-    return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history", keeps))
+    return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history", keeps), editor)
+
+
+def _drawable() -> TextIO | None:
+    """The terminal that the line editor draws on, None if there is none."""
+    for stream in (sys.stdout, sys.stderr):
+        if console.supports_ansi(stream):
+            return stream
+    try:
+        return open(os.ctermid(), "w")
+    except (OSError, AttributeError):
+        return None
 
 
 def _greet(session: ChatSession, show_draft: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from typing import Any
 from specllama.calls.definitions import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.config.store import cache_dir
+from specllama.config.text_file import read_text
+from specllama.config.whole_file import write_whole
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
@@ -47,21 +50,16 @@ def write(name: str, saved: Saved) -> Path:
             read(name)
         except (UsageError, NotFoundError) as error:
             raise UsageError(f"{error.message}; it is not overwritten", "save under another name") from None
-    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(_text(saved))
-        temporary.replace(path)
+        write_whole(path, _text(saved), 0o600)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 
 def rescue(saved: Saved) -> Path | None:
     """Write to a new file in the cache directory, or the system's temporary one; None where neither can."""
-    name = time.strftime(f"chat-%Y%m%d-%H%M%S-{os.getpid()}.json")
+    name = time.strftime(f"chat-%Y%m%d-%H%M%S-{secrets.token_hex(4)}.json")
     for directory in (cache_dir() / "chats", Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError, ResourceError, UsageError):
             directory.mkdir(parents=True, exist_ok=True)
@@ -123,16 +121,11 @@ def _object(path: Path) -> Mapping[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is no file")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no file {path}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(raw) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MB: {_NOT_ONE}")
+    text = read_text(str(path), "", MAX_BYTES)
     try:
-        data = json.loads(raw)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {_NOT_ONE}: {str(error)[:100]}") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), str):

@@ -9,6 +9,8 @@ import json
 import os
 from pathlib import Path
 
+from specllama.config.whole_file import write_whole
+
 MAX_INPUTS, MAX_BYTES = 1000, 1_000_000  # inputs kept; bytes read from the end of the file
 MAX_CHARACTERS = 20_000  # of an input; longer ones are not kept
 
@@ -42,22 +44,24 @@ class HistoryFile:
 
     def append(self, text: str) -> None:
         """Keep an input."""
-        if self._keeps and len(text) <= MAX_CHARACTERS and (not self._path.exists() or self._path.is_file()):
-            self._write(self._path, [text], os.O_APPEND)
-
-    def _replace(self, texts: list[str]) -> None:
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        self._write(temporary, texts, os.O_TRUNC)
+        if not self._keeps or len(text) > MAX_CHARACTERS:
+            return
+        if self._path.exists() and not self._path.is_file():
+            return
         with contextlib.suppress(OSError):
-            temporary.replace(self._path)
-
-    def _write(self, path: Path, texts: list[str], how: int) -> None:
-        data = "".join(json.dumps(text) + "\n" for text in texts).encode()
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.fchmod(file, 0o600)
-                os.write(file, data)
+                with contextlib.suppress(OSError):
+                    os.fchmod(file, 0o600)
+                os.write(file, _lines([text]).encode())
             finally:
                 os.close(file)
+
+    def _replace(self, texts: list[str]) -> None:
+        with contextlib.suppress(OSError):
+            write_whole(self._path, _lines(texts), 0o600)
+
+
+def _lines(texts: list[str]) -> str:
+    return "".join(json.dumps(text) + "\n" for text in texts)

@@ -5,12 +5,15 @@ Reads from a pipe or a simple terminal; terminal.py is for terminals that can ed
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from specllama.cli import console
 from specllama.cli.chat.file import clean
+from specllama.config.text_file import CUT, CUT_HINT, MAX_BYTES, checked_text, decoded, is_cut
+from specllama.errors import UsageError
 
 PROMPT, CONTINUED = "> ", ". "
 QUOTES = '"""'
@@ -57,7 +60,8 @@ class LineReader:
 
     def __init__(self) -> None:
         self.interactive = sys.stdin is not None and sys.stdin.isatty()
-        self._warned = False
+        self._source: BinaryIO = sys.stdin.buffer if sys.stdin is not None else io.BytesIO()
+        self._n_lines = 0
 
     def read(self) -> UserInput | None:
         """The next input; empty lines outside of quotation marks are left out."""
@@ -79,7 +83,7 @@ class LineReader:
         if self.interactive:
             console.write(sys.stderr, prompt)
         try:
-            raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+            raw = self._raw_line()
         except KeyboardInterrupt:
             if self.interactive:
                 console.note("")
@@ -88,8 +92,27 @@ class LineReader:
             if self.interactive:
                 console.note("")
             return None
-        text = raw.decode("utf-8", "replace")
-        if not self._warned and "\ufffd" in text and "\ufffd".encode() not in raw:
-            self._warned = True
-            console.warning("standard input is not all UTF-8; invalid bytes are replaced")
+        if self.interactive and is_cut(raw):
+            raise UsageError(CUT, CUT_HINT)
+        try:
+            text = decoded(raw) if self._n_lines == 1 else raw.decode("utf-8")
+        except ValueError:
+            raise UsageError(f"line {self._n_lines} of standard input is not UTF-8; it is left out") from None
+        if "\0" in text:
+            raise UsageError(f"line {self._n_lines} of standard input has a NUL; it is left out")
         return text.rstrip("\r\n")
+
+    def _raw_line(self) -> bytes:
+        """The next line, empty at the end. Raises UsageError for one that is too long, after reading it."""
+        raw = self._source.readline(MAX_BYTES + 1)
+        self._n_lines += bool(raw)
+        if self._n_lines == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16
+            raw += self._source.read(MAX_BYTES)
+            self._source = io.BytesIO(checked_text(raw, "standard input", "").encode())
+            return self._source.readline()
+        if len(raw) <= MAX_BYTES:
+            return raw
+        while raw and not raw.endswith(b"\n"):
+            raw = self._source.readline(MAX_BYTES)
+        limit = f"{MAX_BYTES >> 20} MiB"
+        raise UsageError(f"line {self._n_lines} of standard input is larger than {limit}; it is left out")

@@ -10,6 +10,7 @@ from typing import Any
 
 from specllama.cli.formatting import nearest
 from specllama.config import build
+from specllama.config.text_file import read_text
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
@@ -78,7 +79,7 @@ def refuse_logprobs(params: Mapping[str, Any]) -> None:
 def _value(name: str, text: str) -> Any:
     """JSON where it is JSON, else the text itself; @FILE is the text of a file."""
     if name in ("json_schema", "grammar") and text.startswith("@"):
-        return build.read_text(text[1:], name)
+        return read_text(text[1:], name)
     if name == "logit_bias" and not text.startswith("{"):
         return build.sampling({"logit_bias": text.split()})["logit_bias"]
     try:

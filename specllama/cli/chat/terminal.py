@@ -8,6 +8,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
+from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
@@ -17,6 +18,7 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from specllama.cli.chat.history import HistoryFile
@@ -24,11 +26,13 @@ from specllama.cli.chat.input import CONTINUED, FILE, PROMPT, UserInput, is_open
 
 
 class TerminalReader:
-    """Inputs typed at a terminal. words: completions of each command's argument, FILE for a path."""
+    """Inputs typed at a terminal. words: completions of each command's argument, FILE for a path. screen: the
+    terminal to draw on.
+    """
 
     interactive = True
 
-    def __init__(self, words: Mapping[str, Iterable[str]], history: HistoryFile) -> None:
+    def __init__(self, words: Mapping[str, Iterable[str]], history: HistoryFile, screen: TextIO) -> None:
         self._history = _History(history)
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
@@ -40,6 +44,7 @@ class TerminalReader:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_suspend=True,
+            output=create_output(screen),
         )
 
     def read(self) -> UserInput | None:

@@ -11,7 +11,7 @@ from specllama.calls import definitions
 from specllama.calls.reading import ReadCall
 from specllama.calls.tools import Tools
 from specllama.cli.chat.screen import Screen
-from specllama.config.build import read_text
+from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specllama.cli.doctor import Problem, reported
 from specllama.config import sources
 from specllama.config.build import KINDS
-from specllama.config.options import IN_PROJECTS
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS
+from specllama.config.places import working_directory
 from specllama.errors import SpecllamaError
 from specllama.models import manifest
 from specllama.rpc.endpoints import endpoints
@@ -22,15 +24,15 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any
     """
     files = []
     user = _or_problem(lambda: sources.user_file(environ), problems)
-    project = _or_problem(lambda: sources.project_file(Path.cwd(), user), problems)
-    for path, read in (
-        (user, lambda: sources.read_file(user, KINDS)),
-        (project, lambda: sources.read_project_file(project, KINDS, IN_PROJECTS, environ)),
-    ):
+    cwd = working_directory()
+    if cwd is None:
+        problems.append(Problem("the working directory is gone", "change to another directory"))
+    project = None if cwd is None else _or_problem(lambda: sources.project_file(cwd, user), problems)
+    for path in (user, project):
         if path is not None:
-            values = _or_problem(read, problems)
+            values = _or_problem(partial(_values, path, path is user, environ), problems)
             files.append({"path": str(path), "ok": values is not None, "sets": sorted(values or {})})
-    _or_problem(lambda: sources.read_environment(environ, KINDS), problems)
+    _or_problem(lambda: sources.read_environment(environ, KINDS, LONG_FLAGS), problems)
     known = _or_problem(lambda: manifest.load(environ), problems)
     models = [] if known is None else [str(path) for path in (known.user, known.project) if path is not None]
     return {
@@ -40,15 +42,17 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any
     }
 
 
+def _values(path: Path, is_users: bool, environ: Mapping[str, str]) -> sources.Values:
+    """The options of the user's or the project's file. Raises ConfigError."""
+    if is_users:
+        return sources.read_file(path, KINDS, LONG_FLAGS)
+    return sources.read_project_file(path, KINDS, IN_PROJECTS, environ, LONG_FLAGS)
+
+
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
     """What `read` returns, None after an error, which is reported."""
-    try:
-        with reported(problems, "correct it or remove it"):
-            return read()
-    except OSError as error:  # the working directory may be gone
-        what = f"the working directory cannot be read: {error.strerror}"
-        problems.append(Problem(what, "change to another directory"))
-    return None
+    with reported(problems, "correct it or remove it"):
+        return read()
 
 
 def workers(given: str, problems: list[Problem]) -> list[dict[str, Any]]:

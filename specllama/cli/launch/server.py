@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -128,7 +129,7 @@ class OwnServer:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
         try:
-            with log.open("wb") as output:
+            with log.open("xb") as output:
                 self._process = subprocess.Popen(
                     module_command("specllama.cli.launch.own_server", "serve", *arguments),
                     stdin=subprocess.PIPE,  # see own_server.py
@@ -188,4 +189,4 @@ def new_log() -> Path:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ResourceError(f"{folder} cannot be written: {error.strerror or error}") from None
-    return folder / f"serve-{os.getpid()}.log"
+    return folder / f"serve-{secrets.token_hex(8)}.log"

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Mask, RememberingDrafter, Sampler
 
+N_STEADY = 3  # the place from which decodes in a row of one width take equally long
+
 
 @dataclass(slots=True)
 class Draft:
@@ -37,13 +39,29 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: rows decoded, and the seconds of the target's decode, of drafting, and in total."""
+    """One round: its rows, and the seconds of the target's decode, of drafting, and in total. padding:
+    further rows that filled up the decode. n_same: decodes of this width in a row, with this one.
+    """
 
     n_rows: int
     verify_seconds: float
     draft_seconds: float
     seconds: float
     outcomes: Sequence[VerifyResult]
+    padding: int = 0
+    n_same: int = 1
+
+    @property
+    def width(self) -> int:
+        """Rows of the decode, with those that filled it up."""
+        return self.n_rows + self.padding
+
+    @property
+    def steady(self) -> bool:
+        """Whether the decode followed two of its width: where a change of it costs something, the first two
+        after it take longer.
+        """
+        return self.n_same >= N_STEADY
 
     @property
     def plain(self) -> bool:
@@ -105,6 +123,16 @@ class Policy(Protocol):
         """Predicted seconds of a decode of so many rows, 0 where that is not known."""
         ...
 
+    def width(self, n_rows: int) -> int:
+        """How many rows a decode with so many should have, at least as many: it is filled up with rows that
+        are removed again.
+        """
+        ...
+
+    def interrupted(self) -> None:
+        """The target has made other decodes than those of rounds, such as a part of a prompt."""
+        ...
+
     def observe(self, done: Round) -> None:
         """Learn from the round that verified the last `draft`."""
         ...
@@ -158,6 +186,12 @@ class PolicyBase:
     def forget(self, seq_id: int) -> None:
         for drafter in self.drafters:
             drafter.forget(seq_id)
+
+    def width(self, n_rows: int) -> int:
+        return n_rows
+
+    def interrupted(self) -> None:
+        """Nothing: decodes before a round do not matter."""
 
     def remove_drafter(self, name: str) -> None:
         self._set_drafters([d for d in self.drafters if d.name != name])

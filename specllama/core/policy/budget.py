@@ -14,18 +14,27 @@ class SpeculationBudget:
 
     credit: what may still be lost. Rounds that spent time on drafts change it; `config.overhead` refills it
     up to the allowance. It is stored, so that the allowance is granted once per pair, not once per answer.
-    since_plain: time since the last round without drafts.
+    since_plain: time since the last round without drafts. there_and_back: what one round of another width
+    costs because of the change; where that is something, the allowance is larger by half of it, the way back,
+    and is refilled faster.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.credit = config.allowance
         self.since_plain = 0.0
+        self.there_and_back = 0.0
 
     @property
     def plain_due(self) -> bool:
         """Whether it is time for a round without drafts."""
-        return self.since_plain >= self.config.plain_every
+        c = self.config
+        return self.since_plain >= max(c.plain_every, self.there_and_back / c.excursion_share)
+
+    @property
+    def allowance(self) -> float:
+        """The credit without any gains."""
+        return self.config.allowance + self.there_and_back / 2
 
     @property
     def max_round_loss(self) -> float:
@@ -42,7 +51,8 @@ class SpeculationBudget:
         t(1).
         """
         self.since_plain += cost
-        limit = self.config.max_gain + self.config.allowance
+        c = self.config
+        limit = self.allowance + (c.changing_max_gain if self.there_and_back else c.max_gain)
         self.credit = min(limit, self.credit + worth - cost)
         self._refill(worth)
 
@@ -53,5 +63,7 @@ class SpeculationBudget:
             self.credit = max(low, min(high, float(credit)))
 
     def _refill(self, worth: float) -> None:
-        if self.credit < self.config.allowance:
-            self.credit = min(self.config.allowance, self.credit + self.config.overhead * worth)
+        c = self.config
+        overhead = c.changing_overhead if self.there_and_back else c.overhead
+        if self.credit < self.allowance:
+            self.credit = min(self.allowance, self.credit + overhead * worth)

@@ -70,6 +70,11 @@ class RoundBudget:
     max_rows: int
     spent: float = 0.0
 
+    def predict(self, rows: int) -> float:
+        """Seconds of a decode of so many rows; more than `max_rows` take as long in proportion."""
+        widest = len(self.seconds) - 1
+        return self.seconds[min(rows, widest)] * self.scale * max(1.0, rows / widest)
+
     def allows(self, rows: int, more: float = 0.0) -> bool:
         """Whether a round of so many rows, after `more` further seconds of drafting, is affordable."""
         return rows <= self.max_rows and self.upper_bound(rows) + self.spent + more <= self.max_seconds

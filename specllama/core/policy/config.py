@@ -34,6 +34,7 @@ class PolicyConfig:
     scale_rate: float = 0.12  # share of a deviation that the common scale adopts, from rounds with drafts
     plain_rate: float = 0.12  # the same from plain rounds
     width_rate: float = 0.04  # least share of a deviation that the width itself adopts
+    shorter_rate: float = 0.5  # the same of a shorter time, for steady decodes until changes are known
     max_drift: float = (
         0.15  # log ratio; a larger change of the scale since a plain round requires plain rounds
     )
@@ -41,6 +42,14 @@ class PolicyConfig:
     implausible: float = 1.2  # a width above this many times as many single rows is measured again
     disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
+    change_share: float = 0.1  # a change of the width counts if it costs more: first and second decode
+    change_seconds: float = 3e-4  # and if it costs more seconds than this, beyond what caches may cost
+    first_change_share: float = 0.25  # the same while there are few measurements
+    min_changes: int = 2  # measurements of each before they count
+    change_samples: int = 9  # latest measurements, whose median counts
+    kept_prior: float = 8.0  # assumed decodes of one width in a row
+    kept_rate: float = 0.1  # weight of a run in their average
+    loading_spread: float = 32.0  # decodes over which the cost of the first two of a width is spread
     context_buckets: tuple[int, ...] = (0, 4096, 16384, 65536, 262144)  # ids; each has a cost curve
     step_prior: float = 0.15  # assumed time of a step of the draft model before any is measured
     catch_up: float = 0.35  # assumed time of each further id of a step, in steps
@@ -94,6 +103,8 @@ class PolicyConfig:
     lookahead: int = 8  # further tokens that are considered before it stops
     risk_share: float = 0.6  # share of their risk that counts, since it can still stop at each of them
     min_tail: int = 16  # ids; the model is not used with less of the sequence in its cache
+    max_stall: float = 0.5  # seconds of catching up at once while other sequences are decoded
+    catch_up_ids: int = 128  # the same of `Fixed`, which knows no times, in ids
 
     # Heads: they read the target's hidden states, and draft well with little of the text in their caches
     head_min_tail: int = 4  # as min_tail
@@ -107,8 +118,11 @@ class PolicyConfig:
     # Speculation budget: what drafting may lose
     allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is reserved for timing errors
     overhead: float = 0.01  # share of plain decoding, in addition
+    changing_overhead: float = 0.02  # the same where changes of the width cost something
+    excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
+    changing_max_gain: float = 12.0  # the same where changes of the width cost something
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 

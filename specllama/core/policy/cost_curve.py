@@ -14,6 +14,7 @@ from math import exp, isfinite, log
 from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+from specllama.core.policy.width_changes import Place, WidthChanges
 
 
 class CostCurve:
@@ -21,12 +22,19 @@ class CostCurve:
 
     scale: the factor that all widths share at the moment (throttling, other load), 1 for a new or loaded
     curve. Stored times give relative costs until each width is measured again; the first plain rounds set the
-    scale.
+    scale. changes: what a change of the width costs, shared by all curves of a context. Where it costs
+    something, the times are those of steady decodes, and `width` and `now` say what a decode costs now.
     """
 
-    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+    def __init__(self, config: PolicyConfig = DEFAULT, changes: WidthChanges | None = None) -> None:
         self.config = config
+        self.changes = changes if changes is not None else WidthChanges(config)
         self.scale = 1.0
+        self._steady: dict[int, float] = {}  # seconds of steady decodes alone, whatever the scale
+        self._early: dict[int, dict[Place, float]] = {}  # shortest other ones by width, at scale 1
+        self._corrected = self.changes.change, self.changes.loading  # for which the times stand
+        self._plan: tuple[list[float], list[int]] = [], []
+        self._planned = -1, 0.0  # version of the changes, and scale, of which the plan is
         self._seconds: dict[int, float] = {}  # at scale 1
         self._counts: dict[int, int] = {}
         self._widths: list[int] = []
@@ -70,10 +78,71 @@ class CostCurve:
         return drifted or self._unscaled == c.min_samples
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:
-        """Record a decode of n rows. plain: without drafts. Impossible times are ignored."""
-        c = self.config
-        if n < 1 or n > c.max_rows or not (isfinite(seconds) and seconds > 0):
+        """Record a decode of n rows. plain: without drafts. Impossible times are ignored.
+
+        A decode after loading or after a change of the width does not count where it is known to take longer
+        than a steady one.
+        """
+        self.observe_at(self.changes.record(n, seconds), n, seconds, plain)
+
+    def observe_at(self, place: Place, n: int, seconds: float, plain: bool = False) -> None:
+        """As `observe`, for a decode of this place that the changes have recorded already."""
+        changes = self.changes
+        if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
+        if (state := (changes.change, changes.loading)) != self._corrected:
+            self._corrected = state
+            self._correct()
+        new = place == Place.STEADY and n not in self._steady
+        self._keep(n, place, seconds)
+        if changes.alike(place):
+            if new and any(state):
+                self._counts.pop(n, None)  # it replaces an assumed time
+            self._observe_time(n, seconds, plain)
+        elif n not in self._steady and n not in self._stored:
+            self._assume(n)
+
+    def _keep(self, n: int, place: Place, seconds: float) -> None:
+        """Keep steady and other times apart, whether or not they are alike."""
+        if place == Place.STEADY:
+            before = self._steady.get(n, seconds)
+            rate = self.config.width_rate if seconds >= before else self.config.shorter_rate
+            self._steady[n] = before + rate * (seconds - before)
+        elif place != Place.LOADING:
+            found, now = self._early.setdefault(n, {}), seconds / self.scale
+            found[place] = min(now, found.get(place, now))
+
+    def _correct(self) -> None:
+        """It has become known whether all decodes are alike: where not, steady times replace the others."""
+        if not any(self._corrected):
+            return
+        self.scale = 1.0 if self._steady else self.scale
+        for n in list(self._widths):
+            if n in self._steady:
+                self._seconds[n] = self._steady[n]
+                self._invalidate(n)
+            elif n not in self._stored:
+                self._assume(n)
+
+    def _assume(self, n: int) -> None:
+        """Until there is a steady decode of the width, take what others leave for it as its time; those after
+        loading say nothing.
+        """
+        changes, more = self.changes, bool(self.changes.change)
+        found = self._early.get(n, {})
+        least = min((took - more * changes.more(p) for p, took in found.items()), default=0.0)
+        if least > 0:
+            self._seconds[n], self._counts[n] = least, 1
+        elif self._widths and n != self._widths[0]:
+            self._seconds.pop(n, None)
+            self._counts.pop(n, None)
+            self._moved.discard(n)
+        self._widths = sorted(self._seconds)
+        self._stale = 0, len(self._table)
+
+    def _observe_time(self, n: int, seconds: float, plain: bool) -> None:
+        """Record the time that all decodes of n rows take."""
+        c = self.config
         if plain and self._unscaled and n in self._seconds:
             self._set_scale(n, seconds)
             return
@@ -159,6 +228,48 @@ class CostCurve:
             self._stale = len(self._table), 0
         return self._table
 
+    def now(self) -> list[float]:
+        """Seconds at scale 1 of the next decode with n rows, for 0 to max_rows rows, filled up to `width`.
+        The cost of a change of the width is spread over the decodes of a run. Valid until the next `observe`.
+        """
+        return self._planned_now()[0] if self.changes.change else self.table()
+
+    def width(self, n: int) -> int:
+        """How many rows a decode with n rows should have now: where a change costs something, the last width
+        or another one can be cheaper.
+        """
+        if not self.changes.change or not 0 < n < len(self._table):
+            return n
+        return self._planned_now()[1][n]
+
+    def _planned_now(self) -> tuple[list[float], list[int]]:
+        planned = self.changes.version, self.scale
+        if planned != self._planned or self._stale[0] < self._stale[1]:
+            scaled = [seconds * self.scale for seconds in self.table()]
+            seconds, widths = self.changes.plan(scaled)
+            self._plan = [x / self.scale for x in seconds], widths
+            self._planned = planned
+        return self._plan
+
+    def plain_width(self, n: int) -> int:
+        """How many rows a round of n sequences without drafts has, where it is the reference."""
+        return n
+
+    @property
+    def there_and_back(self) -> float:
+        """What a round of another width costs because of the changes, in decodes of one row."""
+        t1 = self.predict(1)
+        return 2 * self.changes.whole / t1 if self.changes.change and t1 else 0.0
+
+    def next_seconds(self, n: int) -> float:
+        """Seconds of the next decode if it has just n rows."""
+        return self.predict(n) + self.changes.next_cost(n)
+
+    def next_upper_bound(self, n: int) -> float:
+        """A cautious prediction of the seconds of the next decode with n rows, filled up to `width`."""
+        width = self.width(n)
+        return self.upper_bound(width) + self.changes.next_cost(width)
+
     def upper_bound(self, n: int) -> float:
         """A cautious `predict`: more for a width that was never measured."""
         if self.count(n) or not self._widths:
@@ -188,6 +299,11 @@ class CostCurve:
         singles = n * self._seconds.get(1, 0.0)
         return n not in self._plausible and 0 < self.config.implausible * singles < self._seconds[n]
 
+    def share(self, changes: WidthChanges) -> None:
+        """Share what is known of changes of the width; all times of this curve are of steady decodes."""
+        self.changes, self._corrected = changes, (changes.change, changes.loading)
+        self._steady = {n: seconds * self.scale for n, seconds in self._seconds.items()}
+
     def remeasure_if_stored(self, n: int) -> None:
         """Forget a width that was measured in an earlier process only."""
         if n in self._stored:
@@ -206,29 +322,31 @@ class CostCurve:
                 [n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths if self.count(n)
             ],
             "anew": sorted(n for n in self._plausible if self.count(n) >= self.config.min_samples),
-        }
+        } | self.changes.to_dict()
 
     def as_prior(self) -> CostCurve:
         """A curve for another context length that predicts as this one until its own widths are measured."""
-        curve = CostCurve(self.config)
+        curve = CostCurve(self.config, self.changes)
         curve._widths = list(self._widths)
         curve._seconds = {n: self._seconds[n] * self.scale for n in self._widths}
         curve._unscaled = self.config.min_samples if curve._widths else 0
         return curve
 
     @classmethod
-    def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurve:
+    def from_dict(
+        cls, data: object, config: PolicyConfig = DEFAULT, changes: WidthChanges | None = None
+    ) -> CostCurve:
         """A stored curve; an empty one where `data` is not what `to_dict` wrote."""
-        curve = cls(config)
+        curve = cls(config, changes)
         widths = data.get("widths") if isinstance(data, Mapping) else None
         for item in widths if isinstance(widths, list) else ():
             if not (isinstance(item, list | tuple) and len(item) == 3):
-                return cls(config)
+                return cls(config, changes)
             n, seconds, count = item
             if not (is_number(n, 1, config.max_rows) and n == int(n) and is_number(count, 1)):
-                return cls(config)
+                return cls(config, changes)
             if not is_number(seconds, *config.decode_seconds):
-                return cls(config)
+                return cls(config, changes)
             curve._seconds[int(n)] = float(seconds)
             curve._counts[int(n)] = int(min(count, config.stored_samples))
         plausible = data.get("anew") if isinstance(data, Mapping) else None
@@ -237,6 +355,9 @@ class CostCurve:
         curve._widths = sorted(curve._seconds)
         curve._stored = set(curve._widths)
         curve._unscaled = config.min_samples if curve._widths else 0
+        if curve.changes.restore(data, curve._seconds.get(1, 0.0)):
+            curve._steady = dict(curve._seconds)  # older files have the times of all decodes
+            curve._corrected = curve.changes.change, curve.changes.loading
         return curve
 
 
@@ -246,25 +367,30 @@ class StepCosts:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config, self.curve = config, CostCurve(config)
 
-    def observe(self, n_ids: int, seconds: float) -> None:
-        """Record a step of `n_ids` ids."""
-        wide = max(1.0, n_ids / self.config.max_rows)
-        self.curve.observe(min(n_ids, self.config.max_rows), seconds / wide)
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Record a step whose decode had so many rows."""
+        wide = max(1.0, n_rows / self.config.max_rows)
+        self.curve.observe(min(n_rows, self.config.max_rows), seconds / wide)
 
     def predict(self, n_ids: int, t1: float) -> float:
-        """Seconds of a step of `n_ids` ids. t1: seconds of a target decode of one row, for the prior."""
+        """Seconds of a step of `n_ids` ids now. t1: seconds of a target decode of one row, for the prior."""
         if self.curve.known:
-            return self.curve.predict(n_ids)
+            now, widest = self.curve.now(), self.config.max_rows
+            return now[min(n_ids, widest)] * self.curve.scale * max(1.0, n_ids / widest)
         return self.config.step_prior * t1 * (1 + self.config.catch_up * (n_ids - 1))
+
+    def width(self, n_ids: int) -> int:
+        """How many rows the decode of a step of `n_ids` ids should have now."""
+        return self.curve.width(n_ids)
 
 
 class CostCurves:
     """One curve for each range of context lengths, made at the first use: the longer the text, the more
-    attention costs per row.
+    attention costs per row. changes: of the context's decodes, shared by all curves.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
-        self.config = config
+        self.config, self.changes = config, WidthChanges(config)
         self._curves: dict[int, CostCurve] = {}
         self._used: set[int] = set()
 
@@ -278,7 +404,7 @@ class CostCurves:
             measured = [b for b, curve in self._curves.items() if curve.measured]
             at = buckets.index(bucket)
             near = min(measured, key=lambda b: (abs(buckets.index(b) - at), b), default=None)
-            fresh = CostCurve(self.config)
+            fresh = CostCurve(self.config, self.changes)
             self._curves[bucket] = fresh if near is None else self._curves[near].as_prior()
         return self._curves[bucket]
 
@@ -287,6 +413,7 @@ class CostCurves:
         bucket = bucket_of(n_ids, self.config)
         self._used.add(bucket)
         self._curves[bucket] = curve
+        curve.share(self.changes)
 
     def to_dict(self, used: bool = False) -> dict[str, Any]:
         """Plain data to be stored. used: only the curves used in this process."""
@@ -302,7 +429,7 @@ class CostCurves:
         found = cls(config)
         stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
         for bucket in config.context_buckets:
-            curve = CostCurve.from_dict(stored.get(str(bucket)), config)
+            curve = CostCurve.from_dict(stored.get(str(bucket)), config, found.changes)
             if curve.measured:
                 found._curves[bucket] = curve
         return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from specllama.core.interfaces import Drafter, Proposal
+from specllama.core.interfaces import CatchingUp, Drafter, Proposal
 from specllama.core.policy.base import Draft, PolicyBase, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.errors import UsageError, option
@@ -110,6 +110,7 @@ class Fixed(PolicyBase):
             todo = {
                 seq: n for seq, n in limits.items()
                 if not drafts[seq].tokens and (drafter.continues or seq not in forced)
+                and (active == 1 or self._has_caught_up(drafter, seq))
             }  # fmt: skip
             last = not any(d.priced or d.forces for d in others[i + 1 :])
             p_min = self.p_min if last or drafter.priced else max(self.p_min, self.config.fixed_copy_floor)
@@ -119,6 +120,10 @@ class Fixed(PolicyBase):
                 draft.tokens, draft.sources = run.tokens, run.sources
                 draft.n_discarded += run.n_discarded if drafter.priced else 0
         return drafts
+
+    def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
+        """Whether it can draft now. While others are decoded, it evaluates a long prompt in pieces."""
+        return not isinstance(drafter, CatchingUp) or drafter.catch_up(seq, self.config.catch_up_ids)
 
     def observe(self, done: Round) -> None:
         self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds

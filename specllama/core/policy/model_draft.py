@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from specllama.core.interfaces import BlockDrafting, Drafter
+from specllama.core.interfaces import BlockDrafting, Drafter, PaddedDrafting
 from specllama.core.policy.acceptance import ALONE, LIKELY_COPY, UNLIKELY_COPY, PairGain, PairState
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
@@ -108,6 +108,14 @@ class ModelDraftLoop:
 
     def __init__(self, clock: Callable[[], float], pair: PairState, config: PolicyConfig = DEFAULT) -> None:
         self.clock, self.pair, self.config = clock, pair, config
+        self._kinds: dict[str, tuple[PaddedDrafting | None, bool]] = {}  # by name; looking takes 20 us
+
+    def _kind(self, model: Drafter) -> tuple[PaddedDrafting | None, bool]:
+        """(the drafter where its decodes can be filled up, whether it drafts whole blocks)."""
+        if model.name not in self._kinds:
+            padded = model if isinstance(model, PaddedDrafting) else None
+            self._kinds[model.name] = padded, isinstance(model, BlockDrafting)
+        return self._kinds[model.name]
 
     def extend_drafts(
         self,
@@ -129,19 +137,24 @@ class ModelDraftLoop:
         open_, in_block = set(drafts), False
         best = dict.fromkeys(drafts, 0)  # the length with the best rate
         name, chances, state = model.name, self.pair.tables[model.name].chances, self.pair.priced[model.name]
-        steps = state.steps
+        steps, (padded, in_blocks) = state.steps, self._kind(model)
         while open_:
             if forcing is not None:
                 open_ = self._force(forcing, drafts, limits, open_)
                 if not open_:
                     return
+            rows = n_pending
+            if padded is not None:
+                padded.pad_to = steps.width(n_pending)
             begun = self.clock()
             found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
+            if padded is not None:
+                rows = max(rows, padded.n_decoded)
             if not in_block:
-                steps.observe(n_pending, took)
+                steps.observe(rows, took)
             budget.spent += took
-            n_pending, in_block = len(open_), isinstance(model, BlockDrafting)
+            n_pending, in_block = len(open_), in_blocks
             for seq in list(open_):
                 draft, proposal = drafts[seq], found.get(seq)
                 if proposal is not None:

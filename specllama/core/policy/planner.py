@@ -86,6 +86,7 @@ class Planner(PolicyBase):
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
         self._free_rate = 0.0  # tokens per second of the best round without priced drafters
+        self._unpadded = False  # whether the round in progress is decoded without further rows
         self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
 
@@ -99,7 +100,7 @@ class Planner(PolicyBase):
         """Use another cost curve from the next round on, that of another context length."""
         self.costs = costs
         rows = self.config.max_rows
-        self._round = RoundBudget(costs.table(), costs.scale, costs.upper_bound, 0.0, rows)
+        self._round = RoundBudget(costs.now(), costs.scale, costs.next_upper_bound, 0.0, rows)
 
     # Sequences
 
@@ -148,11 +149,20 @@ class Planner(PolicyBase):
     def predict(self, n_rows: int) -> float:
         return self.costs.predict(n_rows)
 
+    def width(self, n_rows: int) -> int:
+        return n_rows if self._unpadded else self.costs.width(n_rows)
+
+    def interrupted(self) -> None:
+        self.costs.changes.interrupt()
+
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
-        budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
+        budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
         self._spent = {}
-        affordable = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
+        self.budget.there_and_back = costs.there_and_back
+        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
+        self._unpadded = not may_draft or self.budget.plain_due or costs.scale_uncertain
+        affordable = costs.next_seconds(active) + self.budget.max_round_loss * costs.predict(1)
         budget.max_seconds = min(affordable, seconds)
         candidates = {}
         for seq, room in rooms.items():
@@ -163,8 +173,7 @@ class Planner(PolicyBase):
             plan.begin(candidates[seq])
         if not self._priced and not any(candidate.tokens for candidate in candidates.values()):
             return {}
-        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
-        if not may_draft or self.budget.plain_due or costs.scale_uncertain:
+        if self._unpadded:
             return {}
         counts = select_drafts(candidates, budget, active)
         rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
@@ -200,11 +209,27 @@ class Planner(PolicyBase):
                 break
             self._extend(drafter, seq, min(c.free_chunk, room), candidate)
             n = len(candidate.tokens)
-            if c.free_chunk <= n < room and self.costs.known:
-                used, _ = best_affordable_length(candidate.expected, self._round, active, active)
-                if n - used <= c.chunk_margin:
-                    self._extend(drafter, seq, room, candidate)
+            whole = c.free_chunk <= n < room and self.costs.known
+            if whole and self._longer_may_pay(candidate, room, active):
+                self._extend(drafter, seq, room, candidate)
         return candidate
+
+    def _longer_may_pay(self, candidate: CandidateDraft, room: int, active: int) -> bool:
+        """Whether more tokens, each as likely as the last one, could raise the rate of the round, if need be
+        beyond a step of the cost curve.
+        """
+        n = len(candidate.tokens)
+        used, rate = best_affordable_length(candidate.expected, self._round, active, active)
+        if n - used <= self.config.chunk_margin:
+            return True
+        path, expected = candidate.path_probs[-1], candidate.expected[-1]
+        chance = path / candidate.path_probs[-2] if candidate.path_probs[-2] else 0.0
+        for k in range(n + 1, min(room, self._round.max_rows - active) + 1):
+            path *= chance
+            expected += path
+            if self._round.rate(active + expected, active + k) > rate:
+                return self._round.allows(active + k)
+        return False
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
         """Extend the candidate to at most `limit` tokens, as far as the drafter has proposals."""
@@ -253,14 +278,16 @@ class Planner(PolicyBase):
                 several = len(self._priced) > 1
                 gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
                 plan.gates[name] = gate
-            catch_up = priced.catch_up(seq, state.steps, t1, self.budget.credit, seconds, self.config)
+            catch_up = priced.catch_up(
+                seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1
+            )
             affordable = catch_up.n_pending > 0
             if affordable and len(self._priced) > 1:
                 affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))
             options.append(DraftOption(priced, gate, state, catch_up, affordable))
         if not any(option.affordable for option in options):
             return False
-        plain = self.costs.predict(active + plan.n_free) / t1 / active
+        plain = budget.predict(active + plan.n_free) / t1 / active
         choice = choose_drafter(options, plan.kind, t1, plain, self.budget.credit, self.config)
         if choice is None:
             return False
@@ -319,17 +346,19 @@ class Planner(PolicyBase):
 
     def observe(self, done: Round) -> None:
         """Record the time of the round and the gains from using priced drafters."""
-        costs, active, n_rows = self.costs, len(done.outcomes), done.n_rows
+        costs, active, n_rows, width = self.costs, len(done.outcomes), done.n_rows, done.width
         spent, self._round.spent = self._round.spent, 0.0
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
-        if not plain and costs.is_reliable(n_rows):
-            verify = min(verify, disturbed * costs.predict(n_rows))
-        costs.observe(n_rows, done.verify_seconds, plain)
+        if not plain and costs.is_reliable(width):
+            verify = min(verify, disturbed * costs.next_seconds(width))
+        plain_width = plain and width == costs.plain_width(active)
+        costs.observe(width, done.verify_seconds, plain_width)
+        steady = plain_width and costs.changes.alike(costs.changes.place)
         t1 = costs.predict(1)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
-        if plain:
+        if steady:
             self.budget.plain(worth)
         else:
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
@@ -356,7 +385,7 @@ class Planner(PolicyBase):
         t1, added, gain = self.costs.predict(1), spent - plan.catch_up.seconds, plan.catch_up.seconds - spent
         if name in outcome.draft.sources:
             other = n_rows - len(outcome.draft.tokens) + plan.n_free
-            wider = self.costs.predict(n_rows) - self.costs.predict(other)
+            wider = self._round.predict(n_rows) - self._round.predict(other)
             gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
             gain -= wider
             added += wider

@@ -53,9 +53,11 @@ class PricedDrafter:
         credit: float,
         seconds: float,
         config: PolicyConfig = DEFAULT,
+        *,
+        alone: bool = True,
     ) -> CatchUp:
         """What it evaluates first. t1: seconds of a plain decode. credit: what may be lost, in t1. seconds:
-        what this round can spend on drafting.
+        what this round can spend on drafting. alone: whether no other sequence waits for this round.
 
         Of a prompt that is missing from its cache, only as much of the end as half of the credit and this
         round's budget can pay for; all of it once the gains of drafting do. A head evaluates less, as it
@@ -65,13 +67,14 @@ class PricedDrafter:
             return NO_CATCH_UP
         state, step, c = self.caching.cache_state(seq), steps.predict, config
         one, credit, n = step(1, t1), credit * t1, sum(state)
-        if state.n_skipped and step(n, t1) < credit - c.allowance * t1:
+        stall = inf if alone else c.max_stall
+        if state.n_skipped and step(n, t1) < min(credit - c.allowance * t1, stall):
             return CatchUp(n, 0.0, n)
-        most = min(credit / 2, seconds)
+        most = min(credit / 2, seconds, stall)
         n, least = state.n_pending, c.min_tail
         if self.is_head:
             most, least = one + c.head_catch_up * t1, c.head_min_tail
-        if state.n_held or n <= least or step(n, t1) <= most:
+        if (state.n_held and step(n, t1) <= stall) or n <= least or step(n, t1) <= most:
             return CatchUp(n, step(n, t1) - one)
         while n >= least and step(n, t1) > most:
             n //= 2

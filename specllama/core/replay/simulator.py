@@ -81,8 +81,9 @@ class SimulatedClock:
 class TraceDrafter:
     """A simulated draft model: proposes the recorded choices and advances the clock by the time they cost.
 
-    step_seconds: from the number of ids that a step evaluates to its seconds. The cache and catching up are
-    simulated as well.
+    step_seconds: from the rows of a step's decode, the ids that it evaluates or more, to its seconds. The
+    cache and catching up are simulated as well. pad_to, n_decoded: see
+    `PaddedDrafting`.
     """
 
     name, priced, continues, forces = "model", True, True, False
@@ -95,6 +96,7 @@ class TraceDrafter:
         self._at: dict[int, int] = {}  # ids of the text that are committed
         self._held: dict[int, list[int]] = {}  # the skipped ids and those in the cache
         self._skipped: dict[int, int] = {}
+        self.pad_to = self.n_decoded = 0
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
         """Start a sequence with this trace. prefilled: its prompt is in the cache already."""
@@ -138,7 +140,8 @@ class TraceDrafter:
             n_ids += len(ids) - self._kept(seq_id, draft)
             self._held[seq_id] = ids
         if n_ids:
-            self.machine.spend(self.step_seconds(n_ids))
+            self.n_decoded, self.pad_to = max(n_ids, self.pad_to), 0
+            self.machine.spend(self.step_seconds(self.n_decoded))
 
     def _proposal(self, seq_id: int, draft: Sequence[int]) -> Proposal | None:
         trace, at = self.traces[seq_id], self._at[seq_id]
@@ -188,7 +191,8 @@ class SecondDraft(NamedTuple):
 class Replay:
     """A loaded pair on a simulated machine; the policy keeps what it learns from one `replay` to the next.
 
-    seconds: of a target decode of n rows. step: seconds of a draft model step of n ids, or a number for one
+    seconds: of the next target decode, by its rows; called once for each decode, so that it may depend on
+    those before (`devices.ChangingDevice`). step: seconds of a draft model step of n ids, or a number for one
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
@@ -246,7 +250,8 @@ class Replay:
         drafts = self.policy.draft({slot: len(trace.text) - at - 1 for slot, (trace, at) in active.items()})
         drafted = self.machine.now
         rows = len(active) + sum(len(d.tokens) for d in drafts.values())
-        self.machine.spend(self.seconds(rows))
+        width = self.policy.width(rows)
+        self.machine.spend(self.seconds(width))
         decoded = self.machine.now
         outcomes = []
         for slot, (trace, at) in list(active.items()):
@@ -260,7 +265,8 @@ class Replay:
             done.n_accept += n_accept
             active[slot] = trace, at + len(emitted)
         done.rounds += 1
-        self.policy.observe(Round(rows, decoded - drafted, drafted - began, decoded - began, outcomes))
+        seconds = decoded - drafted, drafted - began, decoded - began
+        self.policy.observe(Round(rows, *seconds, outcomes, width - rows))
         for slot, (trace, at) in list(active.items()):
             if at == len(trace.text):
                 self.policy.forget(slot)

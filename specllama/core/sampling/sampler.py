@@ -115,12 +115,27 @@ class KeyedSampler:
 
     def _choose(self, row: Row, position: int, margin: bool) -> SampledToken:
         if not self.params.greedy or self.infill is not None:
+            if not margin and (only := self._only(row)) is not None:
+                return only
             choice = self._sample(row, position, margin)
             assert choice is not None
             return choice
         best = int(row.argmax())
         top = _finite(float(row[best]), position)
         return SampledToken(best, (top - _second(row, best)) / self._stretch if margin else math.inf)
+
+    def _only(self, row: Row) -> SampledToken | None:
+        """The only token that min-p leaves, whatever the other steps do; None where it leaves several, or is
+        off.
+        """
+        if self._log_min_p == -_INFINITE_GAP or self.infill is not None:
+            return None
+        best = int(row.argmax())
+        top = float(row[best])
+        if not math.isfinite(top):
+            return None
+        floor = np.float32(self._floor(top, self.params.top_k if self.params.top_k < len(row) else 0))
+        return SampledToken(best, math.inf) if np.count_nonzero(row >= floor) == 1 else None
 
     def _choose_legal(self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_]) -> SampledToken:
         """Truncate, then choose among the legal tokens; if none is left, truncate the legal ones alone."""

@@ -31,23 +31,28 @@ _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A file of a repository. size: bytes. etag: its name in the cache, the sha256 of the content; git's sha1
-    for a file outside large-file storage.
+    for a file outside large-file storage. verified: whether the hub has given that; else it stands for the
+    address, until the content has come.
     """
 
     path: str
     size: int
     etag: str
+    verified: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at a commit. files: by path; only those with a safe path, a size and a hash."""
+    """A repository at a commit. files: by path; only those with a safe path, a size and a hash. unverified:
+    the paths of models whose size or hash is missing.
+    """
 
     name: RepoName
     commit: str
     files: Mapping[str, HubFile]
     licence: str = ""
     gated: bool = False
+    unverified: tuple[str, ...] = ()
 
 
 class Hub:
@@ -70,13 +75,16 @@ class Hub:
             self._web = Web(self.endpoint, _token(), "specllama", float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
         return self._web
 
-    def listing(self, name: RepoName) -> Listing:
-        """The repository at the revision of `name`, from the hub. Raises NotFoundError, AccessError,
-        NetworkError, and UsageError for a name that the hub does not accept.
+    def listing(self, name: RepoName, wanted: str = "") -> Listing:
+        """The repository at the revision of `name`, from the hub. wanted: what the user calls the model.
+        Raises NotFoundError, AccessError, NetworkError, and UsageError for a name that the hub does not
+        accept.
         """
         if self.offline:
+            wanted = wanted or str(name)
             raise NetworkError(
-                f"{name} is not on disk, and HF_HUB_OFFLINE is set", f"unset it, then: specllama pull {name}"
+                f"{wanted} is not on disk, and HF_HUB_OFFLINE is set",
+                f"unset it, then: specllama pull {wanted}",
             )
         try:
             known = origin(self.endpoint)[0] in ("http", "https") and urlsplit(self.endpoint).hostname
@@ -88,6 +96,18 @@ class Hub:
         while True:
             try:
                 return self._request(name)
+            except RetryableError as error:
+                retries.wait(error)
+
+    def size(self, listing: Listing, path: str) -> int | None:
+        """The size of a file in bytes, from the headers of a response; None if they do not say. Raises as
+        `listing`.
+        """
+        retries = RetryPolicy(self._listener, _WAITS)
+        while True:
+            try:
+                with self.web.get(self.web.url(listing.name, listing.commit, path), 0, 1) as response:
+                    return response.total if (response.total or 0) <= _MAX_SIZE else None
             except RetryableError as error:
                 retries.wait(error)
 
@@ -177,14 +197,26 @@ def _listing(name: RepoName, info: Any) -> Listing:
     if not isinstance(info["sha"], str) or not _SHA1.fullmatch(info["sha"]):
         raise ValueError("no commit")
     files: dict[str, HubFile] = {}
+    unverified = []
     for sibling in info.get("siblings") or ():
         found = _file(sibling)
+        if found is None and _is_model(sibling["rfilename"]):
+            unverified.append(sibling["rfilename"])
         if found is not None and files.setdefault(found.path, found) != found:
             raise ValueError("a file occurs twice")
     card = info.get("cardData") or {}
     licence = card.get("license_name") or card.get("license") or ""
     licence = "".join(c for c in licence[:1000] if c.isprintable())[:80] if isinstance(licence, str) else ""
-    return Listing(name, info["sha"], files, licence, bool(info.get("gated")))
+    return Listing(name, info["sha"], files, licence, bool(info.get("gated")), tuple(unverified))
+
+
+def _is_model(path: Any) -> bool:
+    """Whether this is the safe path of a GGUF file."""
+    try:
+        check_file(path)
+    except (UsageError, AttributeError):
+        return False
+    return bool(path.lower().endswith(".gguf"))
 
 
 def _file(sibling: Mapping[str, Any]) -> HubFile | None:

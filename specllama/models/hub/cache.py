@@ -7,7 +7,6 @@ unfinished download is blobs/<etag>.incomplete, with its lock and validator in .
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -17,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.config.places import NOWHERE
+from specllama.config.whole_file import temporary, write_whole
 from specllama.errors import ResourceError
-from specllama.models.hub.files import read_small, replace_small, temporary
+from specllama.models.hub.files import NOT_THERE, read_small
 from specllama.models.names import RepoName
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
 _LOCK_SECONDS = 0.25
 _COPY_BYTES = 1 << 20
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, None)  # None: Python has none there
 _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This file is a cache directory tag created by specllama, as huggingface_hub does.\n"
@@ -71,21 +71,35 @@ class RepoCache:
         except OSError:
             return False
 
+    def content(self, commit: str, path: str, etag: str, size: int) -> Path | None:
+        """The complete content of a file, None if it is not on disk. etag: "" where the hub gives none; then
+        the link in the snapshot decides.
+        """
+        link = self.snapshot(commit) / path
+        blob = self.blob(etag) if etag else Snapshot(commit, path, link).blob
+        try:
+            return blob if blob.stat().st_size == size else None
+        except OSError:
+            return None
+
     def partial(self, etag: str) -> Path:
         """Path for the content of an unfinished download; older versions of huggingface-hub resume it too."""
         return self.folder / "blobs" / f"{etag}.incomplete"
 
     def validator(self, etag: str) -> str:
         """The If-Range validator of the bytes in `partial`; "" if unknown."""
+        return self._recorded(etag, "validator")
+
+    def _recorded(self, etag: str, key: str) -> str:
         try:
-            found = json.loads(read_small(self._record(etag)))["validator"]
+            found = json.loads(read_small(self._record(etag)))[key]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
         return found if isinstance(found, str) and found.isascii() and found.isprintable() else ""
 
-    def remember(self, etag: str, validator: str) -> None:
-        """Store the validator of the bytes in `partial`."""
-        replace_small(self._record(etag), json.dumps({"validator": validator}))
+    def remember(self, etag: str, validator: str, revision: str) -> None:
+        """Store the validator of the bytes in `partial`, and the revision for which they were requested."""
+        write_whole(self._record(etag), json.dumps({"validator": validator, "revision": revision}))
 
     def forget(self, etag: str) -> None:
         """Remove the partial content and the validator."""
@@ -117,19 +131,24 @@ class RepoCache:
             except TimeoutError:
                 waiting()
             except OSError as error:
-                raise unwritable(self.root, error) from None
+                if error.errno not in NOT_THERE:
+                    raise unwritable(self.root, error) from None
+                break  # without locks: two downloads of one file would disturb each other
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # the lock ends with the process in any case
                 lock.release()
 
-    def complete(self, etag: str) -> None:
-        """Turn the complete partial file into the blob: with the usual mode, and safe against power loss."""
-        partial, blob = self.partial(etag), self.blob(etag)
+    def complete(self, etag: str, digest: str) -> None:
+        """Turn the complete partial file into the blob with this hash: with the usual mode, and safe against
+        power loss.
+        """
+        partial, blob = self.partial(etag), self.blob(digest)
         umask = os.umask(0)
         os.umask(umask)
-        partial.chmod(0o666 & ~umask)
+        with contextlib.suppress(OSError):  # some file systems refuse it
+            partial.chmod(0o666 & ~umask)
         os.replace(partial, blob)
         _sync_directory(blob.parent)
         self.forget(etag)
@@ -145,7 +164,7 @@ class RepoCache:
             try:
                 os.symlink(os.path.relpath(blob, link.parent), new)
             except (OSError, NotImplementedError) as error:
-                if getattr(error, "errno", None) not in _NO_LINKS:
+                if getattr(error, "errno", None) not in (*NOT_THERE, None):  # None: Python has none there
                     raise
                 with open(blob, "rb") as source, open(new, "xb") as target:
                     shutil.copyfileobj(source, target, _COPY_BYTES)
@@ -161,7 +180,7 @@ class RepoCache:
         ref = self.folder / "refs" / revision
         if self.commit_of(revision) != commit:
             ref.parent.mkdir(parents=True, exist_ok=True)
-            replace_small(ref, commit)
+            write_whole(ref, commit)
 
     def commit_of(self, revision: str) -> str:
         """The commit that a revision named at the last request to the hub; "" without any."""
@@ -211,10 +230,18 @@ class RepoCache:
             return []
         return [(m[1], path) for path in found if (m := _PARTIAL.fullmatch(path.name))]
 
-    def drop_stale(self, current: frozenset[str]) -> None:
-        """Remove unfinished downloads whose etag is not in `current`, except those in progress."""
+    def drop_stale(self, revision: str, current: frozenset[str]) -> None:
+        """Remove unfinished downloads of this revision whose etag is no longer in it, except those in
+        progress. Those of other revisions, and of other programs, can still be resumed.
+        """
         for etag, _ in self.partials():
-            if etag not in current and self._idle(etag):
+            if etag not in current and self._recorded(etag, "revision") == revision and self._idle(etag):
+                self.forget(etag)
+
+    def drop_unfinished(self) -> None:
+        """Remove unfinished downloads, except those in progress."""
+        for etag, _ in self.partials():
+            if self._idle(etag):
                 self.forget(etag)
 
     def _idle(self, etag: str) -> bool:
@@ -247,6 +274,10 @@ def repositories(root: Path) -> list[str]:
 
 def unwritable(path: Path, error: OSError) -> ResourceError:
     """The error for a cache that cannot be written."""
+    if path.is_relative_to(NOWHERE):
+        return ResourceError(
+            "there is no home directory to keep models in", "set HF_HUB_CACHE to a directory"
+        )
     hint = "make it writable, or set HF_HUB_CACHE to a directory that is"
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 

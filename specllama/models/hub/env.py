@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from specllama.config.places import NOWHERE
+
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
@@ -44,4 +46,5 @@ def is_offline(environ: Mapping[str, str]) -> bool:
 
 
 def _path(text: str) -> Path:
-    return Path(os.path.expandvars(os.path.expanduser(text)))
+    path = Path(os.path.expandvars(os.path.expanduser(text)))
+    return NOWHERE / "huggingface" if path.parts[:1] == ("~",) else path

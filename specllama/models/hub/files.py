@@ -6,12 +6,16 @@ Knows nothing about the layout of the cache.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
 _MAX_RECORD = 4096  # characters
+# Errors of operations that a file system does not have, such as locks and modes on some networks' ones.
+NOT_THERE = frozenset(
+    (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+)
 
 
 def read_small(path: Path) -> str:
@@ -20,20 +24,13 @@ def read_small(path: Path) -> str:
         return file.read(_MAX_RECORD)
 
 
-def temporary(path: Path) -> Path:
-    """A random name in the directory of `path`, for a temporary file."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
-
-
-def replace_small(path: Path, text: str) -> None:
-    """Write a small file as a whole; whatever has its name, a link too, is replaced and not written to."""
-    new = temporary(path)
+def sync(number: int) -> None:
+    """Write a file through to its disk, where the file system can. Raises OSError if writing fails."""
     try:
-        with open(new, "x", encoding="utf-8") as file:  # O_EXCL does not follow links
-            file.write(text)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 def open_partial(path: Path) -> int:

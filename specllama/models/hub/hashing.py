@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import queue
 import threading
 import time
 
 from specllama.models.hub.api import HubFile
+from specllama.models.hub.files import sync
 
 _AHEAD = 64  # chunks that may wait to be hashed; they are written already
 _PAUSE = 0.002  # seconds between two checks of a full queue
@@ -86,7 +86,7 @@ class FsyncThread:
             if self._over:
                 return
             try:
-                os.fsync(self._fd)
+                sync(self._fd)
             except OSError as error:
                 self._error = error
                 return

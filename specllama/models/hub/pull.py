@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +69,14 @@ def plan(library: Library, found: Sequence[ResolvedModel]) -> PullPlan:
             cache = RepoCache(library.root, model.listing.name.repo)
             for file in model.parts:
                 key = f"{cache.repo}/{file.etag}"
-                items.setdefault(key, DownloadItem(model.listing, file, cache, _have(cache, file)))
+                items.setdefault(
+                    key, DownloadItem(model.listing, file, cache, _have(cache, model.listing, file))
+                )
     return PullPlan(tuple(items.values()), library.root, free_bytes(library.root))
 
 
-def _have(cache: RepoCache, file: HubFile) -> int:
-    if cache.has(file.etag, file.size):
+def _have(cache: RepoCache, listing: Listing, file: HubFile) -> int:
+    if content_of(cache, listing, file) is not None:
         return file.size
     try:
         n_bytes = cache.partial(file.etag).lstat().st_size
@@ -92,9 +94,10 @@ def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
     todo = plan(library, found)
     todo.check()
     meter = Meter(library.listener, todo.n_bytes)
+    blobs: dict[str, str] = {}
     try:
         for item in todo.items:
-            _fetch(library, item, meter.of(item.cache.repo, item.file))
+            blobs[item.file.etag] = _fetch(library, item, meter.of(item.cache.repo, item.file))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             library.listener.note(
@@ -103,32 +106,44 @@ def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
         raise
     finally:
         library.listener.clear()
-    return [_linked(library, model) for model in found]
+    return [_linked(library, model, blobs) for model in found]
 
 
-def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], None]) -> None:
-    if item.cache.has(item.file.etag, item.file.size):
+def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], None]) -> str:
+    """Download a file unless it is on disk. Returns the name of its blob."""
+    if (there := content_of(item.cache, item.listing, item.file)) is not None:
         advance("on disk:", item.file.size)
-        return
+        return there.name
     url = library.hub.web.url(item.listing.name, item.listing.commit, item.file.path)
     try:
-        fetch(Download(url, item.file, item.cache), library.hub.web, library.listener, advance)
+        job = Download(url, item.file, item.cache, item.listing.name.revision)
+        blob = fetch(job, library.hub.web, library.listener, advance)
     except AccessError:
         if item.listing.gated:
             raise gated(library.hub.endpoint, item.listing.name) from None
         raise
     advance("on disk:", item.file.size)
+    if not item.file.verified:
+        library.listener.note(f"{item.file.path}: sha256 {blob}, recorded for specllama models verify")
+    return blob
 
 
-def _linked(library: Library, model: ResolvedModel) -> str:
-    """Link a downloaded model into its snapshot. Returns the path of its first part."""
+def content_of(cache: RepoCache, listing: Listing, file: HubFile) -> Path | None:
+    """The complete content of a file, None if it is not on disk."""
+    return cache.content(listing.commit, file.path, file.etag if file.verified else "", file.size)
+
+
+def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) -> str:
+    """Link a downloaded model into its snapshot. blobs: the names of the blobs, by etag. Returns the path of
+    its first part.
+    """
     if model.listing is None:
         return model.path
     listing, cache = model.listing, RepoCache(library.root, model.listing.name.repo)
     try:
-        links = [cache.link(listing.commit, file.path, file.etag) for file in model.parts]
+        links = [cache.link(listing.commit, file.path, blobs[file.etag]) for file in model.parts]
         cache.point(listing.name.revision, listing.commit)
-        cache.drop_stale(frozenset(file.etag for file in listing.files.values()))
+        cache.drop_stale(listing.name.revision, frozenset(file.etag for file in listing.files.values()))
     except OSError as error:
         raise unwritable(library.root, error) from None
     return str(links[0])

@@ -71,8 +71,9 @@ def remote_header(
         file = listing.files.get(name.removeprefix(base))
         if file is None:
             raise NotFoundError(f"{name} does not exist")
-        if cache.has(file.etag, file.size):
-            return FileSource(cache.blob(file.etag))
+        there = cache.content(listing.commit, file.path, file.etag if file.verified else "", file.size)
+        if there is not None:
+            return FileSource(there)
         return RemoteSource(
             hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, retries
         )

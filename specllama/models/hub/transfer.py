@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from specllama.errors import IntegrityError, ResourceError
 from specllama.models.hub.api import HubFile
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
-from specllama.models.hub.files import open_partial
+from specllama.models.hub.files import open_partial, sync
 from specllama.models.hub.hashing import FsyncThread, Hasher
 from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
@@ -27,21 +28,22 @@ Advance = Callable[[str, int], None]  # called with a phase and the bytes of thi
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file to fetch: its address, and its size and hash."""
+    """A file to fetch: its address, its size and hash, and the revision by which it was found."""
 
     url: str
     file: HubFile
     cache: RepoCache
+    revision: str
 
 
-def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path:
-    """Download the content into the cache unless it is there. Returns its path.
+def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> str:
+    """Download the content into the cache unless it is there. Returns its hash, the name of its blob.
 
     Raises NetworkError, AccessError, NotFoundError, ResourceError, and IntegrityError after removing a file
     with a wrong hash.
     """
     job.cache.make_directories()
-    etag, blob = job.file.etag, job.cache.blob(job.file.etag)
+    etag = job.file.etag
 
     def waiting() -> None:
         partial = job.cache.partial(etag)
@@ -50,28 +52,31 @@ def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path
     with job.cache.lock(etag, waiting):
         if job.cache.has(etag, job.file.size):
             job.cache.forget(etag)
-            return blob
+            return etag
         try:
-            _fetch(job, web, listener, advance)
-            job.cache.complete(etag)
+            digest = _fetch(job, web, listener, advance)
+            job.cache.complete(etag, digest)
         except OSError as error:
             raise _disk(job, error) from None
-    return blob
+    return digest
 
 
-def _fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> None:
-    """Complete the partial file; from the start once more if the part of an earlier process was damaged."""
+def _fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> str:
+    """Complete the partial file; from the start once more if the part of an earlier process was damaged.
+    Returns its hash.
+    """
     resumed = _Attempt(job, advance).run(web, listener)
-    if resumed is None:
-        return
+    if isinstance(resumed, str):
+        return resumed
     if not resumed.kept:
         _refuse(job, resumed)
     listener.clear()
     listener.note(f"{job.file.path}: the part of an earlier download is damaged; starting again")
     job.cache.forget(job.file.etag)
     again = _Attempt(job, advance).run(web, listener)
-    if again is not None:
+    if not isinstance(again, str):
         _refuse(job, again)
+    return again
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +97,24 @@ class _Attempt:
         self._have = self._kept = 0
         self._hasher = Hasher(job.file)
 
-    def run(self, web: Web, listener: Listener) -> _Mismatch | None:
-        """Complete the partial file; None if size and hash are right."""
+    def run(self, web: Web, listener: Listener) -> _Mismatch | str:
+        """Complete the partial file; its hash if that and the size are right."""
         path = self._cache.partial(self._file.etag)
         try:
             return self._fill(path, web, listener)
         finally:
             self._hasher.end()
 
-    def _fill(self, path: Path, web: Web, listener: Listener) -> _Mismatch | None:
+    def _fill(self, path: Path, web: Web, listener: Listener) -> _Mismatch | str:
         with open(open_partial(path), "r+b", buffering=0) as out:
             self._hash_existing(out.fileno())
             with FsyncThread(out.fileno()) as flusher:
                 self._receive_all(out.fileno(), web, listener, flusher)
             digest = self._hasher.result()
-            if digest != self._file.etag or self._have != self._file.size:
+            if self._have != self._file.size or (self._file.verified and digest != self._file.etag):
                 return _Mismatch(self._have, digest, self._kept)
-            os.fsync(out.fileno())
-        return None
+            sync(out.fileno())
+        return digest
 
     def _receive_all(self, out: int, web: Web, listener: Listener, flusher: FsyncThread) -> None:
         retries = RetryPolicy(listener, _WAITS)
@@ -145,7 +150,7 @@ class _Attempt:
             with web.get(self._job.url, self._have, validator=self._cache.validator(etag)) as response:
                 if response.start != self._have:  # no ranges on this server, or the file has changed
                     self._restart(out)
-                self._cache.remember(etag, response.validator)
+                self._cache.remember(etag, response.validator, self._job.revision)
                 for data in response.chunks():
                     _write(out, data)
                     flusher.wrote(len(data))
@@ -175,7 +180,7 @@ def _write(out: int, data: bytes) -> None:
         rest = rest[os.write(out, rest) :]
 
 
-def _refuse(job: Download, found: _Mismatch) -> None:
+def _refuse(job: Download, found: _Mismatch) -> NoReturn:
     job.cache.forget(job.file.etag)
     kind = "sha1" if len(job.file.etag) == 40 else "sha256"
     size = f"{found.size}" if found.size <= job.file.size else f"more than {job.file.size}"

@@ -70,19 +70,25 @@ def _mem_available(proc: Path) -> int:
 
 
 def _cgroup_rooms(proc: Path, cgroup: Path) -> Iterator[int]:
-    """Bytes left in every control group that contains this process, from its own up to the root."""
+    """Bytes left in every control group that contains this process."""
+    for group, unified in _groups(proc, cgroup, "memory"):
+        names = ("max", "current") if unified else ("limit_in_bytes", "usage_in_bytes")
+        yield _room(group, *(f"memory.{name}" for name in names))
+
+
+def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Every control group that contains this process, from its own up to the root, and whether it is one of
+    the second version. A limit of any of them holds.
+    """
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, limit, usage = cgroup, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            mount, limit, usage = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        mount = cgroup / controller if controllers else cgroup
         # Inside a container the path may be the host's and not exist here: then the mount is the group.
         group = mount / path.lstrip("/")
         while group == mount or mount in group.parents:
-            yield _room(group, limit, usage)
+            yield group, not controllers
             if group == mount:
                 break
             group = group.parent
@@ -125,18 +131,18 @@ def _siblings(root: Path, cpu: int) -> str:
 
 
 def _cpu_quota(root: Path) -> int:
-    """Whole CPUs that the cgroup lets this process use; NO_QUOTA without a limit."""
-    try:
-        limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        if limit != "max":
-            return max(1, int(limit) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass
-    try:
-        limit = (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-        period = (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-        if int(limit) > 0:
-            return max(1, int(limit) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass
-    return NO_QUOTA
+    """Whole CPUs that the control groups let this process use; NO_QUOTA without a limit."""
+    cgroup = root / "sys/fs/cgroup"
+    groups = [*_groups(root / "proc", cgroup, "cpu"), (cgroup, True), (cgroup / "cpu", False)]
+    return min(_quota_of(group, unified) for group, unified in groups)
+
+
+def _quota_of(group: Path, unified: bool) -> int:
+    if unified:
+        words = _text(group / "cpu.max").split()
+    else:
+        words = [_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
+        return NO_QUOTA  # "max", or -1
+    limit, period = map(int, words)
+    return max(1, limit // period)

@@ -15,6 +15,7 @@ from specllama.gguf.header import Header
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
+VISIBLE_CELLS = 256  # caches have a multiple of this many cells
 ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
 
 
@@ -22,6 +23,11 @@ def rows_of_logits(settings: LoadSettings) -> int:
     """The rows of logits that a decode of the target has at most."""
     n_slots = settings.n_slots
     return max(n_slots, 64, n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
+
+
+def spare_cells(settings: LoadSettings) -> int:
+    """Cells of the target's cache beyond its context, for the rows that fill up exact decodes at its end."""
+    return VISIBLE_CELLS if settings.exact else 0
 
 
 def rollback(settings: LoadSettings) -> int:
@@ -73,6 +79,7 @@ def plan_load(
             available=available,
             n_ctx=t.n_ctx or None,
             n_ctx_draft=d.n_ctx or None if settings.draft else None,
+            n_spare=spare_cells(settings),
             n_slots=settings.n_slots,
             n_batch=t.n_batch,
             n_ubatch=t.n_ubatch,

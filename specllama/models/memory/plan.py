@@ -37,12 +37,14 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """The settings to plan for. available: bytes of host memory. None: the plan chooses; for devices_draft:
+    """The settings to plan for. available: bytes of host memory. n_spare: cells of the target's cache beyond
+    n_ctx. None: the plan chooses; for devices_draft:
     those of the target. Raises UsageError at construction.
     """
 
     available: int
     n_ctx: int | None = None
+    n_spare: int = 0
     n_ctx_draft: int | None = None
     n_slots: int = 1
     n_batch: int = 2048
@@ -191,7 +193,8 @@ class _Planner:
     def plan(self, n_ctx: int) -> MemoryPlan:
         s = self.settings
         room = _room(s.devices)
-        target = _offloaded(self._target, n_ctx, s.n_gpu_layers if s.devices else 0, room)
+        n_layers = s.n_gpu_layers if s.devices else 0
+        target = replace(_offloaded(self._target, n_ctx + s.n_spare, n_layers, room), n_ctx=n_ctx)
         usages, draft_room = [(target, s.devices)], 0
         head, draft = None, None
         if self._head:

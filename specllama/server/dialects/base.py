@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -18,7 +17,9 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
+from specllama.server.dialects.conversation import ReadConversation
 from specllama.server.dialects.fields import Model, checked
+from specllama.server.dialects.recent_items import RecentItems
 from specllama.server.dialects.writer import DialectWriter
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
@@ -28,17 +29,50 @@ from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import Service
 from specllama.server.supervisor import Say, Supervisor
 
+_MAX_NOTED = 1024  # fields whose names are kept
+
+
+class MemoryChoice(Protocol):
+    """What a body says of speculation."""
+
+    memory: bool
+
+
+class GeneratingBody(Protocol):
+    """The fields of bodies that ask for texts, in all APIs. keep_alive: seconds, negative for ever."""
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def speculation(self) -> MemoryChoice: ...
+
+    @property
+    def keep_alive(self) -> float | None: ...
+
+    @property
+    def num_ctx(self) -> int | None: ...
+
+
+class Shared:
+    """What all requests share. bodies: reads their bodies. noted: fields that were said to have no effect."""
+
+    def __init__(self) -> None:
+        self.bodies, self.recent_items = BodyReader(), RecentItems()
+        self.noted = set[str]()
+
 
 class ApiRequest:
     """One HTTP request, and the operations of its endpoint. models: of the server. say: gets lines for the
-    operator. bodies: reads the bodies of all requests.
+    operator. recent_items: items of the latest answers of /v1/responses.
 
     It is about one model: the one that `check_model` or the query `?model=` names, else the one in memory.
     """
 
-    def __init__(self, http: Request, models: ModelPool, say: Say, bodies: BodyReader) -> None:
-        self._http, self._say, self._bodies = http, say, bodies
+    def __init__(self, http: Request, models: ModelPool, say: Say, shared: Shared) -> None:
+        self._http, self._say, self._shared = http, say, shared
         self.models, self.settings = models, models.settings
+        self.recent_items = shared.recent_items
         self._service: Service | None = None
 
     @property
@@ -85,22 +119,40 @@ class ApiRequest:
     def query_params(self) -> Mapping[str, str]:
         return self._http.query_params
 
-    async def body(self, model: type[Model]) -> Model:
-        """The body, parsed and checked as this model. Raises UsageError, which names the field."""
-        found = await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)
-        await self.models.look_up(getattr(found, "model", None))
+    async def body(
+        self, model: type[Model], prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data
+    ) -> Model:
+        """The body, parsed and checked as this model; what of it has no effect is logged. prepared: applied
+        to it before the check. Raises UsageError, which names the field.
+        """
+        bodies, seconds = self._shared.bodies, self.settings.client_seconds
+        found = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
+        self._note(found.ignored_fields)
+        turns = getattr(found, "turns", None)
+        if isinstance(turns, ReadConversation) and turns.note:
+            self.say(turns.note)
+        await self.models.look_up(getattr(found, "model", None) or None)
         return found
 
-    def check_model(self, name: str | None) -> None:
-        """Make this request one about the model that the field `model` of its body names. None: the one that
-        the query names, else the one in memory. Raises NotFoundError for one that is not served.
+    def _note(self, ignored: Sequence[str]) -> None:
+        """Log fields that have no effect, each once."""
+        noted = self._shared.noted
+        new = [name for name in ignored if name not in noted]
+        if new and len(noted) < _MAX_NOTED:
+            noted.update(new)
+            self.say(f"no effect here: {json.dumps(new)[1:-1]}")
+
+    def check_model(self, name: str | None, exact: bool = False) -> None:
+        """Make this request one about the model that the field `model` of its body names. None and "": the
+        one that the query names, else the one in memory. exact: whether it must have that name, also where
+        the server holds one model that answers to others. Raises NotFoundError for one that is not served.
         """
-        self._service = self.models.service(self.query_params.get("model") if name is None else name)
+        self._service = self.models.service(name or self.query_params.get("model") or None, exact)
 
     async def find_model(self, name: str | None) -> None:
-        """`check_model` for a name that is not the field `model` of a body."""
-        await self.models.look_up(name)
-        self.check_model(name)
+        """`check_model` for a name that is not the field `model` of a body, and must be exact."""
+        await self.models.look_up(name or None)
+        self.check_model(name, exact=True)
 
     async def list_models(self) -> list[ListedModel]:
         """All models: those in memory first, then the others on disk, then those that are only known."""
@@ -111,13 +163,13 @@ class ApiRequest:
         await self.supervisor.client()
         return self.supervisor.info
 
-    def keep_model(self, seconds: float | None) -> None:
-        """Unload the model when nobody has used it for so many seconds, None for never. No effect on the one
-        model of a server that holds it alone, and where the key may not do that: clients send such times
-        without being told to.
+    def keep_model(self, keep_alive: float | None) -> None:
+        """Unload the model when nobody has used it for so many seconds, never where they are negative; None
+        changes nothing. No effect on the one model of a server that holds it alone, and where the key may not
+        do that: clients send such times without being told to.
         """
-        if self.administers:
-            self.models.keep(self.service, seconds)
+        if keep_alive is not None and self.administers:
+            self.models.keep(self.service, keep_alive if keep_alive >= 0 else None)
 
     def unload_model(self) -> None:
         """Unload the model as soon as nobody uses it. Raises ForbiddenError for a key that may not do that,
@@ -142,33 +194,37 @@ class ApiRequest:
 
     async def prompt_length(self, request: protocol.Generate) -> int:
         """Tokens of the prompt of a request with messages. Raises what generating would raise for it."""
-        messages = request.messages or []
+        messages, prefix = request.messages or [], request.prefix
         found = await self.supervisor.query(
-            lambda id_: protocol.CountTokens(id_, messages, request.variables, request.prefix, request.tools),
+            lambda id_: protocol.CountTokens(
+                id_, messages, request.variables, prefix, request.tools, request.prefix_thought
+            ),
             protocol.TokenCount,
         )
         return found.n
 
-    async def generate(
+    async def answer(
         self,
         specs: Sequence[CompletionSpec],
         writer: DialectWriter,
+        body: GeneratingBody,
         *,
         n: int = 1,
-        stream: bool = False,
-        memory: bool = True,
         place: str = "",
     ) -> Response:
-        """Start n texts of each spec; the response writes them as they are generated.
+        """Start n texts of each spec; the response writes them as they are generated, as the body wants it.
 
-        They wait until the model is in memory. memory: whether to draft from earlier texts of this client,
-        and later ones from this text. place: see Service.start. Raises BusyError, ResourceError; the response
-        raises what loading raises.
+        They wait until the model is in memory. place: see Service.start. Raises BusyError, ResourceError; the
+        response raises what loading raises.
         """
+        info, memory = self.supervisor.loaded, body.speculation.memory
+        if info is not None and (body.num_ctx or 0) > info.n_ctx:
+            self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
         owned = [replace(spec, request=self._owned(spec.request, memory)) for spec in specs]
         job = self.service.start(owned, n, place, getattr(self._http.state, "body_bytes", 0))
+        self.keep_model(body.keep_alive)
         return StreamingResponse(
-            job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)
+            job, writer, body.stream, Limits(self.settings.seconds, self.settings.client_seconds)
         )
 
     def _owned(self, request: protocol.Generate, memory: bool) -> protocol.Generate:

@@ -1,120 +1,145 @@
-"""From the JSON object of a request to a checked pydantic model; the fields that have no effect here.
+"""From the JSON object of a request to a checked pydantic model; the one policy for fields.
 
-A field that would change the text and is not supported is an error that names it. null means absent. Every
-list and object has a bound, AtMost or SMALL, that is checked before anything is made of its items.
+null means absent, at every level, and 4.0 is a whole number. A field that no model here knows has no effect:
+it is ignored, and named (`RequestBody.ignored_fields`), unless clients send it with every request
+(`Body.unnamed`). Fields of other APIs that would change the text are errors; they are in foreign_fields.py.
+Every list and object has a bound, AtMost, SMALL or MAX_FIELDS, that is checked before anything is made of
+its items.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PrivateAttr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
+from specllama.server.dialects.foreign_fields import is_harmless
 
-IGNORED_FIELDS = frozenset(
-    {
-        "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
-        "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
-        "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
-        "backend_sampling", "preserved_tokens", "verbose", "reasoning_control",
-        "client_metadata", "max_tool_calls", "background_options", "access_programs",
-        # Without effect unless another field of theirs, which is in _OFF, switches them on:
-        "mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
-        "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "adaptive_decay",
-        "grammar_triggers",
-    }
-)  # fmt: skip
-"""Fields that have no effect here, except in bodies that have a field of that name."""
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "echo": (False,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "min_keep": (0,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "post_sampling_probs": (False,),
-    "mirostat": (0,),
-    "typical_p": (1,),
-    "typ_p": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "grammar_lazy": (False,),
-    "parse_tool_calls": (True,),
-    "reasoning_format": ("auto", "deepseek"),
-    "verbosity": ("medium",),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (True,),
-    "lora": ([],),
-}
-"""Fields that are not supported, with the values that would change nothing."""
-_OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
-"""The same for numbers that are off up to this one."""
-Model = TypeVar("Model", bound="Body")
+Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
-MAX_FIELDS = 256  # of an object whose unknown fields have no effect
+MAX_FIELDS = 256  # of an object, those without effect included
+MAX_NAMED, MAX_NAME = 32, 128  # ignored fields that are named, and characters of a name
+_MAX_WHOLE = 2.0**64
 
 
 class Body(BaseModel):
-    """The base of all bodies: no unknown fields, no values of another type, finite numbers."""
+    """The base of all objects in bodies: no values of another type, finite numbers.
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    unnamed: fields without effect that clients send with every such object.
+    """
+
+    model_config = ConfigDict(
+        extra="ignore",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"maxProperties": MAX_FIELDS},
+    )
+    unnamed: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        """The fields that the model has. info.context: gets (class, name) of the others."""
+        if not isinstance(data, Mapping):
+            return data
+        if len(data) > MAX_FIELDS:
+            raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
+        known, found, ignored = _names(cls), {}, info.context
+        types = set(map(type, data.values()))
+        if known.issuperset(data) and float not in types and type(None) not in types:
+            return data
+        for name, value in data.items():
+            if value is None:
+                continue
+            if name in known:
+                found[name] = whole(value)
+            elif ignored is not None and name not in cls.unnamed:
+                ignored[cls, name] = None
+        return found
+
+
+class RequestBody(Body):
+    """The base of whole bodies. asks: whether it asks for something on which fields of other APIs could have
+    an effect.
+    """
+
+    asks: ClassVar[bool] = True
+    _ignored: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The fields of a request under the names and in the forms that the model has."""
         return data
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_one_unknown(cls, data: Any) -> Any:
-        """Of very many unknown fields one is enough for an error."""
-        known = _names(cls)
-        if not isinstance(data, Mapping) or len(data) <= len(known):
-            return data
-        unknown = next(name for name in data if name not in known)
-        return {name: value for name, value in data.items() if name in known} | {unknown: data[unknown]}
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Paths of the fields that had no effect, those of the objects in the body included: "session_id",
+        "messages[].mood". At most MAX_NAMED.
+        """
+        return self._ignored
 
 
-class OpenBody(Body):
-    """The base of objects in which clients send fields that are not known here and have no effect."""
+def whole(value: Any) -> Any:
+    """4.0 as 4: programs whose numbers are all floats write it so. Any other value as it is."""
+    if type(value) is float and value.is_integer() and abs(value) < _MAX_WHOLE:
+        return int(value)
+    return value
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra={"maxProperties": MAX_FIELDS})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _count(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
-            raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
-        return data
+def _whole_items(value: Any) -> Any:
+    if isinstance(value, list) and any(type(item) is float for item in value):
+        return [whole(item) for item in value]
+    return value
+
+
+WHOLE_ITEMS = BeforeValidator(_whole_items)
+"""The annotation of a list of whole numbers."""
 
 
 @functools.cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+@functools.cache
+def _paths(model: type[Body]) -> Mapping[type[Body], str]:
+    """Where the objects of a body stand: "messages[]" for its messages."""
+    found: dict[type[Body], str] = {model: ""}
+    todo = [model]
+    while todo:
+        here = todo.pop(0)
+        before = f"{found[here]}." if found[here] else ""
+        for name, field in here.model_fields.items():
+            for inner, brackets in _bodies(field.annotation):
+                if inner not in found:
+                    found[inner] = f"{before}{field.alias or name}{brackets}"
+                    todo.append(inner)
+    return found
+
+
+def _bodies(annotation: Any, brackets: str = "") -> Iterator[tuple[type[Body], str]]:
+    """The models in an annotation, each with "[]" if it stands in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation, brackets
+    inside = "[]" if getattr(annotation, "__origin__", None) is list else brackets
+    for one in get_args(annotation):
+        yield from _bodies(one, inside)
 
 
 @dataclass(frozen=True)
@@ -177,43 +202,50 @@ class FieldError(UsageError):
 
 def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     """The body as this model. Raises FieldError."""
-    own = _names(model)
     data = model.prepared({name: value for name, value in data.items() if value is not None})
-    given = {name: value for name, value in data.items() if name in own or name not in IGNORED_FIELDS}
-    for name in [name for name in given if is_unsupported(name) and name not in own]:
-        if not _is_off(name, given.pop(name)):
-            raise FieldError(f"{name} is not supported, and it would change the text", name)
+    given = supported(data, _names(model)) if model.asks else data
+    ignored: dict[tuple[type[Body], str], None] = {}
     try:
-        return model.model_validate(given)
+        found = model.model_validate(given, context=ignored)
     except ValidationError as error:
         raise _field_error(error) from None
+    if ignored:
+        found._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
+    return found
 
 
-def is_unsupported(name: str) -> bool:
-    """Whether the field is known, and accepted only with values that change nothing."""
-    return name in _OFF or name in _OFF_UP_TO
+def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:
+    paths = _paths(model)
+    for owner, name in ignored:
+        path = paths.get(owner, "")
+        yield f"{path}{'.' if path else ''}{name[:MAX_NAME]}"
 
 
-def _is_off(name: str, value: Any) -> bool:
-    if name in _OFF_UP_TO:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and value <= _OFF_UP_TO[name]
-    return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])
+def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> dict[str, Any]:
+    """The fields without those of other APIs that change nothing. own: names of the fields that the model
+    has. path: of the object, with a dot. Raises FieldError for a field that is not supported.
+    """
+    found = {}
+    for name, value in data.items():
+        harmless = name not in own and is_harmless(name, value)
+        if harmless is None:
+            raise FieldError(f"{path}{name} is not supported, and it would change the text", f"{path}{name}")
+        if not harmless:
+            found[name] = value
+    return found
 
 
 def _field_error(error: ValidationError) -> FieldError:
     found = error.errors(include_url=False, include_context=False)
     # Of a union's errors, one inside a member is more helpful than "matches no member".
     first = min(found, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
-    names, path = _field_names(), list(first["loc"])
+    names = _field_names()
     name = ""
-    for i, part in enumerate(path):  # pydantic puts names of its types in between
+    for part in first["loc"]:  # pydantic puts names of its types in between
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part in names or (i == len(path) - 1 and first["type"] == "extra_forbidden"):
+        elif part in names:
             name += f"{'.' if name else ''}{part[:80]}"
-    if first["type"] == "extra_forbidden":
-        return FieldError(f"{name} is not known here, and it could change the text", name)
     if first["type"] == "missing":
         return FieldError(f"{name} is missing", name)
     reason = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")

@@ -20,13 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specllama.clock import running_time
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
+from specllama.server.http.origins import LOCAL, Origins
+from specllama.server.http.path import root_path, settle_path
 from specllama.server.metrics import HttpMetrics, MetricsByOwner
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_METHODS, _MAX_AGE = "GET, POST, OPTIONS", "600"
+_METHODS, _MAX_AGE = "GET, HEAD, POST, DELETE, OPTIONS", "600"
+_EXPOSED = "x-request-id, request-id, retry-after"
 
 
 class Keys:
@@ -74,12 +77,15 @@ class AccessMiddleware:
         self._admin_keys = Keys(settings.administrators)
         self._any_host = not is_loopback(settings.host) and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
-        self._origins = {origin.rstrip("/").lower() for origin in settings.origins}
+        local = LOCAL if is_loopback(settings.host) and not settings.keys else ()
+        self._origins = Origins((*settings.origins, *local))
+        self._root = root_path(settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers, began, status = Headers(scope=scope), running_time(), 0
+        target = settle_path(scope, self._root)
         id_ = headers.get("x-request-id", "")
         id_ = id_ if _ID.fullmatch(id_) else f"req_{secrets.token_hex(12)}"
         scope["specllama.id"] = id_
@@ -94,6 +100,7 @@ class AccessMiddleware:
                 more["x-content-type-options"] = "nosniff"
                 if origin and origin in self._origins:
                     more["access-control-allow-origin"] = headers["origin"]
+                    more["access-control-expose-headers"] = _EXPOSED
                     more.add_vary_header("Origin")
             await send(message)
 
@@ -101,7 +108,7 @@ class AccessMiddleware:
             await self._errors.response(error, scope["path"], id_)(scope, receive, send_with_headers)
 
         try:
-            problem = self._problem(scope, headers, origin)
+            problem = self._problem(scope, headers, origin, target)
             if problem is not None:
                 await refuse(problem)
             elif scope["method"] == "OPTIONS" and origin:
@@ -120,12 +127,14 @@ class AccessMiddleware:
                 metrics.http.labels(known, str(status or 499)).inc()
             self._log(scope, id_, status, running_time() - began)
 
-    def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
+    def _problem(self, scope: Scope, headers: Headers, origin: str, target: str) -> SpecllamaError | None:
         """Why a request is refused, None where it is not; sets scope["specllama.owner"] and
-        "specllama.administers".
+        "specllama.administers". target: the host in the request's target, "" for none; it counts in addition
+        to the header.
         """
         host = headers.get("host", "")
-        if not self._any_host and _hostname(host) not in self._hosts:
+        named = [host, *([target] if target else [])]
+        if not self._any_host and not all(_hostname(one) in self._hosts for one in named):
             return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
         if origin and origin not in self._origins and not _is_same(origin, host):
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
@@ -159,6 +168,8 @@ async def _preflight(headers: Headers, send: Send) -> None:
         "access-control-allow-headers": names,
         "access-control-max-age": _MAX_AGE,
     }
+    if headers.get("access-control-request-private-network", "").lower() == "true":
+        found["access-control-allow-private-network"] = "true"  # from a page elsewhere to this machine
     raw = [(k.encode(), v.encode()) for k, v in found.items()]
     await send({"type": "http.response.start", "status": 204, "headers": raw})
     await send({"type": "http.response.body", "body": b""})

@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
+from specllama.server.http.decoding import Decoder
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
-MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
+MAX_DEPTH = 64
 MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
 MAX_HELD = 16 * MAX_BYTES  # bytes of all large bodies that have arrived and are not checked yet
 _LARGE = 64 * 1024  # bytes; larger bodies are parsed in a thread, so that other requests do not wait
-_DISCARDED = 8 * MAX_BYTES  # bytes read of a body that is too large, so that its sender reads the answer
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Checked = TypeVar("Checked")
 
@@ -55,31 +56,30 @@ class BodyReader:
             self._held -= _counted(len(data))
 
     async def _receive(self, request: Request, data: bytearray, seconds: float) -> None:
-        """Collect a body in `data`."""
+        """Collect a body in `data`, decoded. One that is too large is refused as soon as that is known."""
         given = request.headers.get("content-length", "0")
-        too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
-        size = 0
+        if given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES:
+            raise _too_large()
+        decoder = Decoder(request.headers.get("content-encoding", ""), MAX_BYTES)
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
-                    size += len(part)
-                    too_large = too_large or size > MAX_BYTES
                     before = _counted(len(data))
-                    if too_large:
-                        data.clear()
-                    else:
-                        data += part
+                    data += decoder.push(part)
                     self._held += _counted(len(data)) - before
+                    if len(data) > MAX_BYTES:
+                        raise _too_large()
                     if self._held > MAX_HELD:
                         raise BusyError("too many large bodies arrive at once", "ask again later")
-                    if size > _DISCARDED:
-                        break
         except TimeoutError:
             raise BodyTooSlowError(f"the body did not arrive within {seconds:g} s") from None
         except ClientDisconnect:
             raise UsageError("the client left before its request was complete") from None
-        if too_large:
-            raise BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
+        decoder.finish()
+
+
+def _too_large() -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
 
 
 def _counted(size: int) -> int:
@@ -95,19 +95,22 @@ def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
         raise UsageError(f"{what} is not UTF-8") from None
     _check_counts(body, what)
     try:
-        data = json.loads(text, parse_constant=_refuse)
+        data = _DECODER.decode(text)
     except RecursionError:
         raise _too_deep(what) from None
     except ValueError as error:
         raise UsageError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{what} must be a JSON object")
-    _check_values(data, _SURROGATE.search(body) is not None, what)
+    check_values(data, _SURROGATE.search(body) is not None, what)
     return data
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _check_counts(body: bytes | bytearray, what: str) -> None:
@@ -133,8 +136,10 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
     return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
 
 
-def _check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
-    """Check the depth and, if `surrogates`, each text. Raises UsageError."""
+def check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
+    """Check the depth of parsed JSON and, if `surrogates`, each text. what: the subject of messages. Raises
+    UsageError.
+    """
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()

@@ -6,14 +6,19 @@ of HTTP itself. The body has the shape of the API that the path belongs to; this
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from specllama.errors import NotSupportedError, SpecllamaError, UsageError
 
+_LINGER_SECONDS = 2.0  # for the rest of a body that is not read
+_DISCARDED = 32 * 1024 * 1024  # bytes of it
 ErrorBody = Callable[[SpecllamaError, str], Mapping[str, Any]]
 """From an error and the request's id to the JSON object that an API's clients expect."""
 
@@ -50,12 +55,40 @@ class BodyTooSlowError(UsageError):
     http_status = 408
 
 
+class MediaTypeError(UsageError):
+    """`details["accept-encoding"]`: the encodings that are known."""
+
+    http_status = 415
+
+
 class UnsupportedError(NotSupportedError):
     """The API has this, and this server does not."""
 
 
 class ClientGoneError(Exception):
     """The client has closed the connection: no response can be sent."""
+
+
+class UnreadResponse(Response):
+    """The answer to a request whose body is still arriving. The rest is read and dropped for a while, since
+    many clients read no answer before they have sent all.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        waits = b"100-continue" in dict(scope["headers"]).get(b"expect", b"").lower()  # to be asked for it
+        await send({"type": "http.response.body", "body": self.body, "more_body": not waits})
+        if waits:
+            return
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while size <= _DISCARDED:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        break
+        await send({"type": "http.response.body", "body": b""})
 
 
 class ErrorResponder:
@@ -77,9 +110,10 @@ class ErrorResponder:
         content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever characters the message has
         status = error.http_status
         headers = {"content-type": "application/json", **_headers(error)}
-        if close or status in (408, 413):
+        unread = status in (413, 415)
+        if close or unread or status == 408:
             headers["connection"] = "close"
-        return Response(content, status, headers)
+        return (UnreadResponse if unread else Response)(content, status, headers)
 
 
 def _headers(error: SpecllamaError) -> Mapping[str, str]:
@@ -90,4 +124,4 @@ def _headers(error: SpecllamaError) -> Mapping[str, str]:
         return {"www-authenticate": "Bearer"}
     if status == 501:
         return {"x-should-retry": "false"}  # OpenAI's and Anthropic's SDKs ask again after any other 5xx
-    return {"allow": error.details["allow"]} if "allow" in error.details else {}
+    return {name: error.details[name] for name in ("allow", "accept-encoding") if name in error.details}

@@ -1,6 +1,10 @@
 // The server's API: requests with the key, streams of events, and errors as sentences.
 
 const KEY = "specllama.key"; // of this browser session only
+const ROOT = new URL("../", import.meta.url); // where a proxy offers the server
+
+/** The address of a route: "/v1/models". */
+const at = (path) => new URL(path.slice(1), ROOT);
 
 /** What went wrong, as a sentence, and what to do about it. retry: whether the same request may work later. */
 export class Problem extends Error {
@@ -31,7 +35,7 @@ export async function request(path, { body, signal, headers = {} } = {}) {
     if (body !== undefined) options.body = JSON.stringify(body);
     let response;
     try {
-      response = await fetch(path, options);
+      response = await fetch(at(path), options);
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw unreachable();
@@ -142,7 +146,7 @@ export async function* events(response) {
 export async function recovered(onWait, signal) {
   while (!signal?.aborted) {
     try {
-      const response = await fetch("/health", { cache: "no-store", signal });
+      const response = await fetch(at("/health"), { cache: "no-store", signal });
       if (response.ok) return;
       onWait((await errorOf(response)).message ?? "the engine does not answer");
     } catch (error) {

@@ -44,7 +44,7 @@ export class Models {
   }
 
   async #list() {
-    this.#listed = (await json("/v1/models")).data;
+    this.#listed = (await json("/v1/models?known=true")).data;
     const menu = byId("model");
     const chosen = menu.value || this.#listed[0]?.id;
     const options = this.#listed.map(({ id, status }) => {

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specllama.clock import sleep
+from specllama.config.whole_file import write_whole
 
 _LIST = "whole.json"
 SETTLED_SECONDS = 1.0  # without a write, after which a file is complete
@@ -52,9 +53,7 @@ class TensorCache:
                     path.unlink()
                 else:
                     complete[path.name] = size
-            temporary = self.root / f"{_LIST}.tmp"
-            temporary.write_text(json.dumps(complete))
-            temporary.replace(self.root / _LIST)
+            write_whole(self.root / _LIST, json.dumps(complete))
 
     def _files(self) -> list[tuple[Path, int, int]]:
         """Path, bytes, and time of the last change of each tensor."""

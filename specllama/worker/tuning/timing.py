@@ -14,6 +14,7 @@ from specllama.client.tune_messages import TimedWidth
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.width_changes import Place
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
@@ -27,10 +28,12 @@ _MUCH_SLOWER = 2.0  # relative to the fastest: such numbers of threads are timed
 class TimingPosition:
     """A position in a text to which the cache of sequence 0 returns after every decode.
 
-    ids: the text before it. max_rows: of a decode there. row_seconds: prefill seconds per token.
+    ids: the text before it. max_rows: of a decode there. row_seconds: prefill seconds per token. changing:
+    whether a change of the number of rows costs something; steady decodes are timed then.
     """
 
-    def __init__(self, context: Context, ids: Sequence[int], clock: Clock) -> None:
+    def __init__(self, context: Context, ids: Sequence[int], clock: Clock, changing: bool = False) -> None:
+        self.changing, self._last_rows = changing, 0
         self.context, self.ids, self.clock = context, list(ids), clock
         self.max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - len(self.ids))
         self.row_seconds = 0.0
@@ -53,6 +56,10 @@ class TimingPosition:
 
     def time(self, rows: int) -> float:
         """Seconds of a decode of this many rows at the position. Raises DecodeError, NoRoomError."""
+        if self.changing and rows != self._last_rows:
+            self._last_rows = rows
+            for _ in range(Place.SECOND):
+                self.time(rows)
         n = len(self.ids)
         batch = [BatchRow(self.ids[(self._next + i) % n], n + i, 0, True) for i in range(rows)]
         self._next += rows

@@ -94,6 +94,8 @@ class Tuner:
         self._ids_of, self._send, self._clock = ids_of, send, clock
         self._began, self._last_progress, self._cancelled = clock(), 0.0, False
         self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
+        changes = loaded.profile.curves.changes
+        self._changing = changes.change or changes.loading
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
@@ -116,6 +118,7 @@ class Tuner:
         except (DecodeError, NoRoomError, SpecllamaError) as error:
             last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._engine.slots[0])
+        self._engine.policy.interrupted()
         self._send(last)
         return False
 
@@ -129,7 +132,7 @@ class Tuner:
         if not texts:
             why = next(iter(too_long.values()), "there is none")
             raise ContextLengthError(f"no prompt fits the context: {why}", f"use a larger {option('n_ctx')}")
-        position = TimingPosition(self._context, self._position_ids(texts), self._clock)
+        position = TimingPosition(self._context, self._position_ids(texts), self._clock, self._changing)
         yield from (None for _ in position.fill())
         self._row_seconds = position.row_seconds
         self._t1 = median(position.time(1) for _ in range(_PROBES))
@@ -182,7 +185,8 @@ class Tuner:
         for bucket in profile.POLICY.context_buckets[1:]:
             filling = bucket * self._row_seconds
             if 2 * _WIDEST_DECODE + bucket < self._context.n_ctx and filling < CONTEXT_SECONDS:
-                far = TimingPosition(self._context, repeated(position.ids, bucket + 1), self._clock)
+                ids = repeated(position.ids, bucket + 1)
+                far = TimingPosition(self._context, ids, self._clock, self._changing)
                 seconds = filling + curve_seconds(affordable_widths(far, t1)[0], t1, CURVE_SECONDS / 2)
                 yield Stage(f"t(n) after {bucket} tokens", seconds, partial(self._long_context_curve, far))
         seconds = selection.seconds + compare_seconds(t1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specllama.bench import workloads
 from specllama.bench.plan import BenchCase, ForcedText
+from specllama.config.options import as_flag
 from specllama.errors import NotFoundError, UsageError
 
 
@@ -150,7 +151,7 @@ def test_unusable_texts_are_refused_with_a_reason(
     with pytest.raises(UsageError) as caught:
         workloads.load_texts(str(path))
     assert needle in caught.value.message
-    assert caught.value.message.startswith("--text: ")
+    assert caught.value.spelled(as_flag).message.startswith("--text: ")
     assert len(caught.value.message) < 600
 
 
@@ -158,7 +159,8 @@ def test_missing_or_endless_text_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         workloads.load_texts(str(tmp_path / "absent.txt"))
     for path in (str(tmp_path), "", "a\0b"):
-        with pytest.raises(UsageError, match="--text"):
+        with pytest.raises(UsageError) as caught:
             workloads.load_texts(path)
+        assert caught.value.spelled(as_flag).message.startswith("--text")
     with pytest.raises(UsageError, match="larger than"):
         workloads.load_texts("/dev/zero")

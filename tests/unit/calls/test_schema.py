@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from specllama.calls.answer_schema import answer_text
 from specllama.calls.format import AnswerShape
 from specllama.calls.formats import named
-from specllama.calls.schema import ANY_OBJECT, answer_text, arguments, constraints, notes
+from specllama.calls.schema import ANY_OBJECT, arguments, notes
+from specllama.calls.schema_check import constraints
 from specllama.calls.schema_types import Types, parameters
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError
@@ -49,9 +51,9 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "a keyword": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
     "a format": {"properties": {"a": {"type": "string", "format": "nonsense"}}},
     "not": {"not": {"required": ["a"]}},
+    "a pattern": {"properties": {"a": {"type": "string", "pattern": "(?=x)"}}},
 }
 UNUSABLE: dict[str, dict[str, Any]] = {
-    "a pattern": {"properties": {"a": {"type": "string", "pattern": "(?=x)"}}},
     "a type": {"properties": {"a": {"type": "text"}}},
     "a reference": {"properties": {"a": {"$ref": "http://example.com/x"}}},
     "depth": nested(40),

@@ -107,10 +107,8 @@ def test_earlier_calls_are_written_as_the_grammar_has_them(name: str) -> None:
     form = choose(MINIMAL[name])
     assert form.name == name
     made = CallTemplate(form, MINIMAL[name])
-    assert (
-        made.shows == Abilities(tools=True, calls=name not in ("lfm2", "granite"), system=True)
-        or name == "generic"
-    )
+    expected = Abilities(tools=True, calls=name not in ("lfm2", "granite"), system=True, systems=True)
+    assert made.shows == expected or name == "generic"
     prompt = made.conversation([{"role": "user", "content": "QUESTION"}])
     assert "weather" in prompt
     assert "The time" in prompt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from specllama.cli.app import COMMANDS, outcome, run_app
@@ -71,7 +73,12 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_exception_has_an_exit_code_a_message_and_a_hint() -> None:
     assert outcome(NotFoundError("no file", "look again")) == (3, "no file", "look again")
     assert outcome(KeyboardInterrupt()) == (130, "", "")
-    assert outcome(ReaderGoneError()) == (0, "", "")
+    assert outcome(ReaderGoneError()) == (141, "", "")
+    assert outcome(OSError(errno.ENOSPC, "No space left")) == (
+        8,
+        "standard output cannot be written: No space left",
+        "",
+    )
     assert outcome(ValueError("x"))[0] == 1
     with pytest.raises(SystemExit):
         outcome(SystemExit(4))

@@ -13,6 +13,7 @@ from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
+from specllama.config.text_file import read_text
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError, UsageError
 from specllama.text.chat_template import ChatTemplate
@@ -163,12 +164,12 @@ def test_options_that_name_files(tmp_path: Path) -> None:
     (tmp_path / "a.gbnf").write_text('root ::= "a"', "utf-8")
     assert build.sampling({"grammar_file": str(tmp_path / "a.gbnf")}) == {"grammar": 'root ::= "a"'}
     with pytest.raises(NotFoundError) as caught:
-        build.read_text(str(tmp_path / "none"), "grammar_file")
+        read_text(str(tmp_path / "none"), "grammar_file")
     assert caught.value.spelled(as_flag).message.startswith("--grammar-file: there is no file")
     with pytest.raises(UsageError, match="cannot be read"):
-        build.read_text(str(tmp_path), "grammar_file")
+        read_text(str(tmp_path), "grammar_file")
     with pytest.raises(UsageError, match="not a usable path"):
-        build.read_text("a\0b", "grammar_file")
+        read_text("a\0b", "grammar_file")
 
 
 def test_templates_by_name() -> None:

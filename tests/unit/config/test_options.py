@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from scripts.options_page import PAGE, page
 from specllama.config import options, options_measuring
 from specllama.config.options import OF_ONE_MODEL, STORED, Option, as_argument, as_flag
 from specllama.core.sampling.params import PARAMETERS
@@ -26,7 +27,20 @@ TABLES = {
 def test_names_and_flags_are_unique(table: list[Option]) -> None:
     assert [name for name, n in Counter(o.name for o in table).items() if n > 1] == []
     assert [flag for flag, n in Counter(flag for o in table for flag in o.flags).items() if n > 1] == []
-    assert all(o.panel and o.help and o.flags for o in table)
+    assert all(o.panel and o.help and (o.flags or o.name == "words") for o in table)
+
+
+def test_long_flags_name_one_option_each() -> None:
+    assert options.LONG_FLAGS["ctx_size"] == "n_ctx"
+    assert not set(options.LONG_FLAGS) & set(STORED)
+    assert set(options.LONG_FLAGS.values()) <= set(STORED)
+    for typed in ("--ctx-size", "ctx_size", "n_ctx"):
+        assert options.option_named(typed) == "n_ctx"
+    assert options.option_named("modle") == ""
+
+
+def test_the_page_of_all_names_is_up_to_date() -> None:
+    assert PAGE.read_text("utf-8") == page(), "python -m scripts.options_page"
 
 
 def test_every_sampling_parameter_is_an_option() -> None:

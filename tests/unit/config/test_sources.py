@@ -43,6 +43,38 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+# Other names
+
+
+def test_long_flags_are_names_too(home):
+    aliases = {"ctx_size": "n_ctx", "temp": "temperature"}
+    write(home / "work/specllama.toml", "ctx-size = 5\ntemp = 0.5\n")
+    found = resolve({}, KINDS, IN_PROJECTS, {"SPECLLAMA_CTX_SIZE": "9"}, home / "work", aliases)
+    assert found == {"n_ctx": 9, "temperature": 0.5}
+    assert found.origins["n_ctx"] == "SPECLLAMA_CTX_SIZE"
+    twice = {"SPECLLAMA_CTX_SIZE": "9", "SPECLLAMA_N_CTX": "8"}
+    with pytest.raises(ConfigError, match="SPECLLAMA_CTX_SIZE and SPECLLAMA_N_CTX set the same option"):
+        read_environment(twice, KINDS, aliases)
+    with pytest.raises(ConfigError) as caught:
+        read_environment({"SPECLLAMA_CTX_SIZ": "9"}, KINDS, aliases)
+    assert caught.value.hint.startswith("did you mean ctx_size")
+    write(home / "work/specllama.toml", "ctx_size = 5\nn_ctx = 5\n")
+    with pytest.raises(ConfigError, match="set twice"):
+        resolve({}, KINDS, IN_PROJECTS, {}, home / "work", aliases)
+
+
+def test_variables_of_a_service_are_left_out():
+    environ = {
+        "SPECLLAMA_PORT": "tcp://10.0.0.1:80",
+        "SPECLLAMA_SERVICE_PORT_HTTP": "80",
+        "SPECLLAMA_API_PORT_80_TCP_ADDR": "10.0.0.1",
+        "SPECLLAMA_N_CTX": "4",
+    }
+    found = read_environment(environ, KINDS)
+    assert (found, found.ignored) == ({"n_ctx": 4}, tuple(environ)[:3])
+    assert found.overlaid({"model": "x"}).ignored == found.ignored
+
+
 # Precedence
 
 

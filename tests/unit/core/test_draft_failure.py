@@ -44,9 +44,9 @@ class Timed(TableContext):
         super().__init__(N_VOCAB, **how)  # type: ignore[arg-type]
         self.clock, self.first, self.further = clock, first, further
 
-    def decode(self, batch: Sequence[BatchRow]) -> np.ndarray:
+    def decode(self, batch: Sequence[BatchRow], *filled: int) -> np.ndarray:
         self.clock.now += self.first + self.further * (len(batch) - 1)
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
 
 class Failing(Timed):
@@ -56,13 +56,13 @@ class Failing(Timed):
         super().__init__(clock, 0.01, 0.001, **how)
         self.n_working, self.lost, self.n_decodes, self.n_failed = n, lost, 0, 0
 
-    def decode(self, batch: Sequence[BatchRow]) -> np.ndarray:
+    def decode(self, batch: Sequence[BatchRow], *filled: int) -> np.ndarray:
         self.n_decodes += 1
         if self.n_decodes <= self.n_working:
-            return super().decode(batch)
+            return super().decode(batch, *filled)
         self.n_failed += 1
         if self.lost:
-            super().decode(batch)
+            super().decode(batch, *filled)
         raise DecodeError("llama_decode answered -3: device lost")
 
 

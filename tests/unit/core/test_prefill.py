@@ -20,9 +20,9 @@ class Slow(TableContext):
         super().__init__(32, 3000, 2)
         self.n_batch, self.per_row, self.fixed, self.now = 512, per_row, fixed, 0.0
 
-    def decode(self, batch):
+    def decode(self, batch, *filled):
         self.now += self.fixed + self.per_row * len(batch)
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
     def chunks(self) -> list[int]:
         return [width for width in self.widths if width > 2]

@@ -26,7 +26,7 @@ def test_rates_are_tokens_per_second():
     )
     assert stats.encode_tps == 30
     assert stats.decode_tps == 25
-    stats.plain_rounds, stats.plain_seconds = 10, 2.0
+    stats.steady_rounds, stats.steady_seconds = 10, 2.0
     assert stats.plain_tps == 5
 
 
@@ -43,7 +43,7 @@ def test_rates_are_tokens_per_second():
 )
 def test_the_plain_rate_needs_eight_plain_rounds_or_a_stored_time(plain_rounds, stored_t1, source, tps):
     seconds = plain_rounds / 100
-    stats = RunStats(n_predict=41, rounds=20, plain_rounds=plain_rounds, plain_seconds=seconds)
+    stats = RunStats(n_predict=41, rounds=20, steady_rounds=plain_rounds, steady_seconds=seconds)
     stats.decode_seconds = stats.verify_seconds = 0.2
     rate = plain_rate(stats, stored_t1)
     assert (rate.source, rate.rounds) == (source, plain_rounds)

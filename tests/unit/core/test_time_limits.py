@@ -27,9 +27,9 @@ class Slow(TableContext):
     def seconds(self, n_rows: int) -> float:
         return self.fixed + self.per_row * n_rows
 
-    def decode(self, batch):
+    def decode(self, batch, *filled):
         self.now += self.seconds(len(batch))
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
 
 def engine_of(target: Slow, policy: Policy | None = None) -> Engine:

@@ -35,7 +35,7 @@ class Layer:
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:  # noqa: ARG002
         return features
 
-    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+    def decode(self, rows: Sequence[HeadRow], *_: int) -> tuple[NDArray[np.float32], Hidden]:
         if self.fails:
             raise DecodeError("broken")
         if self.n_left == 0:

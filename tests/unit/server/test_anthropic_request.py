@@ -141,25 +141,24 @@ class TestMessages:
             ASKED,
         ]
 
-    def test_turns_of_the_same_role_are_one(self) -> None:
+    def test_turns_of_the_same_role_stay_apart(self) -> None:
+        """calls/turns.py joins them where the template demands that."""
         said = {"role": "assistant", "content": "b"}
         thought = {"type": "thinking", "thinking": "t"}
         used = {"role": "assistant", "content": [thought, {"type": "text", "text": "c"}, USE]}
         found = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).messages
         assert found is not None
-        assert found[0] == {"role": "user", "content": "What?\nWhat?"}
-        assert (found[1]["content"], found[1]["reasoning_content"]) == ("bc", "t")
-        assert [call["id"] for call in found[1]["tool_calls"]] == ["toolu_1"]
-        assert len(found) == 3
+        assert found[:3] == [ASKED, ASKED, said]
+        assert (found[3]["content"], found[3]["reasoning_content"]) == ("c", "t")
+        assert [call["id"] for call in found[3]["tool_calls"]] == ["toolu_1"]
+        assert len(found) == 5
 
-    def test_instructions_between_turns_are_said_by_the_user(self) -> None:
-        """As Claude Code 2.1.197 sends them; few templates take system messages there."""
+    def test_instructions_between_turns_stay_the_system_s(self) -> None:
+        """As Claude Code 2.1.197 sends them; calls/turns.py marks them where the template shows none."""
         text = [{"type": "text", "text": "Agents: none"}]
         body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
         read = checked(MessagesRequest, body)
-        assert read.prompt({}).messages == [
-            {"role": "user", "content": "What?\n<system>\nAgents: none\n</system>"}
-        ]
+        assert read.prompt({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
         read.check_roles("claude-code-20250219")
 
     def test_the_system_begins_only_with_a_beta(self) -> None:
@@ -191,24 +190,28 @@ class TestMessages:
             ([{"content": "x"}], "messages[0].role"),
             ([{"role": "user"}], "messages[0].content"),
             ([{"role": "tool", "content": "x"}], "messages[0].role"),
-            ([{"role": "system", "content": [result("x")]}], "messages[0].content[0].type must be text"),
+            (
+                [{"role": "system", "content": [result("x")]}],
+                "messages[0].content[0].type must be one of text",
+            ),
             ([{"role": "user", "content": 5}], "messages[0].content"),
             ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
             ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
             ([{"role": "user", "content": [{"type": "magic"}]}], "messages[0].content[0].type must be"),
             (
                 [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "x"}}]}],
-                "messages[0].content[0].type: 'image' cannot be used, the model reads text",
+                "messages[0].content[0].image: this model reads text only and could not process image input",
             ),
             (
                 [{"role": "user", "content": [{"type": "document", "source": {}}]}],
-                "messages[0].content[0].type: 'document' cannot be used",
+                "messages[0].content[0].document: this model reads text only",
             ),
             (
-                [{"role": "user", "content": [result([{"type": "image", "source": {}}])]}],
-                "messages[0].content[0].content[0].type: 'image' cannot be used",
+                [{"role": "user", "content": [result([{"type": "magic"}])]}],
+                "messages[0].content[0].content[0].type must be one of text",
             ),
-            ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be text or tool_result"),
+            ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be one of text"),
+            ([{"role": "user", "content": [result("1")]}], "tool_use_id: no message before it has a call"),
             (
                 [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}],
                 "messages[0].content[0].tool_use_id is missing",
@@ -223,14 +226,11 @@ class TestMessages:
                 "messages[1].content[0].name is missing",
             ),
             (
-                [ASKED, {"role": "assistant", "content": [{**USE, "input": "{}"}]}, ASKED],
+                [ASKED, {"role": "assistant", "content": [{**USE, "input": "nonsense"}]}, ASKED],
                 "messages[1].content[0].input",
             ),
-            ([ASKED, {"role": "assistant", "content": [USE]}], "messages[1]: after a tool_use"),
-            (
-                [ASKED, {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}],
-                "messages[1]: an answer cannot be continued with its thinking",
-            ),
+            ([ASKED, {"role": "assistant", "content": [{**USE, "input": [1]}]}, ASKED], "input"),
+            ([ASKED, {"role": "assistant", "content": [USE]}], "the last message have no results"),
             ([{"role": "assistant", "content": "x"}], "messages: there is nothing to answer"),
             ([ASKED] * 5000, "messages"),
             ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}], "messages[0].content"),
@@ -249,7 +249,7 @@ class TestTools:
             ({"type": "auto"}, {}),
             ({"type": "any"}, {"choice": "required"}),
             ({"type": "none"}, {"choice": "none"}),
-            ({"type": "tool", "name": "stop"}, {"choice": "required", "names": ["stop"]}),
+            ({"type": "tool", "name": "stop"}, {"choice": "required", "names": ["stop"], "parallel": False}),
             ({"type": "auto", "disable_parallel_tool_use": True}, {"parallel": False}),
             ({"type": "any", "disable_parallel_tool_use": False}, {"choice": "required"}),
         ],
@@ -390,15 +390,14 @@ class TestParameters:
             ({"top_p": 2}, "top_p"),
             ({"top_k": 0.5}, "top_k"),
             ({"stop_sequences": "x"}, "stop_sequences"),
-            ({"stop_sequences": [""]}, "stop_sequences[0]"),
-            ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+            ({"stop_sequences": [5]}, "stop_sequences[0]"),
+            ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
             ({"stream": "yes"}, "stream"),
             ({"n": 2}, "n"),
             ({"system": 5}, "system"),
-            ({"system": [{"type": "image", "source": {}}]}, "system[0].type: 'image' cannot be used"),
-            ({"system": [{"type": "tool_use"}]}, "system[0].type must be text"),
+            ({"system": [{"type": "tool_use"}]}, "system[0].type must be one of text"),
             ({"thinking": {"type": "on"}}, "thinking.type"),
-            ({"thinking": True}, "thinking"),
+            ({"thinking": 1}, "thinking"),
             ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
             ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format.type"),
             (
@@ -407,9 +406,10 @@ class TestParameters:
             ),
             (
                 {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "grammar": "x"},
-                "output_config.format and a grammar",
+                "output_config.format.schema and grammar are both given",
             ),
-            ({"tools": [READ], "grammar": "x"}, "tools and a grammar"),
+            ({"tools": [READ], "grammar": "x"}, "tools and grammar"),
+            ({"input": "x"}, "input is not supported"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
             ({"model": 5}, "model"),
             ({"thread": {"type": "create"}}, "thread: no conversation is kept here"),

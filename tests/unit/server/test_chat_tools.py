@@ -62,7 +62,8 @@ def test_tools() -> None:
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_choices(choice, expected, parallel) -> None:
     found = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).tools
-    assert found == Tools([Tool("f"), Tool("g")], *expected, parallel=parallel is not False)
+    one = parallel is False or choice == F
+    assert found == Tools([Tool("f"), Tool("g")], *expected, parallel=not one)
 
 
 def test_the_schema_of_a_text_goes_with_tools() -> None:
@@ -70,6 +71,18 @@ def test_the_schema_of_a_text_goes_with_tools() -> None:
     found = asked(tools=[F], response_format=form)
     assert (found.params["json_schema"], found.tools) == (SCHEMA, Tools([Tool("f")]))
     assert "json_schema" not in asked(tools=[F], response_format={"type": "text"}).params
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},  # huggingface_hub
+        {"type": "json", "value": SCHEMA},
+    ],
+)
+def test_other_ways_to_give_a_schema(form) -> None:
+    assert asked(response_format=form).params["json_schema"] == SCHEMA
 
 
 @pytest.mark.parametrize("content", [None, "", []])
@@ -152,7 +165,7 @@ def test_tools_that_cannot_be_used(fields, param) -> None:
     [
         ({"role": "tool", "content": "1"}, "messages[1].tool_call_id"),
         (USER | {"tool_calls": [called("{}")]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "tool_calls": [called("{")]}, "messages[1].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [called("x")]}, "messages[1].tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [called("[]")]}, "messages[1].tool_calls[0].function.arguments"),
         (
             {"role": "assistant", "tool_calls": [called("{}"), called("nonsense")]},
@@ -160,8 +173,14 @@ def test_tools_that_cannot_be_used(fields, param) -> None:
         ),
         (
             {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]},
+            "messages[1].tool_calls[0].custom",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[1].tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "magic"}]},
             "messages[1].tool_calls[0].type",
         ),
+        (result(id_="c9"), "messages[1].tool_call_id"),
         ({"role": "assistant", "tool_calls": [called("{}") | {"id": None}]}, "messages[1].tool_calls[0].id"),
         ({"role": "assistant", "tool_calls": [called("{}")] * 1025}, "messages[1].tool_calls"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),

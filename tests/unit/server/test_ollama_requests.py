@@ -19,7 +19,6 @@ from specllama.server.dialects.ollama.requests import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     ShowRequest,
-    seconds,
 )
 from tests.support.loads import load_info
 
@@ -106,8 +105,8 @@ class TestFields:
         [(0, 0), (-1, -1), (300, 300), ("5m", 300), ("1h30m", 5400), ("-1s", -1), ("0", 0), ("1.5s", 1.5)],
     )
     def test_keep_alive(self, keep_alive, expected) -> None:
-        assert seconds(keep_alive) == expected
         body = checked(OllamaChatRequest, {"keep_alive": keep_alive})
+        assert body.keep_alive == expected
         assert body.ending == ("load" if expected else "unload")
 
     def test_logprobs(self) -> None:
@@ -192,7 +191,7 @@ class TestHistory:
 
     def test_names_count_more_than_the_order(self) -> None:
         _, *results = self.history({"content": "2", "tool_name": "g"}, {"content": "1", "tool_name": "f"})
-        assert [(r["tool_call_id"], r["name"]) for r in results] == [("call00002", "g"), ("call00001", "f")]
+        assert [(r["content"], r["name"]) for r in results] == [("1", "f"), ("2", "g")]
 
     def test_ids_count_more_than_names(self) -> None:
         calls = [{"id": f"call_{i}", "type": "function", **self.CALLS[0]} for i in range(2)]
@@ -201,7 +200,7 @@ class TestHistory:
             {"content": "1", "tool_call_id": "call_0"},
             calls=calls,
         )
-        assert [(r["tool_call_id"], r["name"]) for r in results] == [("call_1", "f"), ("call_0", "f")]
+        assert [(r["content"], r["tool_call_id"]) for r in results] == [("1", "call_0"), ("2", "call_1")]
 
     def test_results_of_no_call_stay(self) -> None:
         _, *results = self.history({"content": "1"}, {"content": "2"}, {"content": "3", "tool_name": "h"})
@@ -227,17 +226,20 @@ class TestHistory:
 CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"messages": "x"}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "magic"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "images": ["aGk="]}]}, "messages[0].images"),
-    ({"messages": [{"role": "user", "nonsense": 1}]}, "messages[0].nonsense"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-    ({"messages": [*ASKED, {"role": "assistant", "content": "x", "thinking": "y"}]}, "messages"),
+    ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1]"),
+    (
+        {"messages": [*ASKED, {"role": "tool", "content": "x", "tool_call_id": "c"}]},
+        "messages[1].tool_call_id",
+    ),
     (
         {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
         "messages[0].tool_calls",
     ),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]},
         "messages[0].tool_calls[0].function.arguments",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
@@ -252,7 +254,7 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
     ({"stream": "yes"}, "stream"),
     ({"model": 5}, "model"),
-    ({"nonsense": 1}, "nonsense"),
+    ({"prompt": "x"}, "prompt"),
 ]  # fmt: skip
 GENERATE_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 5}, "prompt"),
@@ -281,7 +283,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"options": []}, "options"),
-    ({"options": {"nonsense": 1}}, "options.nonsense"),
+    ({"options": {"dry_multiplier": 1}}, "options.dry_multiplier"),
     ({"options": {"num_predict": "x"}}, "options.num_predict"),
     ({"options": {"num_predict": 1.5}}, "options.num_predict"),
     ({"options": {"num_predict": -3}}, "options.num_predict"),
@@ -290,8 +292,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": -1}}, "options.temperature"),
     ({"options": {"top_p": 2}}, "options.top_p"),
     ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
-    ({"options": {"stop": [""]}}, "options.stop[0]"),
-    ({"options": {"stop": ["x"] * 17}}, "options.stop"),
+    ({"options": {"stop": [5]}}, "options.stop[0]"),
+    ({"options": {"stop": ["x"] * 65}}, "options.stop"),
     ({"options": {"seed": "1"}}, "options.seed"),
     ({"options": {"num_ctx": "big"}}, "options.num_ctx"),
     ({"options": {"use_mmap": 1}}, "options.use_mmap"),

@@ -71,13 +71,14 @@ class TestMessages:
     )
     def test_messages(self, type_, role, shown, content, text) -> None:
         item = {**type_, "role": role, "content": content, "id": "msg_1", "status": "completed", "phase": "x"}
+        text = text.replace("\n", "") if role == "assistant" else text  # it was one
         assert messages(item, USER)[0] == {"role": shown, "content": text}
 
-    def test_the_systems_messages_at_the_beginning_are_one_and_later_ones_the_users(self) -> None:
-        developer = {"role": "developer", "content": "b"}
+    def test_the_systems_messages_stay_where_they_are(self) -> None:
+        """calls/turns.py joins and marks them where the template shows no such messages."""
+        developer, shown = {"role": "developer", "content": "b"}, {"role": "system", "content": "b"}
         found = messages(developer, USER, developer, instructions="a")
-        assert found[0] == {"role": "system", "content": "a\n\nb"}
-        assert found[1:] == [USER, {"role": "user", "content": "<system>\nb\n</system>"}]
+        assert found == [{"role": "system", "content": "a"}, shown, USER, shown]
 
     def test_calls_that_follow_each_other_are_one_turn(self) -> None:
         second = CALL | {"call_id": "c2", "id": "fc_2", "status": "completed"}
@@ -126,9 +127,10 @@ class TestMessages:
         assert found[1].get("reasoning_content") == expected
         assert [message["role"] for message in found] == ["user", "assistant", "tool"]
 
-    def test_an_incomplete_call_that_is_no_json_is_left_out(self) -> None:
-        cut = CALL | {"arguments": '{"a', "status": "incomplete"}
+    def test_an_incomplete_call_that_cannot_be_read_is_left_out(self) -> None:
+        cut = CALL | {"arguments": "nonsense", "status": "incomplete"}
         assert messages(USER, cut, RESULT) == [{"role": "user", "content": "x"}]
+        assert read([USER, cut, RESULT]).turns.note == "left out of the conversation: 1 'function_call'"
 
     @pytest.mark.parametrize("arguments", ["", "{}", " {} ", None])
     def test_calls_without_arguments(self, arguments) -> None:
@@ -244,8 +246,8 @@ class TestFields:
             {"truncation": "auto"},
             {"truncation": "disabled"},
             {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
-            {"text": {"verbosity": "high"}},
             {"text": {"format": None}},
+            {"moderation": {"model": "x"}},
             {"stream_options": {"include_obfuscation": False}},
             {"metadata": {"a": "b"}},
             {"background": False, "context_management": []},
@@ -276,17 +278,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "nothing to answer"),
     ({"input": [{"type": "reasoning"}]}, "input", "nothing to answer"),
     ({"input": 1}, "input", "must be"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "nothing is stored"),
-    ({"input": [USER, {"id": "msg_1"}]}, "input[1]", "nothing is stored"),
-    ({"input": [USER, {"type": "web_search_call", "id": "ws_1"}]}, "input[1]", "function_call_output"),
-    ({"input": [{"type": "computer_call_output", "output": {"a": 1}}]}, "input[0]", "computer_call_output"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "not held"),
+    ({"input": [USER, {"id": "msg_1"}]}, "input[1]", "not held"),
+    ({"input": [USER, {"type": "magic", "id": "m_1"}]}, "input[1]", "function_call_output"),
+    ({"input": [{"type": "computer_call_output", "output": {"a": 1}}]}, "input[0].call_id", "missing"),
+    ({"input": [USER, {"type": "web_search_call", "id": "ws_1"}, RESULT]}, "input[2].call_id", "no message"),
     ({"input": [{"type": 1}]}, "input[0]", "must be one of"),
     ({"input": [{"role": "user", **{f"a{i}": 1 for i in range(256)}}]}, "input[0]", "at most 256 fields"),
     ({"input": [{}]}, "input[0].role", "missing"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "assistant"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]},
-        "input[0].content[0]",
+        "input[0].content[0].type",
         "text only",
     ),
     (
@@ -295,22 +298,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
                 {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_file"}]}
             ]
         },
-        "input[0].content[1]",
+        "input[0].content[1].type",
         "text only",
     ),
-    ({"input": [{"role": "user", "content": [{"type": "video"}]}]}, "input[0].content[0]", "input_text"),
+    ({"input": [{"role": "user", "content": [{"type": "magic"}]}]}, "input[0].content[0].type", "input_text"),
     ({"input": [{"role": "user", "content": 1}]}, "input[0].content", "must be"),
-    ({"input": [USER, {**CALL, "arguments": '{"a'}]}, "input[1].arguments", "not JSON"),
+    ({"input": [USER, {**CALL, "arguments": '{"a" 1'}]}, "input[1].arguments", "not JSON"),
     ({"input": [USER, {**CALL, "arguments": "[1]"}]}, "input[1].arguments", "object"),
     ({"input": [USER, {**CALL, "call_id": None}]}, "input[1].call_id", "missing"),
     ({"input": [USER, {**CALL, "name": ""}]}, "input[1].name", "missing"),
     ({"input": [USER, {**RESULT, "call_id": None}]}, "input[1].call_id", "missing"),
     ({"input": [USER, {**RESULT, "output": None}]}, "input[1].output", "missing"),
-    (
-        {"input": [USER, {**RESULT, "output": [{"type": "input_image", "image_url": "x"}]}]},
-        "input[1].output[0]",
-        "text only",
-    ),
+    ({"input": [USER, {**RESULT, "output": [{"type": "magic"}]}]}, "input[1].output[0].type", "input_text"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", "flat"),
     ({"tools": [{"name": "f"}]}, "tools[0].type", "missing"),
@@ -351,8 +350,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 21}, "top_logprobs", "20"),
     ({"truncation": "middle"}, "truncation", "disabled"),
     ({"n": 2}, "n", "1"),
-    ({"moderation": {"model": "m"}}, "moderation", "not known"),
-    ({"messages": [USER]}, "messages", "not known"),
+    ({"messages": [USER]}, "messages", "not supported"),
 ]
 
 
@@ -366,10 +364,8 @@ def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
 def test_a_first_request_of_codex() -> None:
     found = checked(ResponsesRequest, codex_request("m")).generation({}, {})
     assert found.messages == [
-        {
-            "role": "system",
-            "content": "You are a coding agent.\n\n<skills_instructions>\n<permissions instructions>",
-        },
+        {"role": "system", "content": "You are a coding agent."},
+        {"role": "system", "content": "<skills_instructions>\n<permissions instructions>"},
         {"role": "user", "content": "<environment_context>"},
         {"role": "user", "content": "list the files"},
     ]

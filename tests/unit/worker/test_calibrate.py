@@ -33,9 +33,9 @@ class TimedContext(TableContext):
         super().__init__(N_VOCAB, **kwargs)
         self.t1, self.rounding, self.unlike, self.now = t1, rounding, unlike, 0.0
 
-    def decode(self, batch):
+    def decode(self, batch, *filled):
         self.now += self.t1 * (1 + (len(batch) - 1) / 4)
-        rows = super().decode(batch)
+        rows = super().decode(batch, *filled)
         if len(batch) >= self.unlike:
             rows = rows + np.float32(self.rounding) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(
                 np.float32
@@ -86,8 +86,8 @@ def test_the_batch_size_from_which_rows_differ_is_found(unlike, alike):
 
 def test_rows_that_differ_only_outside_the_two_best_ids_are_not_equal():
     class OffAtTheWorst(TimedContext):
-        def decode(self, batch):
-            rows = super().decode(batch).copy()
+        def decode(self, batch, *filled):
+            rows = super().decode(batch, *filled).copy()
             if len(batch) > 1:
                 rows[np.arange(len(rows)), rows.argmin(axis=1)] -= 1
             return rows
@@ -137,10 +137,10 @@ def test_an_almost_full_context_limits_the_widths(left):
 
 def test_a_lack_of_cells_ends_the_measurement():
     class Full(TimedContext):
-        def decode(self, batch):
+        def decode(self, batch, *filled):
             if len(batch) > 4 and len(self.cells[0]) >= 50:
                 raise NoRoomError
-            return super().decode(batch)
+            return super().decode(batch, *filled)
 
     context = Full()
     ids = filled(context, 50)

@@ -66,9 +66,9 @@ class _Timed(TableContext):
         super().__init__(32, n_ctx=1024)
         self.world = world
 
-    def decode(self, batch: Any) -> Any:
+    def decode(self, batch: Any, *filled: int) -> Any:
         self.world.now += self.world.seconds(len(batch))
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
 
 def verdict(policy: Policy, generation: Generation, off_reason: str = "") -> dict[str, str]:

@@ -36,9 +36,9 @@ class TimedContext(TableContext):
         super().__init__(32, **{"n_ctx": 1024, "n_batch": 64, **kwargs})
         self.t1, self.slope, self.now = t1, slope, 0.0
 
-    def decode(self, batch: Any) -> Any:
+    def decode(self, batch: Any, *filled: int) -> Any:
         self.now += self.seconds(len(batch))
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
     def seconds(self, n: int) -> float:
         return self.t1 * (1 + (n - 1) * self.slope)
@@ -300,8 +300,8 @@ class RoundingContext(TimedContext):
         super().__init__(**kwargs)
         self.unlike, self.short = unlike, short
 
-    def decode(self, batch: Any) -> Any:
-        rows = super().decode(batch)
+    def decode(self, batch: Any, *filled: int) -> Any:
+        rows = super().decode(batch, *filled)
         if len(batch) >= self.unlike and len(self.cells[0]) > self.short:
             rows = rows + np.float32(0.01) * np.where(np.arange(32) % 2, 1, -1).astype(np.float32)
         return rows

@@ -44,10 +44,10 @@ class TimedContext(TableContext):
         self.t1, self.now, self.n_threads = t1, 0.0, 1
         self.used: list[int] = []  # threads of each decode
 
-    def decode(self, batch):
+    def decode(self, batch, *filled):
         self.now += self.seconds(len(batch)) / self.n_threads
         self.used.append(self.n_threads)
-        return super().decode(batch)
+        return super().decode(batch, *filled)
 
     def seconds(self, n: int) -> float:
         return self.t1 * (1 + (n - 1) / 4)
@@ -176,9 +176,9 @@ class TimedHead(TableHead):
 
     now = 0.0
 
-    def decode(self, rows):
+    def decode(self, rows, *filled):
         self.now += 1 + len(rows) / 10
-        return super().decode(rows)
+        return super().decode(rows, *filled)
 
     def clock(self) -> float:
         return self.now

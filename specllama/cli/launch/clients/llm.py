@@ -7,6 +7,8 @@ from pathlib import Path
 
 from specllama.cli.launch.client import Client, ClientFile, ClientSettings, ModelServer, Variables
 from specllama.cli.launch.files import yaml_item
+from specllama.config.places import home
+from specllama.errors import ResourceError
 
 _MODEL = "specllama"
 
@@ -38,10 +40,13 @@ def _folder(environ: Variables) -> Path:
     """Where llm keeps its files."""
     if given := environ.get("LLM_USER_PATH"):
         return Path(given)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "io.datasette.llm"
     config = environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "io.datasette.llm"
+    if config and sys.platform != "darwin":
+        return Path(config) / "io.datasette.llm"
+    if (directory := home()) is None:
+        raise ResourceError("llm keeps its models in the home directory, and there is none", "set HOME")
+    kept = ("Library", "Application Support") if sys.platform == "darwin" else (".config",)
+    return directory.joinpath(*kept, "io.datasette.llm")
 
 
 LLM = Client("llm", "pip install llm", _settings, alone=("chat",))

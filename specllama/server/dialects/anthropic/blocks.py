@@ -1,89 +1,96 @@
-"""Content blocks and tools of Anthropic's requests, and what the rest of the program makes of them.
+"""Content blocks of Anthropic's requests, and the conversation for chat templates that they make.
 
-Unknown fields of blocks are ignored (cache_control, citations …), unknown types are refused.
+Calls of tools that ran on Anthropic's servers are calls here too, followed by their results.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
-from specllama.server.dialects.instructions import between_turns
+from specllama.server.dialects.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.fields import AtMost, FieldError
+from specllama.server.dialects.openai.messages import Arguments
+from specllama.server.dialects.parts import ContentPart, Read, Thoughts, read, read_part
 
-MAX_BLOCKS, MAX_ARGUMENTS, MAX_ID = 4096, 4096, 256
-_NOT_TEXT = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
+MAX_BLOCKS, MAX_ID = 4096, 512
 _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
 _HEADER = re.compile(rf"x-anthropic-billing-header:(?:{_PAIR}){{0,16}}[ \t]{{0,8}}\n?", re.MULTILINE)
+_LEFT_OUT = ("compaction", "mcp_tool_listing", "tool_addition", "tool_removal", "fallback")
+_USES = ("server_tool_use", "mcp_tool_use")
+_RESULT = "_tool_result"  # end of the types of results of a server's tools
 
 
-class TextBlock(OpenBody):
-    """A block where only text can stand: in `system` and in the result of a tool. In a result, a search for
-    tools names what it found by tool_name; the tools themselves are in `tools`.
+class ResultPart(ContentPart):
+    """A part of a result: of the client's tools a text, of the server's tools an entry of their own form.
+    tool_name: of a tool that a search for tools has found; the tools themselves are in `tools`.
     """
 
-    type: Annotated[str, Field(max_length=256)]
-    text: str = ""
+    unnamed = ContentPart.unnamed | {"encrypted_content", "page_age", "retrieved_at", "encrypted_index"}
+
     tool_name: Annotated[str, Field(max_length=512)] = ""
+    url: Annotated[str, Field(max_length=8192)] = ""
+    error_code: Annotated[str, Field(max_length=256)] = ""
+    stdout: str = ""
+    stderr: str = ""
+    return_code: int | None = None
 
 
-Texts = str | Annotated[list[TextBlock], AtMost(MAX_BLOCKS)]
+Texts = str | Annotated[list[ResultPart], AtMost(MAX_BLOCKS)]
+ResultContent = str | ResultPart | Annotated[list[ResultPart], AtMost(MAX_BLOCKS)]
 
 
-class ContentBlock(OpenBody):
+class ContentBlock(ContentPart):
     """A block of a message. Which of the fields count depends on the type."""
 
-    type: Annotated[str, Field(max_length=256)]
-    text: str = ""
-    thinking: str = ""
+    unnamed = ContentPart.unnamed | {"server_name", "encrypted_content"}
+
     id: Annotated[str, Field(max_length=MAX_ID)] = ""
-    name: Annotated[str, Field(max_length=512)] = ""
-    input: Annotated[dict[str, Any], AtMost(MAX_ARGUMENTS)] | None = None
+    input: Arguments | None = None
     tool_use_id: Annotated[str, Field(max_length=MAX_ID)] = ""
-    content: Texts | None = None
+    content: ResultContent | None = None  # type: ignore[assignment]
     is_error: bool | None = None
 
 
-class MessageTurn(OpenBody):
+class MessageTurn(Thoughts):
     """One turn, or instructions between turns."""
+
+    unnamed = frozenset(
+        {
+            "id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container",
+            "context_management", "cache_control", "created_at", "timestamp", "metadata", "speculation",
+            "provider_specific_fields",
+        }
+    )  # fmt: skip
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], AtMost(MAX_BLOCKS)]
 
-    def for_template(self, path: str) -> list[dict[str, Any]]:
-        """The messages for the chat template: the results of tools come before the text. Raises FieldError.
-
-        path: of this message in the body.
+    def add_to(self, conversation: ConversationReader, path: str) -> None:
+        """Add the turn to a conversation, of a user's turn the results before the text. path: its field.
+        Raises FieldError.
         """
-        if self.role == "system":
-            return [between_turns(joined(self.content, f"{path}.content"))]
-        if isinstance(self.content, str):
-            return [{"role": self.role, "content": self.content}]
-        read = _assistant if self.role == "assistant" else _user
-        return read(self.content, f"{path}.content")
-
-
-def joined(found: str | Sequence[TextBlock | ContentBlock] | None, path: str) -> str:
-    """The text of blocks, one a line. Raises FieldError for other blocks. path: of the list in the body."""
-    if found is None or isinstance(found, str):
-        return found or ""
-    for i, block in enumerate(found):
-        if block.type != "text":
-            raise _wrong_type(block.type, f"{path}[{i}]", "text")
-    return "\n".join(block.text for block in found)
+        here = f"{path}.content"
+        if self.role == "assistant":
+            _Answer(conversation, here).add(self.content, self.reasoning_content or "")
+        elif self.role == "user" and not isinstance(self.content, str):
+            _add_user(conversation, self.content, here)
+        else:
+            conversation.say(self.role, read(self.content, here), here)
 
 
 def system_text(system: Texts | None) -> str:
     """The system prompt, without the header that Claude Code puts before it: a checksum in it changes with
-    every request, so that no prompt would begin like the one before.
+    every request, so that no prompt would begin like the one before. Raises FieldError.
     """
-    if isinstance(system, list) and system and system[0].type == "text":
-        rest = _without_header(system[0].text)
-        system = [*([TextBlock(type="text", text=rest)] if rest else []), *system[1:]]
-    return _without_header(joined(system, "system"))
+    texts = read(system, "system").texts
+    if texts:
+        rest = _without_header(texts[0])
+        texts = [*([rest] if rest else []), *texts[1:]]
+    return _without_header("\n".join(texts))
 
 
 def _without_header(text: str) -> str:
@@ -91,63 +98,102 @@ def _without_header(text: str) -> str:
     return text[found.end() :] if found else text
 
 
-def _user(blocks: Sequence[ContentBlock], path: str) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = []
-    texts = []
+def _add_user(conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str) -> None:
+    said, has_results = Read(), False
     for i, block in enumerate(blocks):
         here = f"{path}[{i}]"
-        if block.type == "text":
-            texts.append(block.text)
-        elif block.type == "tool_result":
+        if block.type == "tool_result" or block.type == "mcp_tool_result":
             _require(block, "tool_use_id", here)
-            text = _result(block.content, f"{here}.content")
-            if block.is_error and not text.lower().startswith("error"):
-                text = f"Error: {text}" if text else "Error"
-            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            _add_result(conversation, block, here)
+            has_results = True
+        elif block.type in _LEFT_OUT:
+            conversation.leave_out(block.type)
         else:
-            raise _wrong_type(block.type, here, "text or tool_result")
-    if texts or not results:
-        results.append({"role": "user", "content": "\n".join(texts)})
-    return results
+            read_part(block, here, said, "tool_result")
+    if said.texts or not has_results:
+        conversation.say("user", said, path)
 
 
-def _result(found: Texts | None, path: str) -> str:
-    if isinstance(found, list):
-        found = [
-            TextBlock(type="text", text=f"The tool {block.tool_name} can be called now.")
-            if block.type == "tool_reference"
-            else block
-            for block in found
-        ]
-    return joined(found, path)
+class _Answer:
+    """Reads one turn of the assistant, which ends before each result of a server's tool."""
+
+    def __init__(self, conversation: ConversationReader, path: str) -> None:
+        self._conversation, self._path = conversation, path
+        self._texts = [""]  # runs of text, between which there are calls
+        self._calls: list[GivenCall] = []
+        self._thoughts: list[str] = []
+        self._ended = self._left_out = False
+
+    def add(self, content: str | Sequence[ContentBlock], thought: str) -> None:
+        """Add the turn. thought: reasoning next to its content."""
+        self._thoughts += filter(None, [thought])
+        if isinstance(content, str):
+            self._texts[-1] = content
+        else:
+            for i, block in enumerate(content):
+                self._block(block, f"{self._path}[{i}]")
+        if self._has_more or not (self._ended or self._left_out):
+            self._end()
+
+    @property
+    def _has_more(self) -> bool:
+        return any(self._texts) or bool(self._calls or self._thoughts)
+
+    def _end(self) -> None:
+        said = "\n".join(filter(None, self._texts))
+        self._conversation.answer(said, self._path, "".join(self._thoughts), self._calls)
+        self._texts, self._calls, self._thoughts, self._ended = [""], [], [], True
+
+    def _block(self, block: ContentBlock, path: str) -> None:
+        if block.type in ("tool_use", *_USES):
+            _require(block, "id", path)
+            _require(block, "name", path)
+            self._calls.append(GivenCall(block.id, block.name, block.input, f"{path}.input"))
+            self._texts.append("")
+        elif block.type != "tool_result" and block.type.endswith(_RESULT):
+            _require(block, "tool_use_id", path)
+            if self._has_more:
+                self._end()
+            _add_result(self._conversation, block, path)
+        elif block.type in _LEFT_OUT:
+            self._conversation.leave_out(block.type)
+            self._left_out = True
+        else:
+            found = Read()
+            read_part(block, path, found, "tool_use")
+            self._texts[-1] += found.run
+            self._thoughts += found.thoughts
 
 
-def _assistant(blocks: Sequence[ContentBlock], path: str) -> list[dict[str, Any]]:
-    texts, reasoning, calls = [], [], []
-    for i, block in enumerate(blocks):
-        here = f"{path}[{i}]"
-        if block.type == "text":
-            texts.append(block.text)
-        elif block.type == "thinking":
-            reasoning.append(block.thinking)
-        elif block.type == "tool_use":
-            _require(block, "id", here)
-            _require(block, "name", here)
-            function = {"name": block.name, "arguments": block.input or {}}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif block.type != "redacted_thinking":
-            raise _wrong_type(block.type, here, "text, tool_use, thinking or redacted_thinking")
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    more = {"reasoning_content": "".join(reasoning), "tool_calls": calls}
-    return [message | {name: value for name, value in more.items() if value}]
+def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
+    here, id_path, found = f"{path}.content", f"{path}.tool_use_id", Read()
+    content = block.content
+    if isinstance(content, str):
+        found.texts.append(content)
+    elif content is not None:
+        parts = content if isinstance(content, list) else [content]
+        for i, part in enumerate(parts):
+            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, found)
+    failed = bool(block.is_error)
+    conversation.result(block.tool_use_id, found, here, failed=failed, id_path=id_path)
+
+
+def _read_result(part: ResultPart, path: str, found: Read) -> None:
+    """Add a part of a result; of those of a server's tools, which have types of their own, what is text."""
+    if part.type == "tool_reference":
+        found.texts.append(f"The tool {part.tool_name} can be called now.")
+        return
+    texts = [part.stdout, part.stderr, part.error_code and f"Error: {part.error_code}"]
+    if part.type == "web_search_result":
+        texts += [part.title, part.url]
+    elif part.type == "web_fetch_result":
+        texts += [part.url, part.document]
+    if any(texts) or (part.type.endswith("_result") and part.type != "search_result"):
+        found.texts.append("\n".join(filter(None, texts)))
+    else:
+        read_part(part, path, found)
 
 
 def _require(block: ContentBlock, name: str, path: str) -> None:
     if not getattr(block, name):
         raise FieldError(f"{path}.{name} is missing", f"{path}.{name}")
-
-
-def _wrong_type(kind: str, path: str, known: str) -> FieldError:
-    if kind in _NOT_TEXT:
-        return FieldError(f"{path}.type: {kind!r} cannot be used, the model reads text alone", f"{path}.type")
-    return FieldError(f"{path}.type must be {known} here, not {kind[:80]!r}", f"{path}.type")

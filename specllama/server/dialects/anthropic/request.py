@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
-from specllama.errors import UsageError
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
-from specllama.server.dialects.fields import SMALL, AtMost, FieldError, OpenBody
-from specllama.server.dialects.openai.sampling_fields import MAX_STOPS, SamplingFields, Stop
+from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
+from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.openai.sampling_fields import SamplingFields, StopList
+from specllama.server.dialects.restriction import Restriction
+from specllama.server.dialects.thinking import ThinkingFields
 from specllama.server.dialects.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,
     Schema,
-    name_results,
-    order_results,
     tool_of,
     tools_of,
 )
-from specllama.text.template_variables import reasoning_variables, template_variables
+from specllama.text.template_variables import reasoning_variables
 
-MAX_MESSAGES = 4096
 _CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-_ON = ("enabled", "adaptive")  # "between_tools": no thinking, but for words on progress
 _SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a message of the system is a part
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
-class MessageTool(OpenBody):
+class MessageTool(Body):
     """A tool of the client; types other than "custom" run on Anthropic's servers or have its schemas."""
 
     type: Annotated[str, Field(max_length=256)] | None = None
@@ -47,7 +45,7 @@ class MessageTool(OpenBody):
         return self.type in (None, "custom")
 
 
-class MessageToolChoice(OpenBody):
+class MessageToolChoice(Body):
     """name: for type "tool"."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -55,21 +53,14 @@ class MessageToolChoice(OpenBody):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(OpenBody):
-    """Whether to think before the answer. budget_tokens has no effect."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
-
-
-class OutputFormat(OpenBody):
+class OutputFormat(Body):
     """The schema that the text must obey."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], SMALL] = Field(alias="schema")
 
 
-class OutputConfig(OpenBody):
+class OutputConfig(Body):
     """effort: for templates that know it."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
@@ -84,7 +75,7 @@ class ThreadError(FieldError):
         self.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-class PromptRequest(OpenBody):
+class PromptRequest(ThinkingFields):
     """What the prompt is made of. Unknown fields have no effect.
 
     dropped: names of tools that the client cannot run, which the model does not see.
@@ -95,12 +86,9 @@ class PromptRequest(OpenBody):
     system: Texts | None = None
     tools: Annotated[list[MessageTool], AtMost(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: MessageToolChoice | None = None
-    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
     thread: Annotated[dict[str, Any], SMALL] | None = None
-    _messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
-    _prefix: str = PrivateAttr(default="")
+    _conversation: ReadConversation = PrivateAttr()
     _tools: Tools | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -108,9 +96,14 @@ class PromptRequest(OpenBody):
         """Here, because a large body is checked in a thread."""
         if self.thread is not None:
             raise ThreadError()
-        self._messages, self._prefix = self._turns()
+        self._conversation = self._turns()
         self._tools = self._allowed()
         return self
+
+    @property
+    def turns(self) -> ReadConversation:
+        """The conversation."""
+        return self._conversation
 
     def check_roles(self, betas: str) -> None:
         """Raises FieldError where the first message is the system's without a beta that has such messages.
@@ -129,35 +122,20 @@ class PromptRequest(OpenBody):
         """A request with what makes the prompt. variables: of the server. Raises FieldError."""
         return protocol.Generate(
             -1,
-            messages=self._messages,
-            prefix=self._prefix,
+            messages=self._conversation.messages,
+            prefix=self._conversation.prefix,
+            prefix_thought=self._conversation.thought,
             variables=self._variables(variables),
             tools=self._tools,
         )
 
-    def _turns(self) -> tuple[list[dict[str, Any]], str]:
-        """The messages for the template, and the beginning of the answer, "" where there is none."""
-        system = system_text(self.system)
-        messages = [{"role": "system", "content": system}] if system else []
+    def _turns(self) -> ReadConversation:
+        found = ConversationReader()
+        if system := system_text(self.system):
+            found.say("system", system, "system")
         for i, message in enumerate(self.messages):
-            for one in message.for_template(f"messages[{i}]"):
-                if messages and messages[-1]["role"] == one["role"] != "tool":
-                    messages[-1] = _merged(messages[-1], one)
-                else:
-                    messages.append(one)
-        name_results(messages)
-        order_results(messages)
-        last = messages[-1]
-        if last["role"] != "assistant":
-            return messages, ""
-        here = f"messages[{len(self.messages) - 1}]"
-        if last.get("tool_calls"):
-            raise FieldError(f"{here}: after a tool_use its tool_result must follow", here)
-        if last.get("reasoning_content"):
-            raise FieldError(f"{here}: an answer cannot be continued with its thinking", here)
-        if not any(message["role"] in ("user", "tool") for message in messages):
-            raise FieldError("messages: there is nothing to answer", "messages")
-        return messages[:-1], last["content"]
+            message.add_to(found, f"messages[{i}]")
+        return found.read()
 
     def _allowed(self) -> Tools | None:
         tools: list[Tool] = []
@@ -184,22 +162,19 @@ class PromptRequest(OpenBody):
             what = "is missing" if choice.name is None else 'is for the type "tool"'
             raise FieldError(f"tool_choice.name {what}", "tool_choice.name")
         names = [choice.name] if choice.name is not None else []
-        return tools_of(tools, _CHOICES[choice.type], names, not choice.disable_parallel_tool_use)
+        single = choice.disable_parallel_tool_use or choice.type == "tool"
+        return tools_of(tools, _CHOICES[choice.type], names, not single)
 
     def _variables(self, server: Mapping[str, Any]) -> dict[str, Any]:
         """The variables of the template. Without a word of the client, the server's settings hold, and else
-        there is no thinking, as in Anthropic's own API; nor is there in an answer that has begun.
+        there is no thinking, as in Anthropic's own API; nor is there in an answer whose text has begun.
         """
-        kind = self.thinking.type if self.thinking else None
-        thinks = reasoning_variables("on" if kind in _ON and not self._prefix else "off")
-        found = {**thinks, **server, **(thinks if kind or self._prefix else {})}
         effort = self.output_config.effort if self.output_config else None
-        if effort:
-            found["reasoning_effort"] = _EFFORTS.get(effort, effort)
-        try:
-            return found | template_variables(self.chat_template_kwargs)
-        except UsageError as error:
-            raise FieldError(error.message, "chat_template_kwargs") from None
+        found = self.thinking_variables(_EFFORTS.get(effort, effort) if effort else None)
+        off = reasoning_variables("off")
+        if self._conversation.prefix and "enable_thinking" not in self.chat_template_kwargs:
+            found |= off
+        return {**off, **server, **found}
 
 
 class CountRequest(PromptRequest):
@@ -209,11 +184,11 @@ class CountRequest(PromptRequest):
 class MessagesRequest(SamplingFields, PromptRequest):
     """The body of /v1/messages. All sampling parameters of the program may be given, too."""
 
-    model_config = ConfigDict(extra="ignore")
     model: Annotated[str, Field(max_length=512)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     n: Literal[1] = 1
-    stop_sequences: Annotated[list[Stop], AtMost(MAX_STOPS)] | None = None
+    aliases: ClassVar[Mapping[str, str]] = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens"}
+    stop_sequences: StopList = None
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
@@ -222,30 +197,22 @@ class MessagesRequest(SamplingFields, PromptRequest):
             -1,
             messages=request.messages,
             prefix=request.prefix,
+            prefix_thought=request.prefix_thought,
             params={**defaults, **self._params()},
+            strict_schema=self.limits.strict,
             variables=request.variables,
             **self.engine_fields(),
             tools=request.tools,
             progress=self.stream,
         )
 
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError."""
+        form = self.output_config.format if self.output_config else None
+        schema = form.schema_ if form else None
+        return self.restriction("output_config.format.schema", schema, None, self._tools is not None)
+
     def _params(self) -> dict[str, Any]:
-        config = self.output_config
-        schema = config.format.schema_ if config and config.format else None
-        if schema is not None and (self.grammar is not None or self.json_schema is not None):
-            raise FieldError("output_config.format and a grammar or schema are both given", "output_config")
-        if self._tools is not None and self.grammar is not None:
-            raise FieldError("tools and a grammar are both given", "grammar")
-        more: dict[str, Any] = {"stop": self.stop_sequences, "json_schema": schema}
+        more: dict[str, Any] = {"stop": self.stop_sequences, **self.limits.params}
         return self.sampling(**{name: value for name, value in more.items() if value is not None})
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Two turns of the same role as one: templates expect roles to alternate."""
-    between = "" if one["role"] == "assistant" else "\n"
-    found = one | {"content": f"{one['content']}{between}{other['content']}"}
-    if "reasoning_content" in other:
-        found["reasoning_content"] = one.get("reasoning_content", "") + other["reasoning_content"]
-    if "tool_calls" in other:
-        found["tool_calls"] = [*one.get("tool_calls", ()), *other["tool_calls"]]
-    return found

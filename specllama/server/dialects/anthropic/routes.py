@@ -20,11 +20,9 @@ async def messages(api: ApiRequest) -> Response:
     if body.dropped:
         api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
     speculation = body.speculation
-    writer = MessageWriter(
-        body.model or api.service.name, speculation.enabled, speculation.trace, request_id=api.id
-    )
-    specs = [CompletionSpec(request, splits=True)]
-    return await api.generate(specs, writer, stream=body.stream, memory=speculation.memory)
+    model, ignored = body.model or api.service.name, body.ignored_fields
+    writer = MessageWriter(model, speculation.enabled, speculation.trace, api.id, ignored)
+    return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 
 async def count_tokens(api: ApiRequest) -> Response:

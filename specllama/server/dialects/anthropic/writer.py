@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic_core import from_json
@@ -36,13 +36,20 @@ class MessageWriter:
     """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text.
 
     model: as shown. speculate: whether drafts were allowed. trace: deltas name the drafters of their tokens.
-    request_id: for errors.
+    request_id: for errors. ignored: fields of the request that had no effect.
     """
 
     media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, model: str, speculate: bool = True, trace: bool = False, request_id: str = "") -> None:
-        self.fold = Accumulator()
+    def __init__(
+        self,
+        model: str,
+        speculate: bool = True,
+        trace: bool = False,
+        request_id: str = "",
+        ignored: Sequence[str] = (),
+    ) -> None:
+        self.fold, self._ignored = Accumulator(), ignored
         self._model, self._speculate, self._trace, self._request_id = model, speculate, trace, request_id
         self._id = f"msg_{secrets.token_hex(12)}"
         self._begun = False  # whether the first event is written
@@ -93,7 +100,8 @@ class MessageWriter:
         }
 
     def _figures(self) -> dict[str, Any]:
-        return {"speculation": figures(self.fold, self._speculate)["speculation"]}
+        found = figures(self.fold, self._speculate, self._ignored)
+        return {name: found[name] for name in ("speculation", "ignored_fields") if name in found}
 
     def _beginning(self) -> list[dict[str, Any]]:
         """The first event, if it is not written yet."""

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from pydantic.json_schema import SkipJsonSchema
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import (
-    IGNORED_FIELDS,
-    AtMost,
-    Body,
-    FieldError,
-    is_unsupported,
-)
+from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, Body, FieldError
 from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.restriction import Restriction
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
-_MAX_SHOWN = 32  # fields without effect that an answer names
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Mixed = Ids | Annotated[list[str | Id], AtMost(MAX_PARTS, 1)]
+Mixed = Ids | Annotated[list[str | Id], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
 _ALIASES = {
     "max_new_tokens": "n_predict",
     "max_completion_tokens": "n_predict",
@@ -45,7 +38,6 @@ _ALIASES = {
     "logprobs": "n_probs",
 }
 """Names of other front ends, and older ones of llama-server, with those that count if both are given."""
-_EMPTY_IS_ABSENT = ("grammar", "stop", "logit_bias", "samplers")
 
 
 class PromptObject(Body):
@@ -55,13 +47,16 @@ class PromptObject(Body):
     multimodal_data: Annotated[list[Any], AtMost(0)] | None = None
 
 
+Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
+
+
 class NativeRequest(SamplingFields):
     """prompt: a text, ids, texts and ids in one list, or a list of such prompts, each of which has its own
     answer. n_cmpl: answers to each. n_probs: likeliest tokens shown with each token, 0 for none.
     response_fields: those of the answer to send, "a/b" for field b of object a.
     """
 
-    prompt: str | Ids | PromptObject | Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1)]
+    prompt: str | Ids | PromptObject | Prompts
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     post_sampling_probs: bool = False
@@ -69,28 +64,7 @@ class NativeRequest(SamplingFields):
     response_fields: (
         Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], AtMost(MAX_RESPONSE_FIELDS)] | None
     ) = None
-    ignored_fields: SkipJsonSchema[tuple[str, ...]] = ()
-
-    @classmethod
-    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the names of this model. As llama-server does, a field that neither it nor we know is ignored;
-        the answer names it.
-        """
-        found: dict[str, Any] = {}
-        for name, value in data.items():
-            meant = _ALIASES.get(name, name)
-            if meant == name or meant not in data:
-                found[meant] = value
-        if isinstance(found.get("stop"), list):
-            found["stop"] = [text for text in found["stop"] if text != ""]
-        for name in _EMPTY_IS_ABSENT:
-            if found.get(name) in ("", [], {}):
-                del found[name]
-        known = cls.model_fields.keys() | IGNORED_FIELDS
-        unknown = [name for name in found if name not in known and not is_unsupported(name)]
-        for name in unknown:
-            del found[name]
-        return found | {"ignored_fields": tuple(name[:MAX_FIELD_CHARS] for name in unknown[:_MAX_SHOWN])}
+    aliases: ClassVar[Mapping[str, str]] = {**SamplingFields.aliases, **_ALIASES}
 
     def shows(self, field: str) -> bool:
         """Whether this field of the answer is sent."""
@@ -99,7 +73,8 @@ class NativeRequest(SamplingFields):
     def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
         """The engine's request for each prompt. defaults: of the server. Raises FieldError."""
         n_probs = self.n_probs or None
-        params = {**defaults, **self.sampling(logprobs=n_probs)}
+        limits = self.limits
+        params = {**defaults, **self.sampling(logprobs=n_probs, **limits.params)}
         inputs = self.inputs()
         if len(inputs) > MAX_PROMPTS or len(inputs) * self.n_cmpl > MAX_CHOICES:
             most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
@@ -116,6 +91,11 @@ class NativeRequest(SamplingFields):
             )
             for one in inputs
         ]
+
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError."""
+        return self.restriction()
 
     @property
     def place(self) -> str:

@@ -8,10 +8,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import Body
+from specllama.server.dialects.fields import RequestBody
 
 
-class ModelRequest(Body):
+class ModelRequest(RequestBody):
     """The body of both routes."""
 
     model: Annotated[str, Field(max_length=512)]
@@ -20,7 +20,7 @@ class ModelRequest(Body):
 async def load(api: ApiRequest) -> Response:
     """The answer comes when the model is in memory."""
     body = await api.body(ModelRequest)
-    api.check_model(body.model)
+    api.check_model(body.model, exact=True)
     await api.load_model()
     return JSONResponse({"success": True})
 
@@ -28,7 +28,7 @@ async def load(api: ApiRequest) -> Response:
 async def unload(api: ApiRequest) -> Response:
     """Requests that run end first."""
     body = await api.body(ModelRequest)
-    api.check_model(body.model)
+    api.check_model(body.model, exact=True)
     api.unload_model()
     return JSONResponse({"success": True})
 

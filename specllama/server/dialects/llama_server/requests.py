@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import AtMost, Body
+from specllama.server.dialects.fields import AtMost, RequestBody
 from specllama.server.dialects.openai.chat_request import TemplateInput
 from specllama.server.http.body import MAX_VALUES
 
 ModelName = Annotated[str, Field(max_length=512)]
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     """with_pieces: each token's text next to its id."""
 
     model: ModelName | None = None
@@ -23,7 +23,7 @@ class TokenizeRequest(Body):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     """tokens: ids of the model's vocabulary."""
 
     model: ModelName | None = None

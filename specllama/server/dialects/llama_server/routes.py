@@ -63,11 +63,8 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         ignored=body.ignored_fields,
         model_facts=facts,
     )
-    specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
-    writer, memory = NativeWriter(options), speculation.memory
-    return await api.generate(
-        specs, writer, n=body.n_cmpl, stream=body.stream, memory=memory, place=body.place
-    )
+    specs = [CompletionSpec(request, i, fields=body.limits.fields) for i, request in enumerate(requests)]
+    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, place=body.place)
 
 
 async def chat_length(api: ApiRequest) -> Response:
@@ -151,11 +148,12 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
-    messages, prefix = body.parts()
-    variables = {**api.settings.variables, **body.variables()}
+    turns, variables = body.turns, {**api.settings.variables, **body.variables()}
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(id_, messages, variables, prefix, body.allowed),
+        lambda id_: protocol.Render(
+            id_, turns.messages, variables, turns.prefix, body.allowed, turns.thought
+        ),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )

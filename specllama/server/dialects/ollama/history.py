@@ -1,121 +1,82 @@
-"""Messages of Ollama's API in the form of chat templates; results are paired with calls that have no ids."""
+"""Messages of Ollama's API, and the conversation that they make for chat templates."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.tool_choice import MAX_CALLS, CallArguments, Name
+from specllama.server.dialects.openai.messages import CalledFunction, CallId, with_images
+from specllama.server.dialects.parts import Content, Thoughts, read
+from specllama.server.dialects.tool_choice import MAX_CALLS, Name
 
 MAX_IMAGES = 64
-
-
-class OllamaCallFunction(Body):
-    """arguments: an object; JSON text of one is accepted too. index: has no effect."""
-
-    name: Name
-    arguments: str | Annotated[dict[str, Any], AtMost(MAX_CALLS)] | None = None
-    index: int | None = None
-    description: str | None = None
 
 
 class OllamaCall(Body):
     """A call of an earlier answer."""
 
-    function: OllamaCallFunction
-    id: Name | None = None
+    unnamed = frozenset({"index", "extra_content", "provider_specific_fields"})
+
+    function: CalledFunction
+    id: CallId | None = None
     type: Literal["function"] | None = None
 
 
-class OllamaMessage(Body):
+class OllamaMessage(Thoughts):
     """thinking: the reasoning before an answer. tool_name, tool_call_id: of a tool's result, either or
     none.
     """
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
+    unnamed = frozenset(
+        {
+            "id", "created_at", "timestamp", "model", "done", "done_reason", "metadata", "annotations",
+            "cache_control", "provider_specific_fields", "finish_reason", "refusal",
+        }
+    )  # fmt: skip
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
     images: Annotated[list[Any], AtMost(MAX_IMAGES)] | None = None
     tool_calls: Annotated[list[OllamaCall], AtMost(MAX_CALLS)] | None = None
     tool_name: Name | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: CallId | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
 
-
-class _OpenCalls:
-    """The calls without a result so far. Ids that are missing are numbered: 9 letters and digits."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._open: dict[int, tuple[str, str]] = {}  # by number: id and name
-        self._in_order = deque[int]()
-        self._by_id: defaultdict[str | None, deque[int]] = defaultdict(deque)
-        self._by_name: defaultdict[str | None, deque[int]] = defaultdict(deque)
-
-    def add(self, id_: str | None, name: str) -> str:
-        """Add a call; returns its id."""
-        found = self._new_id(id_)
-        self._open[self._n] = found, name
-        for numbers in (self._in_order, self._by_id[found], self._by_name[name]):
-            numbers.append(self._n)
-        return found
-
-    def answer(self, id_: str | None, name: str | None) -> tuple[str, str]:
-        """The id and name of the call that a result belongs to: the first with that id, else with that name,
-        else, for a result without a name, the first.
-        """
-        places = [self._by_id[id_], self._by_name[name], *([self._in_order] if name is None else [])]
-        for numbers in places:
-            while numbers:
-                if call := self._open.pop(numbers.popleft(), None):
-                    return call
-        return self._new_id(id_), name or ""
-
-    def _new_id(self, id_: str | None) -> str:
-        self._n += 1
-        return id_ or f"call{self._n:05d}"
-
-
-def conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them. Raises FieldError."""
-    arguments, open_, found = CallArguments(), _OpenCalls(), []
-    for i, message in enumerate(messages):
-        field = f"messages[{i}]"
-        no_images(message.images, f"{field}.images")
-        one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.role == "tool":
-            id_, name = open_.answer(message.tool_call_id, message.tool_name or message.name)
-            one |= {"tool_call_id": id_} | ({"name": name} if name else {})
-        elif message.name:
-            one["name"] = message.name
-        if message.thinking:
-            one["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            if message.role != "assistant":
-                raise FieldError(f"{field}.tool_calls: only the assistant calls tools", f"{field}.tool_calls")
-            one["tool_calls"] = [
-                _call(call, arguments, open_, f"{field}.tool_calls[{j}].function")
-                for j, call in enumerate(message.tool_calls)
+    def add_to(self, conversation: ConversationReader, path: str) -> None:
+        """Add the message to a conversation. path: its field. Raises FieldError."""
+        called, here = f"{path}.tool_calls", f"{path}.content"
+        if self.tool_calls and self.role != "assistant":
+            raise FieldError(f"{called}: only the assistant calls tools", called)
+        found = with_images(read(self.content, here), self.images, f"{path}.images")
+        if self.role == "tool":
+            id_, name = self.tool_call_id or None, self.tool_name or self.name
+            id_path = path if id_ is None else f"{path}.tool_call_id"
+            conversation.result(id_, found, here, name or None, id_path=id_path)
+        elif self.role == "assistant":
+            calls = [
+                GivenCall(
+                    c.id or None, c.function.name, c.function.arguments, f"{called}[{j}].function.arguments"
+                )
+                for j, c in enumerate(self.tool_calls or ())
             ]
-        found.append(one)
+            conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
+        else:
+            conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
+
+
+def conversation_of(messages: Sequence[OllamaMessage]) -> ConversationReader:
+    """The conversation of these messages. Raises FieldError."""
+    found = ConversationReader()
+    for i, message in enumerate(messages):
+        message.add_to(found, f"messages[{i}]")
     return found
-
-
-def _call(call: OllamaCall, arguments: CallArguments, open_: _OpenCalls, field: str) -> dict[str, Any]:
-    name = call.function.name
-    parsed = arguments.parse(call.function.arguments, f"{field}.arguments")
-    return {
-        "id": open_.add(call.id, name),
-        "type": "function",
-        "function": {"name": name, "arguments": parsed},
-    }
 
 
 def no_images(images: Sequence[Any] | None, field: str) -> None:
     """Raises FieldError where there are images."""
     if images:
-        raise FieldError(f"{field}: this model reads text only", field)
+        raise FieldError(f"{field}: this model reads text only and could not process image input", field)

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, model_validator
 
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.openai.sampling_fields import MAX_STOPS, Stop
+from specllama.server.dialects.fields import Body, FieldError, supported
+from specllama.server.dialects.openai.sampling_fields import Stops, seed_of
 
-
-def _whole(value: Any) -> Any:
-    """Programs whose numbers are all floats write 4096.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-Size = Annotated[int, BeforeValidator(_whole), Field(ge=-1, lt=2**31)]
+Size = Annotated[int, Field(ge=-1, lt=2**31)]
 _MAPPED: Mapping[str, str] = {
     "num_predict": "max_tokens",
     **{
@@ -31,8 +24,6 @@ _MAPPED: Mapping[str, str] = {
     },
 }  # fmt: skip
 """Names of options to those of sampling parameters."""
-_OFF: Mapping[str, float] = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
-"""Options that are not supported, with the value that changes nothing."""
 
 
 class OllamaOptions(Body):
@@ -40,20 +31,17 @@ class OllamaOptions(Body):
     options of loading, num_ctx and those after it, have no effect: they are set where the server is started.
     """
 
-    num_predict: Annotated[int, BeforeValidator(_whole), Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)] | None = None
+    num_predict: Annotated[int, Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)] | None = None
     temperature: float | None = None
-    top_k: Whole | None = None
+    top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], AtMost(MAX_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stops = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repeat_last_n: Whole | None = None
-    mirostat: Whole | None = None
-    tfs_z: float | None = None
-    typical_p: float | None = None
+    repeat_last_n: int | None = None
     num_ctx: Size | None = None
     num_batch: Size | None = None
     num_gpu: Size | None = None
@@ -69,15 +57,14 @@ class OllamaOptions(Body):
     use_mmap: bool | None = None
     use_mlock: bool | None = None
     penalize_newline: bool | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        return supported(data, cls.model_fields, "options.") if isinstance(data, Mapping) else data
 
     def sampling(self, **more: Any) -> dict[str, Any]:
         """The parameters of SamplingParams that are set. more: those from other fields. Raises FieldError."""
-        for name, off in _OFF.items():
-            if getattr(self, name) not in (None, off):
-                field = f"options.{name}"
-                raise FieldError(f"{field} is not supported, and it would change the text", field)
         set_ = {name: getattr(self, option) for option, name in _MAPPED.items()} | more
         params = {name: _read(name, value) for name, value in set_.items() if value is not None}
         try:
@@ -101,5 +88,5 @@ def _read(name: str, value: Any) -> Any:
     if name == "top_k" and value == -1:
         return 0
     if name == "seed":
-        return None if value == -1 else value % 2**64
+        return None if value == -1 else seed_of(value)
     return value

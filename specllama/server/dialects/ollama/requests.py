@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation, no_images
+from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
+from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError, RequestBody
+from specllama.server.dialects.keep_alive import KeepAlive
+from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
-from specllama.server.dialects.openai.messages import MAX_MESSAGES
-from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation
+from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.restriction import ANY_OBJECT, Restriction, restriction
+from specllama.server.dialects.structured import StructuredFields
+from specllama.server.dialects.thinking import ThinkingFields
 from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
 from specllama.server.http.body import MAX_VALUES
 
-LEVELS = ("low", "medium", "high")
-_ANY_OBJECT = {"type": "object"}
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})"
-_DURATION = re.compile(rf"[-+]?(?:{_PART}|(?:{_PART}(?:ns|us|µs|ms|s|m|h)){{1,8}})")
-_UNIT = re.compile(_PART + r"(ns|us|µs|ms|s|m|h)")
-
 ModelName = Annotated[str, Field(max_length=512)]
-
-
-def seconds(keep_alive: float | str) -> float:
-    """Seconds of a number, or of a duration such as "5m", "1h30m" or "-1"; negative for ever.
-
-    Raises FieldError.
-    """
-    if not isinstance(keep_alive, str):
-        return float(keep_alive)
-    text = keep_alive.strip()
-    if not _DURATION.fullmatch(text):
-        raise FieldError(
-            f'keep_alive must be seconds or a duration such as "5m", not {text[:40]!r}', "keep_alive"
-        )
-    parts = _UNIT.findall(text)
-    if not parts:
-        return float(text)
-    sign = -1.0 if text.startswith("-") else 1.0
-    return sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 class OllamaFunction(Body):
@@ -76,7 +53,7 @@ class OllamaToolChoice(Body):
     function: ChosenFunction
 
 
-class OllamaRequest(Body):
+class OllamaRequest(ThinkingFields, StructuredFields):
     """What both routes that write a text share.
 
     think: whether to reason, or how much. format: "json", or the schema of the text. keep_alive: seconds, or
@@ -85,10 +62,10 @@ class OllamaRequest(Body):
 
     model: ModelName | None = None
     stream: bool = True
-    think: bool | Annotated[str, Field(max_length=64)] | None = None
     format: Annotated[str, Field(max_length=64)] | Annotated[dict[str, Any], SMALL] | None = None
     options: OllamaOptions = OllamaOptions()
-    keep_alive: int | float | Annotated[str, Field(max_length=64)] | None = None
+    keep_alive: KeepAlive = None
+    stop_token_ids: TokenIds = Field([])
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     truncate: bool | None = None
@@ -97,18 +74,17 @@ class OllamaRequest(Body):
     speculation: Speculation = Speculation()
 
     @property
+    def num_ctx(self) -> int | None:
+        """Tokens of context that the client counts on."""
+        return self.options.num_ctx
+
+    @property
     def ending(self) -> str:
         """The done_reason where there is nothing to answer: "unload" or "load"."""
-        return "unload" if self.keep_alive is not None and seconds(self.keep_alive) == 0 else "load"
+        return "unload" if self.keep_alive == 0 else "load"
 
     def check(self) -> None:
         """Check what holds for a load too. Raises FieldError."""
-        if self.keep_alive is not None:
-            seconds(self.keep_alive)
-        if isinstance(self.think, str) and self.think not in LEVELS:
-            raise FieldError(
-                f'think must be true, false, "low", "medium" or "high", not {self.think[:40]!r}', "think"
-            )
         if isinstance(self.format, str) and self.format not in ("", "json"):
             raise FieldError(
                 f'format must be "", "json" or a JSON schema, not {self.format[:40]!r}', "format"
@@ -118,29 +94,36 @@ class OllamaRequest(Body):
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
-    def params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling parameters. defaults: of the server. Raises FieldError."""
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError."""
         free = self.format is None or self.format == ""
-        schema = None if free else _ANY_OBJECT if self.format == "json" else self.format
-        top = (self.top_logprobs or 0) if self.logprobs else None
-        return {**defaults, **self.options.sampling(json_schema=schema, logprobs=top)}
+        schema = ANY_OBJECT if self.format == "json" else self.format
+        given = {} if free else {"format": {"json_schema": schema}}
+        name, params = self.structure()
+        return restriction(given | ({name: params} if name else {}), "format", None, self.has_tools)
 
-    def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the chat template. defaults: of the server."""
-        if self.think is None:
-            return dict(defaults)
-        found: dict[str, Any] = {**defaults, "enable_thinking": self.think is not False}
-        return found | ({"reasoning_effort": self.think} if isinstance(self.think, str) else {})
+    @property
+    def has_tools(self) -> bool:
+        return False
 
     def generation(self, defaults: Mapping[str, Any], **more: Any) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
+        limits, top = self.limits, (self.top_logprobs or 0) if self.logprobs else None
         return protocol.Generate(
             -1,
-            params=self.params(defaults),
+            params={**defaults, **self.options.sampling(logprobs=top, **limits.params)},
+            strict_schema=limits.strict,
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,
+            exact=self.speculation.exact,
+            stop_ids=self.stop_token_ids,
             **more,
         )
+
+    def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables of the chat template. defaults: of the server. Raises FieldError."""
+        return {**defaults, **self.thinking_variables()}
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -151,14 +134,23 @@ class OllamaChatRequest(OllamaRequest):
     messages: Annotated[list[OllamaMessage], AtMost(MAX_MESSAGES)] = Field([])
     tools: Annotated[list[OllamaTool], AtMost(MAX_TOOLS)] = Field([])
     tool_choice: Literal["auto", "none", "required"] | OllamaToolChoice = "auto"
-    _messages: list[dict[str, Any]]
+    _conversation: ReadConversation
     _tools: Tools | None
 
     def model_post_init(self, _context: Any) -> None:
         """Raises FieldError."""
         self.check()
-        self._messages = conversation(self.messages)
+        self._conversation = conversation_of(self.messages).read(open_calls=True)
         self._tools = self._allowed_tools()
+
+    @property
+    def turns(self) -> ReadConversation:
+        """The conversation."""
+        return self._conversation
+
+    @property
+    def has_tools(self) -> bool:
+        return self._tools is not None
 
     def _allowed_tools(self) -> Tools | None:
         functions = [tool.function for tool in self.tools]
@@ -174,25 +166,17 @@ class OllamaChatRequest(OllamaRequest):
             for i, f in enumerate(functions)
         ]
         if isinstance(self.tool_choice, OllamaToolChoice):
-            return tools_of(tools, "required", [self.tool_choice.function.name])
+            return tools_of(tools, "required", [self.tool_choice.function.name], parallel=False)
         return tools_of(tools, self.tool_choice)
 
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
-        messages, prefix = self._messages, ""
-        last = messages[-1]
-        if last["role"] == "assistant" and not last.get("tool_calls"):
-            if last.get("reasoning_content"):
-                raise FieldError(
-                    "messages: a last assistant message cannot be continued with its thinking", "messages"
-                )
-            messages, prefix = messages[:-1], last["content"]
-        if not messages:
-            raise FieldError("messages: there is nothing to answer", "messages")
+        found = self._conversation
         return self.generation(
             sampling,
-            messages=messages,
-            prefix=prefix,
+            messages=found.messages,
+            prefix=found.prefix,
+            prefix_thought=found.thought,
             tools=self._tools,
             variables=self.variables(variables),
         )
@@ -208,7 +192,7 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str = ""
     raw: bool = False
     template: str = ""
-    context: Annotated[list[int], AtMost(MAX_VALUES)] = Field([])
+    context: Annotated[list[int], AtMost(MAX_VALUES), WHOLE_ITEMS] = Field([])
     images: Annotated[list[Any], AtMost(MAX_IMAGES)] = Field([])
 
     def model_post_init(self, _context: Any) -> None:
@@ -242,7 +226,7 @@ class OllamaGenerateRequest(OllamaRequest):
         return self.generation(sampling, messages=asked, variables=self.variables(variables))
 
 
-class ShowRequest(Body):
+class ShowRequest(RequestBody):
     """model, or name: which model. The other fields have no effect."""
 
     model: ModelName | None = None
@@ -253,7 +237,7 @@ class ShowRequest(Body):
     options: Annotated[dict[str, Any], SMALL] | None = None
 
 
-class RefusedRequest(Body):
+class RefusedRequest(RequestBody):
     """The body of an operation that is not offered: any JSON object."""
 
-    model_config = ConfigDict(extra="ignore")
+    asks = False

@@ -17,7 +17,6 @@ from specllama.server.dialects.ollama.requests import (
     OllamaRequest,
     RefusedRequest,
     ShowRequest,
-    seconds,
 )
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
 from specllama.server.http.errors import UnsupportedError
@@ -65,7 +64,7 @@ async def chat(api: ApiRequest) -> Response:
         return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
     api.log_prompt(request.messages)
-    return await _answer(api, body, writer, CompletionSpec(request, splits=True))
+    return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 
 async def generate(api: ApiRequest) -> Response:
@@ -80,7 +79,8 @@ async def generate(api: ApiRequest) -> Response:
         )
     request = body.request(api.settings.sampling, api.settings.variables, info.template_works)
     api.log_prompt(body.prompt)
-    return await _answer(api, body, writer, CompletionSpec(request, splits=request.messages is not None))
+    spec = CompletionSpec(request, splits=request.messages is not None, fields=body.limits.fields)
+    return await api.answer([spec], writer, body)
 
 
 def _refusal(message: str) -> Endpoint:
@@ -99,8 +99,6 @@ async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
     info = await api.supervisor.load()
     if body.think and not info.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
-    if (body.options.num_ctx or 0) > info.n_ctx:
-        api.say(f"num_ctx {body.options.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
     return info
 
 
@@ -110,28 +108,14 @@ async def _loaded(api: ApiRequest, writer: OllamaWriter, body: OllamaRequest) ->
         await api.load_model()
     else:
         api.check_administers()
-    _keep(api, body)
+    api.keep_model(body.keep_alive)
     media_type = writer.media_type if body.stream else "application/json"
     return Response(writer.loaded(body.ending), media_type=media_type)
 
 
-def _keep(api: ApiRequest, body: OllamaRequest) -> None:
-    if body.keep_alive is not None:
-        idle = seconds(body.keep_alive)
-        api.keep_model(idle if idle >= 0 else None)
-
-
-async def _answer(
-    api: ApiRequest, body: OllamaRequest, writer: OllamaWriter, spec: CompletionSpec
-) -> Response:
-    found = await api.generate([spec], writer, stream=body.stream, memory=body.speculation.memory)
-    _keep(api, body)
-    return found
-
-
 def _options(api: ApiRequest, body: OllamaRequest, chat: bool) -> OllamaResponseOptions:
     return OllamaResponseOptions(
-        body.model or api.service.name, chat, body.logprobs, body.speculation.enabled
+        body.model or api.service.name, chat, body.logprobs, body.speculation.enabled, body.ignored_fields
     )
 
 

@@ -40,13 +40,15 @@ def _now() -> str:
 @dataclass(frozen=True, slots=True)
 class OllamaResponseOptions:
     """model: as the client named it. chat: whether it gets a message, else a text. logprobs: whether the
-    whole answer has them. speculate: whether drafts were allowed. created_at: of the request.
+    whole answer has them. speculate: whether drafts were allowed. ignored: fields of the request that had no
+    effect. created_at: of the request.
     """
 
     model: str
     chat: bool = True
     logprobs: bool = False
     speculate: bool = True
+    ignored: Sequence[str] = ()
     created_at: str = field(default_factory=_now)
 
 
@@ -123,7 +125,7 @@ class OllamaWriter:
             "prompt_eval_duration": _ns(stats.encode_seconds),
             "eval_count": stats.n_predict,
             "eval_duration": _ns(stats.decode_seconds),
-            **figures(self.fold, self.options.speculate),
+            **figures(self.fold, self.options.speculate, self.options.ignored),
         }
 
 

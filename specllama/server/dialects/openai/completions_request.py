@@ -8,12 +8,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import AtMost, FieldError
+from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.restriction import Restriction
 from specllama.server.http.body import MAX_VALUES
 
 MAX_PROMPTS, MAX_CHOICES = 64, 64
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1), WHOLE_ITEMS]
 
 
 class CompletionRequest(SamplingFields):
@@ -30,7 +31,8 @@ class CompletionRequest(SamplingFields):
         """The engine's request for each prompt. defaults: of the server. Raises UsageError."""
         if self.best_of not in (None, self.n):
             raise FieldError("best_of must be n, or absent", "best_of")
-        params = {**defaults, **self.sampling(logprobs=self.logprobs)}
+        limits = self.limits
+        params = {**defaults, **self.sampling(logprobs=self.logprobs, **limits.params)}
         prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         if isinstance(prompts[0], int):
             prompts = [self.prompt]
@@ -43,12 +45,17 @@ class CompletionRequest(SamplingFields):
                 -1,
                 **self._input(prompt),
                 params=params,
-                show_prompt=self.verbose,
+                show_prompt=bool(self.verbose),
                 progress=self.shows_progress,
                 **self.engine_fields(),
             )
             for prompt in prompts
         ]
+
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError."""
+        return self.restriction()
 
     def _input(self, prompt: str | list[int]) -> dict[str, Any]:
         """The field of protocol.Generate for a prompt. Raises FieldError."""

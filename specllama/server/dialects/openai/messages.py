@@ -7,92 +7,104 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError, OpenBody
-from specllama.server.dialects.tool_choice import MAX_CALLS, CallArguments, Name, name_results
+from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, GivenCall
+from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.parts import Content, MediaPart, Read, Thoughts, placeholder, read
+from specllama.server.dialects.tool_choice import MAX_CALLS, Name
 
-MAX_MESSAGES = 4096
-_MAX_FIELDS = 1024  # of arguments that are an object
-CallId = Annotated[str, Field(max_length=256)]
-
-
-class TextPart(Body):
-    """A part of a message's content, which can only be text."""
-
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @property
-    def shown(self) -> str:
-        return self.text or self.refusal or ""
+MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
+CallId = Annotated[str, Field(max_length=512)]
+Arguments = str | Annotated[dict[str, Any], AtMost(MAX_ARGUMENTS)]
+"""The annotation of arguments: JSON of an object, or the object itself."""
 
 
-class CalledFunction(OpenBody):
-    """arguments: JSON of an object, or the object itself."""
+class CalledFunction(Body):
+    """A function with its arguments."""
+
+    unnamed = frozenset({"description", "index", "parsed_arguments"})
 
     name: Name
-    arguments: str | Annotated[dict[str, Any], AtMost(_MAX_FIELDS)] | None = None
+    arguments: Arguments | None = None
 
 
-class MessageToolCall(OpenBody):
-    """A call that an earlier answer made. Fields that are not named here come from streams and other servers,
-    and have no effect.
-    """
+class CustomCall(Body):
+    """A call whose argument is a text, made by another provider's model."""
+
+    name: Name
+    input: str = ""
+
+
+class MessageToolCall(Body):
+    """A call that an earlier answer made."""
+
+    unnamed = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
 
     id: CallId
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CustomCall | None = None
+
+    def given(self, path: str) -> GivenCall:
+        """The call. path: its field. Raises FieldError."""
+        if self.type == "custom" and self.custom is not None:
+            return GivenCall(self.id, self.custom.name, {"input": self.custom.input}, f"{path}.custom.input")
+        if self.type == "custom" or self.function is None:
+            raise FieldError(f"{path}.{self.type} is missing", f"{path}.{self.type}")
+        return GivenCall(self.id, self.function.name, self.function.arguments, f"{path}.function.arguments")
 
 
-class Message(Body):
+class Message(Thoughts):
     """One message. reasoning_content: the reasoning before it, for templates that show it. tool_call_id: the
-    call of which a tool's message is the result.
+    call of which a tool's message is the result. images: as Ollama's API has them.
     """
 
+    unnamed = frozenset(
+        {
+            "annotations", "audio", "parsed", "id", "object", "type", "status", "index", "finish_reason",
+            "created", "created_at", "timestamp", "model", "usage", "metadata", "cache_control",
+            "provider_specific_fields", "extra_content", "tool_name", "encrypted_content", "phase",
+        }
+    )  # fmt: skip
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], AtMost(MAX_MESSAGES)] | None = None
+    content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     function_call: None = None
-    annotations: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
-    audio: None = None
-    parsed: Annotated[Any, SMALL] = None  # of openai's own message objects, without effect
+    images: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "\n".join(part.shown for part in self.content)
-        return self.content or self.refusal or ""
-
-    def for_template(self, field: str, arguments: CallArguments) -> dict[str, Any]:
-        """The message as chat templates read it. field: its path. Raises FieldError."""
-        called, result_of = f"{field}.tool_calls", f"{field}.tool_call_id"
+    def add_to(self, conversation: ConversationReader, path: str) -> None:
+        """Add the message to a conversation. path: its field. Raises FieldError."""
+        called, result_of, here = f"{path}.tool_calls", f"{path}.tool_call_id", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only an assistant message has calls", called)
-        if self.role == "tool" and self.tool_call_id is None:
-            raise FieldError(f"{result_of} is missing: the id of the call that has this result", result_of)
-        calls = [_call(call, f"{called}[{j}]", arguments) for j, call in enumerate(self.tool_calls or [])]
-        role = "system" if self.role == "developer" else self.role
-        more = {
-            "name": self.name,
-            "reasoning_content": self.reasoning_content,
-            "tool_calls": calls,
-            "tool_call_id": self.tool_call_id if role == "tool" else None,
-        }
-        return {"role": role, "content": self.text} | {k: v for k, v in more.items() if v}
+        found = with_images(read(self.content or self.refusal, here), self.images, f"{path}.images")
+        if self.role == "tool":
+            if self.tool_call_id is None:
+                raise FieldError(
+                    f"{result_of} is missing: the id of the call that has this result", result_of
+                )
+            conversation.result(self.tool_call_id, found, here, self.name, id_path=result_of)
+        elif self.role == "assistant":
+            calls = [call.given(f"{called}[{j}]") for j, call in enumerate(self.tool_calls or [])]
+            conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
+        else:
+            conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
 
 
-def _call(call: MessageToolCall, field: str, arguments: CallArguments) -> dict[str, Any]:
-    parsed = arguments.parse(call.function.arguments, f"{field}.function.arguments")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": parsed}}
+def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
+    """A content with the pictures that stand next to it. path: their field."""
+    for _ in images or ():
+        found.texts.append(placeholder("image"))
+        found.media.append(MediaPart(path, path, "image"))
+    return found
 
 
-def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them; arguments of calls are objects. Raises FieldError."""
-    arguments = CallArguments()
-    found = [message.for_template(f"messages[{i}]", arguments) for i, message in enumerate(messages)]
-    name_results(found)
+def conversation_of(messages: Sequence[Message]) -> ConversationReader:
+    """The conversation of these messages. Raises FieldError."""
+    found = ConversationReader()
+    for i, message in enumerate(messages):
+        message.add_to(found, f"messages[{i}]")
     return found

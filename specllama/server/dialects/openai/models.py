@@ -1,5 +1,5 @@
 """/v1/models: a list that OpenAI's and Anthropic's clients both read, with llama-server's `meta` and
-`status`.
+`status`, and the context under the names that vLLM's and OpenRouter's clients look for.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def model_entry(model: ListedModel) -> dict[str, Any]:
         status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
     if not model.on_disk:
         status["pull"] = f"specllama pull {model.model.pull}"
+    context = {} if info is None else {"max_model_len": info.n_ctx, "context_length": info.n_ctx}
     return {
         "id": model.name,
         "object": "model",
@@ -49,4 +50,5 @@ def model_entry(model: ListedModel) -> dict[str, Any]:
         "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
         "status": status,
         "meta": meta,
+        **context,
     }

@@ -21,25 +21,30 @@ from specllama.server.requests import CompletionSpec
 async def chat(api: ApiRequest) -> Response:
     body = await api.body(ChatRequest)
     api.check_model(body.model)
+    _set_defaults(api, body)
     request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_prompt(request.messages)
     writer = ChatWriter(_options(api, body, body.logprobs))
-    specs = [CompletionSpec(request, splits=True)]
-    return await api.generate(specs, writer, n=body.n, stream=body.stream, memory=body.speculation.memory)
+    specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
+    return await api.answer(specs, writer, body, n=body.n)
 
 
 async def completions(api: ApiRequest) -> Response:
     body = await api.body(CompletionRequest)
     api.check_model(body.model)
+    _set_defaults(api, body)
     requests = body.generations(api.settings.sampling)
     api.log_prompt(body.prompt)
     writer = CompletionWriter(_options(api, body, body.logprobs is not None))
-    specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
-    return await api.generate(specs, writer, n=body.n, stream=body.stream, memory=body.speculation.memory)
+    specs = [CompletionSpec(one, i, fields=body.limits.fields) for i, one in enumerate(requests)]
+    return await api.answer(specs, writer, body, n=body.n)
 
 
 async def models(api: ApiRequest) -> Response:
-    return JSONResponse(model_list(await api.list_models()))
+    """The models on disk; with ?known=true also those that are only known."""
+    known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
+    found = await api.list_models()
+    return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
 
 
 async def model(api: ApiRequest) -> Response:
@@ -56,9 +61,16 @@ def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseO
         trace=body.speculation.trace,
         timings=body.timings_per_token,
         progress=body.return_progress,
-        verbose=body.verbose,
+        verbose=bool(body.verbose),
         speculate=body.speculation.enabled,
+        ignored=body.ignored_fields,
     )
+
+
+def _set_defaults(api: ApiRequest, body: SamplingFields) -> None:
+    """Set the field that the server has a default for."""
+    if body.verbose is None:
+        body.verbose = api.settings.verbose
 
 
 DIALECT = Dialect(

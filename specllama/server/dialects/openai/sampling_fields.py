@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.fields import (
+    MAX_JSON,
+    SMALL,
+    WHOLE_ITEMS,
+    AtMost,
+    Body,
+    FieldError,
+    RequestBody,
+)
+from specllama.server.dialects.keep_alive import KeepAlive
+from specllama.server.dialects.restriction import Restriction, restriction
 from specllama.server.dialects.samplers import with_samplers
+from specllama.server.dialects.structured import StructuredFields
 
-MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, MAX_LOGPROBS
+MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
 SamplerName = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
+ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
+_EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
+
+
+def _given_stops(value: Any) -> Any:
+    """Without empty texts, which would end every answer at once; None where none is left."""
+    if isinstance(value, list):
+        value = [text for text in value if text != ""]
+    return value if value not in ("", []) else None
+
+
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+Stops = Annotated[Stop | Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
+StopList = Annotated[Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
 
 
 class StreamOptions(Body):
@@ -33,19 +58,20 @@ class StreamOptions(Body):
 class Speculation(Body):
     """enabled: False decodes plainly, to the same text. max: most draft tokens per round. trace: each chunk
     of a stream names the drafters of its tokens. memory: False neither drafts from earlier requests nor lets
-    later ones draft from this one.
+    later ones draft from this one. exact: the same text with and without drafts, on every device.
     """
 
     enabled: bool = True
     max: Annotated[int, Field(ge=0, le=512)] | None = None
     trace: bool = False
     memory: bool = True
+    exact: bool = False
 
 
 _TYPES: Mapping[str, Any] = {
     "max_tokens": Count,
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],
-    "stop": Stop | Annotated[list[Stop], AtMost(MAX_STOPS)],
+    "stop": Stops,
     "logit_bias": (
         Annotated[dict[str, float], AtMost(MAX_BIASES)]
         | Annotated[list[Annotated[list[Any], AtMost(2, 2)]], AtMost(MAX_BIASES)]
@@ -57,7 +83,7 @@ _TYPES: Mapping[str, Any] = {
 
 if TYPE_CHECKING:
 
-    class ParameterFields(Body):
+    class ParameterFields(RequestBody):
         """A field for each name that a parameter of SamplingParams has in request bodies, None by default."""
 
         def __getattr__(self, name: str) -> Any: ...
@@ -65,7 +91,7 @@ if TYPE_CHECKING:
 else:
     ParameterFields = create_model(
         "ParameterFields",
-        __base__=Body,
+        __base__=RequestBody,
         __module__=__name__,
         **{
             field: (_TYPES.get(name, parameter.kind) | None, None)
@@ -75,11 +101,12 @@ else:
     )
 
 
-class SamplingFields(ParameterFields):
+class SamplingFields(ParameterFields, StructuredFields):
     """How to generate, without the prompt. Of several names of a parameter, the first one given counts.
 
     n_predict: 0 evaluates the prompt for later requests. n_indent: blanks with which each line after the
     first begins. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none.
+    stop_token_ids: tokens that end the text. num_ctx: tokens of context that the client counts on.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -90,10 +117,34 @@ class SamplingFields(ParameterFields):
     speculation: Speculation = Speculation()
     timings_per_token: bool = False
     return_progress: bool = False
-    verbose: bool = False
+    verbose: bool | None = None
     n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
     t_max_prompt_ms: Milliseconds = 0
     t_max_predict_ms: Milliseconds = 0
+    stop_token_ids: TokenIds = Field([])
+    num_ctx: ContextLength | None = None
+    keep_alive: KeepAlive = None
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "num_predict": "max_tokens",
+        "stop_sequences": "stop",
+    }
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the names of this model. aliases: names of other APIs; if both are given, the own one
+        counts.
+        """
+        found: dict[str, Any] = {}
+        for name, value in data.items():
+            meant = cls.aliases.get(name, name)
+            if meant == name or meant not in data:
+                found[meant] = value
+        for name in _EMPTY_IS_ABSENT:
+            if found.get(name) in ("", [], {}):
+                del found[name]
+        return found
 
     @property
     def warms(self) -> bool:
@@ -105,11 +156,13 @@ class SamplingFields(ParameterFields):
         return {
             "speculate": self.speculation.enabled,
             "draft_max": self.speculation.max,
+            "exact": self.speculation.exact,
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
             "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
             "warm": self.warms,
+            "stop_ids": self.stop_token_ids,
         }
 
     @property
@@ -128,6 +181,23 @@ class SamplingFields(ParameterFields):
         if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in found.values()):
             raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
         return found
+
+    def restriction(
+        self,
+        own: str = "",
+        schema: Mapping[str, Any] | None = None,
+        strict: bool | None = None,
+        has_tools: bool = False,
+    ) -> Restriction:
+        """What restricts the text. own, schema, strict: the API's own field, and what it holds. Raises
+        FieldError.
+        """
+        given: dict[str, Mapping[str, Any]] = {own: {"json_schema": schema}} if schema is not None else {}
+        for name in ("json_schema", "grammar"):
+            if getattr(self, name) is not None:
+                given[name] = {name: getattr(self, name)}
+        name, params = self.structure()
+        return restriction(given | ({name: params} if name else {}), own, strict, has_tools)
 
     def sampling(self, **more: Any) -> dict[str, Any]:
         """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
@@ -158,10 +228,17 @@ def _read(name: str, value: Any) -> Any:
     if name == "top_k" and value == -1:  # vLLM's value for off
         return 0
     if name == "seed":
-        return None if value == -1 else value % 2**64
+        return None if value == -1 else seed_of(value)
     if name == "logit_bias":
         return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
     return value
+
+
+def seed_of(value: int) -> int:
+    """A seed as the engine takes it. One below 0 becomes one below 2^53: answers report it, and programs
+    whose numbers are all floats send it back.
+    """
+    return value if value >= 0 else value % 2**53
 
 
 def first(*values: Any) -> Any:

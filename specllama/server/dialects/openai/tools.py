@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from specllama.calls.tools import Choice, Tools
-from specllama.server.dialects.fields import AtMost, Body, OpenBody
+from specllama.server.dialects.fields import AtMost, Body
 from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
 
 
-class FunctionDefinition(OpenBody):
+class FunctionDefinition(Body):
     """A function. Fields that are not named here describe it for other servers, and have no effect."""
 
     name: Name
@@ -21,7 +21,7 @@ class FunctionDefinition(OpenBody):
     strict: bool | None = None
 
 
-class ToolDefinition(OpenBody):
+class ToolDefinition(Body):
     """A tool, which can only be a function."""
 
     type: Literal["function"]
@@ -74,13 +74,13 @@ ToolList = Annotated[list[ToolDefinition], AtMost(MAX_TOOLS)]
 def requested_tools(
     given: Sequence[ToolDefinition], choice: ToolChoice | None, parallel: bool | None
 ) -> Tools | None:
-    """What a request allows. Raises FieldError."""
+    """What a request allows; a tool that is named is called once. Raises FieldError."""
     found = [
         tool_of(f.name, f.description, f.parameters, f.strict, field=f"tools[{i}].function")
         for i, f in enumerate(tool.function for tool in given)
     ]
     mode, names = _chosen(choice)
-    return tools_of(found, mode, names, parallel)
+    return tools_of(found, mode, names, False if isinstance(choice, FunctionChoice) else parallel)
 
 
 def _chosen(choice: ToolChoice | None) -> tuple[Choice, list[str]]:

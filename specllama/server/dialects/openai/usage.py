@@ -7,7 +7,7 @@ All are computed from the same counters, so that they agree. Times are in second
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specllama.core.stats import RunStats, speedup
@@ -35,14 +35,16 @@ def usage(fold: Accumulator) -> dict[str, Any]:
     }
 
 
-def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
-    """timings, metrics and speculation, for the last chunk or the whole answer. enabled: whether drafts were
-    allowed.
+def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> dict[str, Any]:
+    """timings, metrics and speculation, for the last chunk or the whole answer, and the fields of the request
+    that had no effect. enabled: whether drafts were allowed.
     """
+    more = {"ignored_fields": list(ignored)} if ignored else {}
     return {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
+        **more,
     }
 
 
@@ -140,6 +142,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "rounds": sum(e.stats.rounds for e in all_),
         "near_ties": sum(e.stats.near_ties for e in all_),
         "redecided": sum(e.stats.redecided for e in all_),
+        "exact_width": all_[0].stats.exact_width if all_ else None,
         "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
         "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
         "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,

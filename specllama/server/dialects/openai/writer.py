@@ -48,7 +48,8 @@ class ResponseOptions:
     """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk names the
     drafters of its tokens. timings, progress: chunks have llama-server's timings so far, and show how
     much of the prompt is evaluated. verbose: the answer in llama-server's own form is added, with the prompt.
-    speculate: whether drafts were allowed. created: seconds since the epoch.
+    speculate: whether drafts were allowed. ignored: fields of the request that had no effect. created:
+    seconds since the epoch.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ResponseOptions:
     progress: bool = False
     verbose: bool = False
     speculate: bool = True
+    ignored: Sequence[str] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -87,7 +89,7 @@ class OpenAIWriter:
 
     def _add_figures(self, found: list[dict[str, Any]]) -> None:
         """In a chunk of their own if the client wants that, else on the last chunk."""
-        more = figures(self.fold, self.options.speculate) | self._verbose()
+        more = self._figures()
         if self.options.usage_chunk:
             found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
         else:
@@ -96,7 +98,7 @@ class OpenAIWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold)} | figures(self.fold, self.options.speculate) | self._verbose()
+        more = {"usage": usage(self.fold)} | self._figures()
         return self._head(self.answer_object) | {"choices": choices} | more
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
@@ -129,6 +131,9 @@ class OpenAIWriter:
         if isinstance(event, Prefill):
             found["prompt_progress"] = prompt_progress(event)
         return found
+
+    def _figures(self) -> dict[str, Any]:
+        return figures(self.fold, self.options.speculate, self.options.ignored) | self._verbose()
 
     def _verbose(self) -> dict[str, Any]:
         if not self.options.verbose:

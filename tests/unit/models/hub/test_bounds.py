@@ -165,8 +165,8 @@ def test_a_download_never_writes_through_a_left_over_link(cache: RepoCache, how:
     other, etag = cache.blob("2" * 64), hashlib.sha256(CONTENT).hexdigest()
     (os.symlink if how == "symlink" else os.link)(other, cache.partial(etag))
     with responding(http(CONTENT)) as endpoint:
-        job = Download(f"{endpoint}/x", HubFile("m.gguf", len(CONTENT), etag), cache)
-        path = fetch(job, Web(endpoint, "", "test"), Silent(), lambda *_: None)
+        job = Download(f"{endpoint}/x", HubFile("m.gguf", len(CONTENT), etag), cache, "main")
+        path = cache.blob(fetch(job, Web(endpoint, "", "test"), Silent(), lambda *_: None))
     assert path.read_bytes() == CONTENT
     assert not path.is_symlink()
     assert other.read_bytes() == b"another model"
@@ -186,7 +186,7 @@ def test_links_and_records_never_write_through_a_left_over_link(cache: RepoCache
     os.symlink(other, record)
     assert cache.link(COMMIT, "m.gguf", "1" * 64).read_bytes() == CONTENT
     cache.point("main", COMMIT)
-    cache.remember(ETAG, '"v"')
+    cache.remember(ETAG, '"v"', "main")
     assert (cache.commit_of("main"), cache.validator(ETAG)) == (COMMIT, '"v"')
     assert other.read_bytes() == b"another model"
 

@@ -70,6 +70,31 @@ def test_without_topology_each_cpu_is_a_core(tmp_path):
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 8),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000"}, 8),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "0"}, 8),
+        # of a group within others, such as a systemd service with CPUQuota=, or a slice around it
+        (
+            {
+                "proc/self/cgroup": "0::/a.slice/b.service",
+                "sys/fs/cgroup/a.slice/b.service/cpu.max": "200000 100000",
+            },
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a.slice/b.service",
+                "sys/fs/cgroup/a.slice/b.service/cpu.max": "max 100000",
+                "sys/fs/cgroup/a.slice/cpu.max": "300000 100000",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/x/y\n2:memory:/z",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "100000",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "50000",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/../host", "sys/fs/cgroup/cpu.max": "400000 100000"}, 4),
     ],
     ids=str,
 )

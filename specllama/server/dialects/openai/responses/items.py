@@ -1,59 +1,84 @@
-"""The input of /v1/responses: its items, and the messages for chat templates that they make."""
+"""The input of /v1/responses: its items, and the conversation for chat templates that they make.
+
+Calls of tools that another provider ran are calls here too where their results are known; other items of
+other providers are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
-from specllama.server.dialects.instructions import between_turns
+from specllama.server.dialects.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.openai.messages import Arguments, CallId
 from specllama.server.dialects.openai.responses.tools import flat_name
-from specllama.server.dialects.tool_choice import CallArguments, Name, name_results
+from specllama.server.dialects.parts import Content, ContentPart, Read, read, read_part
+from specllama.server.dialects.recent_items import is_reference
+from specllama.server.dialects.tool_choice import Name
 
 MAX_ITEMS = 4096
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-_NO_TEXT = ("input_image", "input_file", "input_audio", "image_url")
-CallId = Annotated[str, Field(max_length=512)]
+_MAX_FIELDS = 256  # of an object of a provider's own form
+_RESULTS = (
+    "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+    "apply_patch_call_output", "computer_call_output",
+)  # fmt: skip
+_LEFT_OUT = (
+    "web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "compaction_summary",
+    "compaction_trigger", "context_compaction", "additional_tools", "configuration_update", "program",
+    "program_output", "ghost_snapshot", "item_reference",
+)  # fmt: skip
+_WITHOUT_TEXT = ("rs_", "ws_", "fs_", "ig_", "cmp_")  # ids of items without which a conversation is whole
+_OF_TOOLS = ("_call", "_call_output")  # ends of types that are not known here
+Object = Annotated[dict[str, Any], AtMost(_MAX_FIELDS)]
 
 
-class InputPart(OpenBody):
-    """A part of a content, which can only be text."""
+class OutputPart(ContentPart):
+    """A part of a result. stdout, stderr: of a command."""
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+    unnamed = ContentPart.unnamed | {"outcome", "created_by"}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, Mapping) else _TEXTS[0]
-        if kind in _NO_TEXT:
-            raise ValueError(f"{kind} cannot be read, the model reads text only")
-        if kind not in _TEXTS:
-            raise ValueError(f"the type must be one of {', '.join(_TEXTS)}, not {_shown(kind)}")
-        return data
+    type: Annotated[str, Field(max_length=256)] = "text"
+    stdout: str = ""
+    stderr: str = ""
+    logs: str = ""
 
 
-Parts = Annotated[list[InputPart], AtMost(MAX_ITEMS)]
+Output = str | OutputPart | Annotated[list[OutputPart], AtMost(MAX_ITEMS)]
 
 
-class InputItem(OpenBody):
-    """One item, of any type; a message may leave its type out. Fields that are not here have no effect."""
+class InputItem(Body):
+    """One item, of any type; a message may leave its type out."""
+
+    unnamed = frozenset(
+        {
+            "phase", "encrypted_content", "metadata", "caller", "container_id", "created_by", "environment",
+            "max_output_length", "pending_safety_checks", "acknowledged_safety_checks", "server_label",
+            "approval_request_id", "execution", "async", "annotations", "cache_control",
+            "provider_specific_fields", "internal_chat_message_metadata_passthrough",
+        }
+    )  # fmt: skip
 
     type: str | None = None
+    id: CallId | None = None
     role: Literal["user", "system", "developer", "assistant"] | None = None
-    content: str | Parts | None = None
+    content: Content | None = None
     call_id: CallId | None = None
     name: Name | None = None
     namespace: Name | None = None
-    arguments: str | None = None
-    output: str | Parts | None = None
-    summary: Parts | None = None
+    arguments: Arguments | None = None
+    output: Output | None = None
+    summary: Annotated[list[ContentPart], AtMost(MAX_ITEMS)] | None = None
     status: Annotated[str, Field(max_length=64)] | None = None
+    input: str = ""
+    action: Object | None = None
+    operation: Object | None = None
+    code: str = ""
+    outputs: Annotated[list[OutputPart], AtMost(MAX_ITEMS)] | None = None
+    error: str | Object | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -61,143 +86,166 @@ class InputItem(OpenBody):
         if not isinstance(data, Mapping):
             return data
         kind = data.get("type")
-        if kind == "item_reference" or (kind is None and "role" not in data and "id" in data):
-            raise ValueError("an item_reference cannot be resolved, nothing is stored: send the item itself")
-        if kind is not None and kind not in _ITEMS:
-            raise ValueError(f"the type must be one of {', '.join(_ITEMS)}, not {_shown(kind)}")
-        return data
+        if is_reference(data):
+            if str(data.get("id")).startswith(_WITHOUT_TEXT):
+                return {"type": "item_reference", "id": data["id"]}
+            raise ValueError("the item of this item_reference is not held (any more): send the item itself")
+        if kind is None or kind in _READERS:
+            return data
+        if not isinstance(kind, str) or not (kind in _LEFT_OUT or kind.endswith(_OF_TOOLS)):
+            raise ValueError(f"the type must be one of {', '.join(_READERS)}, not {repr(kind)[:80]}")
+        return {name: data[name] for name in ("type", "id", "call_id") if name in data}
 
     @property
     def kind(self) -> str:
         return self.type or "message"
 
 
-def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The messages for the chat template. Raises FieldError."""
-    read = _Conversation()
+def conversation_of(instructions: str | None, items: str | Sequence[InputItem]) -> ConversationReader:
+    """The conversation of a request. Raises FieldError."""
+    reader = _ItemReader()
     if instructions:
-        read.add("system", instructions)
+        reader.conversation.say("system", instructions, "instructions")
     if isinstance(items, str):
-        read.add("user", items)
+        reader.conversation.say("user", items, "input")
     else:
         for i, item in enumerate(items):
-            read.add_item(item, f"input[{i}]")
-    if not read.turns:
+            reader.add(item, f"input[{i}]")
+    reader.end_turn()
+    if not reader.conversation.n_messages:
         raise FieldError("input: there is nothing to answer", "input")
-    messages = [turn.message() for turn in read.turns]
-    name_results(messages)
-    return messages
+    return reader.conversation
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A message in parts. more: its other fields."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
-
-    def message(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
-        found = {"role": self.role, "content": ("\n\n" if self.role == "system" else "\n").join(self.texts)}
-        fields = {"reasoning_content": "\n".join(self.thoughts), "tool_calls": self.calls}
-        return found | {name: value for name, value in fields.items() if value} | self.more
-
-
-class _Conversation:
-    """Makes messages of items. Reasoning, text and calls of the assistant that follow each other are one
-    message, as are the system's at the beginning.
-    """
+class _ItemReader:
+    """Reasoning, texts and calls of the assistant that follow each other are one answer."""
 
     def __init__(self) -> None:
-        self.turns: list[_Turn] = []
-        self._arguments = CallArguments()
-        self._cut_off = set[str]()  # ids of calls that are left out
+        self.conversation = ConversationReader()
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[GivenCall] = []
 
-    def add(self, role: str, text: str) -> None:
-        if role == "system" and len(self.turns) == 1 and self.turns[0].role == "system":
-            self.turns[0].texts.append(text)
-        elif role == "system" and self.turns:
-            message = between_turns(text)
-            self.turns.append(_Turn(message["role"], [message["content"]]))
-        else:
-            self.turns.append(_Turn(role, [text]))
-
-    def add_item(self, item: InputItem, path: str) -> None:
+    def add(self, item: InputItem, path: str) -> None:
         """Add an item. path: its field. Raises FieldError."""
-        if item.kind == "message":
-            self._message(item, path)
-        elif item.kind == "reasoning":
-            self._reasoning(item)
-        elif item.kind == "function_call":
-            self._call(item, path)
+        read_item = _READERS.get(item.kind)
+        if read_item is None:
+            self.conversation.leave_out(item.kind, item.id, item.call_id)
         else:
-            self._result(item, path)
+            read_item(self, item, path)
 
-    def _message(self, item: InputItem, path: str) -> None:
+    def end_turn(self) -> None:
+        """Add the answer so far."""
+        texts, thoughts, calls = self._texts, self._thoughts, self._calls
+        self._texts, self._thoughts, self._calls = [], [], []
+        if texts or thoughts or calls:
+            said = "\n".join(filter(None, texts))
+            self.conversation.answer(said, "input", "\n".join(thoughts), calls)
+
+    def message(self, item: InputItem, path: str) -> None:
+        here = f"{path}.content"
         if item.role is None:
             raise FieldError(f"{path}.role is missing", f"{path}.role")
-        text = _text(item.content)
-        if item.role != "assistant":
-            self.add("user" if item.role == "user" else "system", text)
+        found = read(item.content, here)
+        if item.role == "assistant":
+            if any(self._texts) and not self._calls:
+                self.end_turn()
+            self._texts.append(found.run)
+            self._thoughts += filter(None, found.thoughts)
             return
-        last = self._last
-        turn = self._turn(new=last is not None and bool(last.texts) and not last.calls)
-        turn.texts += [text] if text else []
+        self.end_turn()
+        self.conversation.say("user" if item.role == "user" else "system", found, here)
 
-    def _reasoning(self, item: InputItem) -> None:
-        text = _text(item.content) or _text(item.summary)
-        if text:
-            last = self._last
-            turn = self._turn(new=last is not None and bool(last.texts or last.calls))
-            turn.thoughts.append(text)
+    def reasoning(self, item: InputItem, path: str) -> None:
+        for parts, name in ((item.content, "content"), (item.summary, "summary")):
+            found = read(parts, f"{path}.{name}")
+            if text := "\n".join(filter(None, (*found.texts, *found.thoughts))):
+                if any(self._texts) or self._calls:
+                    self.end_turn()
+                self._thoughts.append(text)
+                return
 
-    def _call(self, item: InputItem, path: str) -> None:
+    def function_call(self, item: InputItem, path: str) -> None:
         call_id, name = _needed(item.call_id, f"{path}.call_id"), _needed(item.name, f"{path}.name")
-        try:
-            arguments = self._arguments.parse(item.arguments, f"{path}.arguments")
-        except FieldError:
-            if item.status != "incomplete":
-                raise
-            self._cut_off.add(call_id)  # as this server has sent it
-            return
-        function = {"name": flat_name(item.namespace, name), "arguments": arguments}
-        self._turn().calls.append({"id": call_id, "type": "function", "function": function})
+        incomplete = item.status == "incomplete"
+        self._call(call_id, flat_name(item.namespace, name), item.arguments, path, incomplete)
 
-    def _result(self, item: InputItem, path: str) -> None:
-        call_id = _needed(item.call_id, f"{path}.call_id")
-        if item.output is None:
+    def custom_tool_call(self, item: InputItem, path: str) -> None:
+        name = flat_name(item.namespace, _needed(item.name, f"{path}.name"))
+        self._call(_needed(item.call_id, f"{path}.call_id"), name, {"input": item.input}, path)
+
+    def action_call(self, item: InputItem, path: str) -> None:
+        """A call of a tool whose name is the type of the item."""
+        name = item.kind.removesuffix("_call")
+        call_id = _needed(item.call_id or item.id, f"{path}.call_id")
+        self._call(call_id, name, item.action or item.operation or {}, path)
+
+    def mcp_call(self, item: InputItem, path: str) -> None:
+        id_ = item.id or f"mcp{path}"
+        self._call(id_, _needed(item.name, f"{path}.name"), item.arguments, path)
+        self._result(id_, item.output if item.output is not None else _error(item.error), path)
+
+    def code_interpreter_call(self, item: InputItem, path: str) -> None:
+        id_ = item.id or f"code{path}"
+        self._call(id_, "code_interpreter", {"code": item.code}, path)
+        self._result(id_, item.outputs or "", path)
+
+    def result(self, item: InputItem, path: str) -> None:
+        call_id = _needed(item.call_id or item.id, f"{path}.call_id")
+        if item.output is None and item.kind != "apply_patch_call_output":
             raise FieldError(f"{path}.output is missing", f"{path}.output")
-        if call_id not in self._cut_off:
-            self.turns.append(_Turn("tool", [_text(item.output)], more={"tool_call_id": call_id}))
+        self._result(call_id, item.output if item.output is not None else (item.status or ""), path)
 
-    @property
-    def _last(self) -> _Turn | None:
-        """The assistant's turn that may go on, None if the last one is of somebody else."""
-        return self.turns[-1] if self.turns and self.turns[-1].role == "assistant" else None
+    def _call(
+        self,
+        id_: str,
+        name: str,
+        arguments: str | Mapping[str, Any] | None,
+        path: str,
+        incomplete: bool = False,
+    ) -> None:
+        self._calls.append(GivenCall(id_, name, arguments, f"{path}.arguments", incomplete))
 
-    def _turn(self, new: bool = False) -> _Turn:
-        """The assistant's turn that goes on. new: whether to begin another one."""
-        last = self._last
-        if new or last is None:
-            last = _Turn("assistant")
-            self.turns.append(last)
-        return last
+    def _result(self, id_: str, output: Output, path: str) -> None:
+        self.end_turn()
+        found, here = Read(), f"{path}.output"
+        if isinstance(output, str):
+            found.texts.append(output)
+        for i, part in enumerate([output] if isinstance(output, OutputPart) else output):
+            if isinstance(part, OutputPart):
+                _read_output(part, f"{here}[{i}]" if isinstance(output, list) else here, found)
+        self.conversation.result(id_, found, here, id_path=f"{path}.call_id")
 
 
-def _text(content: str | Sequence[InputPart] | None) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text or part.refusal or "" for part in content or ())
+_READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {
+    "message": _ItemReader.message,
+    "reasoning": _ItemReader.reasoning,
+    "function_call": _ItemReader.function_call,
+    "custom_tool_call": _ItemReader.custom_tool_call,
+    **dict.fromkeys(
+        ("local_shell_call", "shell_call", "apply_patch_call", "computer_call"), _ItemReader.action_call
+    ),
+    "mcp_call": _ItemReader.mcp_call,
+    "code_interpreter_call": _ItemReader.code_interpreter_call,
+    **dict.fromkeys(_RESULTS, _ItemReader.result),
+}
+"""Types of items to what reads them."""
+
+
+def _read_output(part: OutputPart, path: str, found: Read) -> None:
+    if texts := list(filter(None, (part.stdout, part.stderr, part.logs))):
+        found.texts += texts
+    else:
+        read_part(part, path, found)
+
+
+def _error(given: str | Mapping[str, Any] | None) -> str:
+    """The text of an error in a provider's form."""
+    text = given.get("message") if isinstance(given, Mapping) else given
+    return f"Error: {text}" if isinstance(text, str) and text else ""
 
 
 def _needed(value: str | None, path: str) -> str:
     if not value:
         raise FieldError(f"{path} is missing", path)
     return value
-
-
-def _shown(kind: Any) -> str:
-    return repr(kind)[:80]

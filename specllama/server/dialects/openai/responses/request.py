@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from specllama.client import protocol
-from specllama.errors import UsageError
-from specllama.server.dialects.fields import SMALL, AtMost, FieldError, OpenBody
-from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, messages_of
+from specllama.server.dialects.conversation import ReadConversation
+from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
 from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, SamplingFields, first
+from specllama.server.dialects.restriction import ANY_OBJECT, Restriction
+from specllama.server.dialects.thinking import ThinkingFields
 from specllama.server.dialects.tool_choice import MAX_TOOLS
-from specllama.text.template_variables import effort_variables, template_variables
 
 WITH_LOGPROBS = "message.output_text.logprobs"
-_ANY_OBJECT = {"type": "object"}
 _STATELESS = "responses are not stored here: send the whole conversation in input"
 _REFUSED: Mapping[str, str] = {
     "previous_response_id": _STATELESS,
@@ -37,13 +37,7 @@ def _refuse(value: Any, field: ValidationInfo) -> Any:
 Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
-class ReasoningFields(OpenBody):
-    """reasoning: the effort is a variable of the chat template; other fields have no effect."""
-
-    effort: Annotated[str, Field(max_length=64)] | None = None
-
-
-class TextFormat(OpenBody):
+class TextFormat(Body):
     """text.format. The schema is enforced, strict or not; other fields have no effect."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -51,11 +45,12 @@ class TextFormat(OpenBody):
     schema_: Annotated[dict[str, Any], SMALL] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
-    def as_schema(self) -> dict[str, Any] | None:
+    def as_schema(self) -> Mapping[str, Any] | None:
         """The schema that the text must obey, None for free text. Raises FieldError."""
         if self.type == "json_schema" and self.schema_ is None:
             raise FieldError("text.format.schema is missing", "text.format.schema")
-        return {"text": None, "json_object": _ANY_OBJECT, "json_schema": self.schema_}[self.type]
+        found = {"text": None, "json_object": ANY_OBJECT, "json_schema": self.schema_}
+        return found[self.type]
 
     def echo(self) -> dict[str, Any]:
         """The format as answers repeat it."""
@@ -69,14 +64,17 @@ class TextFormat(OpenBody):
         }
 
 
-class TextFields(OpenBody):
-    """text: its format; other fields have no effect."""
+class TextFields(Body):
+    """text: its format, and how much to write, a variable of the chat template."""
 
+    verbosity: Annotated[str, Field(max_length=64)] | None = None
     format: TextFormat | None = None
 
 
-class ResponsesRequest(SamplingFields):
-    """The body of /v1/responses; the fields of sampling are those of the other routes."""
+class ResponsesRequest(SamplingFields, ThinkingFields):
+    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
+    answer are held for references to them.
+    """
 
     previous_response_id: Refused = None
     conversation: Refused = None
@@ -90,21 +88,26 @@ class ResponsesRequest(SamplingFields):
     tool_choice: str | ChosenTool = "auto"
     parallel_tool_calls: bool = True
     text: TextFields = TextFields()
-    reasoning: ReasoningFields = ReasoningFields()
     include: Annotated[list[Annotated[str, Field(max_length=128)]], AtMost(64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     metadata: Annotated[dict[str, Any], SMALL, AtMost(64)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-    chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64)] | None = None
     n: Annotated[int, Field(ge=1, le=1)] = 1
-    _messages: list[dict[str, Any]] = PrivateAttr()
+    store: bool = True
+    _conversation: ReadConversation = PrivateAttr()
     _tools: FlatTools = PrivateAttr()
 
     @model_validator(mode="after")
     def _read(self) -> ResponsesRequest:
         self._tools = flat_tools(self.tools or (), self.tool_choice, self.parallel_tool_calls)
-        self._messages = messages_of(self.instructions, self.input)
+        read = conversation_of(self.instructions, self.input)
+        self._conversation = read.read(continues=False, path="input")
         return self
+
+    @property
+    def turns(self) -> ReadConversation:
+        """The conversation."""
+        return self._conversation
 
     @property
     def flat_tools(self) -> FlatTools:
@@ -118,8 +121,9 @@ class ResponsesRequest(SamplingFields):
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
         return protocol.Generate(
             -1,
-            messages=self._messages,
+            messages=self._conversation.messages,
             params={**defaults, **self._params()},
+            strict_schema=self.limits.strict,
             variables={**variables, **self._variables()},
             **self.engine_fields(),
             progress=self.shows_progress,
@@ -136,7 +140,7 @@ class ResponsesRequest(SamplingFields):
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
             "temperature": first(self.temperature, defaults.get("temperature")),
             "text": {"format": format_.echo()},
@@ -147,22 +151,20 @@ class ResponsesRequest(SamplingFields):
             "truncation": self.truncation,
         }
 
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError."""
+        form = self.text.format
+        schema, strict = (form.as_schema(), form.strict) if form else (None, None)
+        return self.restriction("text.format.schema", schema, strict, self._tools.allowed is not None)
+
     def _params(self) -> dict[str, Any]:
-        schema = self.text.format.as_schema() if self.text.format else None
-        if schema is not None and (self.grammar is not None or self.json_schema is not None):
-            raise FieldError("text.format and a grammar or schema are both given", "text")
-        for name in ("grammar", "json_schema") if self._tools.allowed is not None else ():
-            if getattr(self, name) is not None:
-                raise FieldError(f"tools and {name} are both given; text.format goes with tools", name)
         return self.sampling(
             max_tokens=first(self.max_output_tokens, self.max_tokens, self.n_predict),
             logprobs=(self.top_logprobs or 0) if self.with_logprobs else None,
-            json_schema=first(schema, self.json_schema),
+            **self.limits.params,
         )
 
     def _variables(self) -> dict[str, Any]:
-        try:
-            variables = template_variables(self.chat_template_kwargs)
-        except UsageError as error:
-            raise FieldError(error.message, "chat_template_kwargs") from None
-        return effort_variables(self.reasoning.effort) | variables
+        more = {"verbosity": self.text.verbosity} if self.text.verbosity else {}
+        return more | self.thinking_variables(self.reasoning.effort if self.reasoning else None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from specllama.errors import UsageError
 from specllama.server.dialects.base import ApiRequest, ApiRoute
@@ -20,8 +22,23 @@ class NotStoredError(UsageError):
     http_status = 404
 
 
+class _KeptResponse(Response):
+    """A response whose items are kept also where the client leaves before its end."""
+
+    def __init__(self, response: Response, writer: ResponsesWriter) -> None:
+        super().__init__(media_type=response.media_type)
+        self._response, self._writer = response, writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            self._writer.keep_items()
+
+
 async def respond(api: ApiRequest) -> Response:
-    body = await api.body(ResponsesRequest)
+    recent, owner = api.recent_items, api.owner
+    body = await api.body(ResponsesRequest, partial(recent.resolved, owner))
     api.check_model(body.model)
     tools = body.flat_tools
     request = body.generation(api.settings.sampling, api.settings.variables)
@@ -36,10 +53,12 @@ async def respond(api: ApiRequest) -> Response:
         body.timings_per_token,
         body.return_progress,
         body.speculation.enabled,
+        body.ignored_fields,
+        partial(recent.add, owner) if body.store else lambda _: None,
     )
-    specs = [CompletionSpec(request, splits=True)]
     writer = ResponsesWriter(fields)
-    return await api.generate(specs, writer, stream=body.stream, memory=body.speculation.memory)
+    specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
+    return _KeptResponse(await api.answer(specs, writer, body), writer)
 
 
 async def stored(api: ApiRequest) -> Response:

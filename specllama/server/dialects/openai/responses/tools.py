@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import Field
 
 from specllama.calls.tools import Choice, Tool, Tools
-from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
+from specllama.server.dialects.fields import AtMost, Body, FieldError
 from specllama.server.dialects.tool_choice import (
     MAX_TOOLS,
     Description,
@@ -26,7 +26,7 @@ from specllama.server.dialects.tool_choice import (
 Kind = Annotated[str, Field(max_length=128)]
 
 
-class FunctionFields(OpenBody):
+class FunctionFields(Body):
     """A function, or inside a namespace something else."""
 
     type: Kind
@@ -52,7 +52,7 @@ class ResponseTool(FunctionFields):
     tools: Annotated[list[FunctionFields], AtMost(MAX_TOOLS)] | None = None
 
 
-class AllowedTool(OpenBody):
+class AllowedTool(Body):
     """A tool in a choice."""
 
     type: Kind
@@ -94,7 +94,9 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool | None) -> FlatTools:
-    """The functions among the tools, and what the choice allows. Raises FieldError."""
+    """The functions among the tools, and what the choice allows; one that is named is called once. Raises
+    FieldError.
+    """
     reader = _ToolReader()
     for i, tool in enumerate(tools):
         reader.add(tool, f"tools[{i}]")
@@ -103,7 +105,8 @@ def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel
     if kind == "required" and not reader.tools and tools:
         shown = ", ".join(dict.fromkeys(found.dropped))[:200]
         raise FieldError(f"tool_choice: no tool that can be called here is left of {shown}", "tool_choice")
-    found.allowed = tools_of(reader.tools, kind, names, parallel)
+    named = isinstance(choice, ChosenTool) and choice.type == "function"
+    found.allowed = tools_of(reader.tools, kind, names, False if named else parallel)
     return found
 
 

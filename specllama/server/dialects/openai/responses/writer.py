@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,8 @@ _NOTHING: Mapping[str, Any] = {}
 class ResponseFields:
     """What an answer says besides the text. echo: JSON of what it repeats of the request, see `echo_json`.
     names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. timings,
-    progress: as in ResponseOptions. speculate: whether drafts were allowed. clock: seconds since the epoch.
+    progress: as in ResponseOptions. speculate: whether drafts were allowed. ignored: fields of the request
+    that had no effect. keep: gets the items of the answer. clock: seconds since the epoch.
     """
 
     model: str
@@ -63,6 +64,8 @@ class ResponseFields:
     timings: bool = False
     progress: bool = False
     speculate: bool = True
+    ignored: Sequence[str] = ()
+    keep: Callable[[list[dict[str, Any]]], None] = lambda _: None
     clock: Callable[[], float] = time.time
 
 
@@ -107,6 +110,11 @@ class ResponsesWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         return self._final()
+
+    def keep_items(self) -> None:
+        """Hand over the items so far."""
+        if self.fold.choices:
+            self.fields.keep(self._items.of(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter: an event that the SDKs know, and the end of the response for agents that wait
@@ -222,11 +230,12 @@ class ResponsesWriter:
 
     def _final(self) -> dict[str, Any]:
         """The whole response, after its end."""
+        self.keep_items()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
         found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
         more = {"usage": _usage(self.fold), "seed": choice.start.seed}
-        return found | more | figures(self.fold, self.fields.speculate)
+        return found | more | figures(self.fold, self.fields.speculate, self.fields.ignored)
 
     def _response(
         self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None

@@ -1,0 +1,72 @@
+"""Where the user's files are: configuration, caches and data, the home and the working directory.
+
+Any of them may be missing: a process in a container has no home and no entry in /etc/passwd, and its working
+directory may have been deleted. Knows no file in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from specllama.config.text_file import expanded
+
+NOWHERE = Path(os.devnull) / "specllama"
+"""In place of a directory that there is not: it holds nothing, and nothing can be written there."""
+
+
+def home() -> Path | None:
+    """The user's home directory; None without HOME and without an entry in the list of users."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def working_directory() -> Path | None:
+    """The working directory; None if it has been deleted or may not be read."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
+    """The user's directory of this kind for specllama, or NOWHERE."""
+    find = {
+        "config": platformdirs.user_config_dir,
+        "cache": platformdirs.user_cache_dir,
+        "data": platformdirs.user_data_dir,
+    }[kind]
+    try:
+        found = Path(find("specllama", appauthor=False))
+    except RuntimeError:
+        return NOWHERE
+    return found if found.is_absolute() else NOWHERE
+
+
+def from_variable(environ: Mapping[str, str], name: str) -> Path | None:
+    """The path in an environment variable, with the home directory for ~; None if it is empty or not set."""
+    given = environ.get(name)
+    return expanded(given) if given else None
+
+
+def missing(environ: Mapping[str, str]) -> str:
+    """What is missing of these directories and what that means, in a line; "" if nothing is."""
+    if working_directory() is None:
+        return "the working directory is gone: files are found by their whole paths alone"
+    set_apart = all(environ.get(name) for name in ("SPECLLAMA_CONFIG", "SPECLLAMA_CACHE", "SPECLLAMA_DATA"))
+    if (
+        home() is None
+        and not set_apart
+        and NOWHERE in (user_directory("config"), user_directory("cache"), user_directory("data"))
+    ):
+        return (
+            "there is no home directory (HOME is not set, and the user has no entry): no settings are read, "
+            "and nothing is kept"
+        )
+    return ""

@@ -1,0 +1,190 @@
+"""What decodes cost beyond a steady decode of their width: after loading, and after a change of the width.
+
+llama.cpp keeps the graph of the last decode. On a GPU the first decode of another width builds it again, the
+second one captures it, and later ones are steady; the first two of a width after loading cost still more.
+Elsewhere a change costs nothing, and all decodes are alike. Which of the two it is, is measured. Knows no
+clock and no curves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+from math import inf
+from statistics import median
+from typing import Any
+
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+
+
+class Place(IntEnum):
+    """The place of a decode: one of the first two of its width since loading, else its place in a run of
+    decodes of one width, STEADY from the third on.
+    """
+
+    LOADING, FIRST, SECOND, STEADY = 0, 1, 2, 3
+
+
+UNSTEADY = (Place.LOADING, Place.FIRST, Place.SECOND)
+
+
+class WidthChanges:
+    """The runs of decodes of one width in a context, and the seconds that changes and loading cost.
+
+    What they cost is the difference between the first two decodes of a run and the third one, so that the
+    machine's speed at the moment plays no part. last: width of the last decode, 0 before the first one and
+    after other decodes. place: of the last decode. n_kept: decodes of one width in a row, averaged over the
+    last runs. change: whether a change costs anything that counts, False while that is not known; loading:
+    the same of the first decodes of a width. version: changes whenever the next decode may cost something
+    else.
+    """
+
+    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+        self.config = config
+        self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
+        self.change = self.loading = False
+        self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
+        self._n_run = 0  # decodes of the last width in a row
+        self._changed = False  # whether the run followed a decode of another width at once
+        self._fresh = False  # whether the run began with the first decode of its width since loading
+        self._seen: Counter[int] = Counter()  # decodes by width since loading
+        self._excess = {place: deque[float](maxlen=config.change_samples) for place in UNSTEADY}
+        self._more = dict.fromkeys(Place, 0.0)  # seconds by place
+        self._t1 = inf  # seconds of the shortest third decode of a run
+
+    def record(self, width: int, seconds: float) -> Place:
+        """Record a decode of so many rows; returns its place."""
+        self.version += 1
+        if width != self.last:
+            if self._n_run:
+                self.n_kept += self.config.kept_rate * (self._n_run - self.n_kept)
+            self._changed = self.last > 0
+            self.last, self._n_run, self._run, self._fresh = width, 0, [], not self._seen[width]
+        self._n_run += 1
+        self._seen[width] += 1
+        if self._n_run < Place.STEADY:
+            self._run.append(seconds)
+        elif self._n_run == Place.STEADY:
+            self._compare(seconds)
+        seldom = self._seen[width] <= Place.SECOND
+        self.place = Place.LOADING if seldom else Place(min(self._n_run, Place.STEADY))
+        return self.place
+
+    def _compare(self, steady: float) -> None:
+        """Compare the first decodes of a run with its third one."""
+        self._t1 = min(self._t1, steady)
+        first, second = (took - steady for took in self._run)
+        if self._fresh:
+            self._observe(Place.LOADING, first)
+        elif self._changed and self._seen[self.last] > 2 * Place.SECOND:  # loading took others
+            self._observe(Place.FIRST, first)
+            self._observe(Place.SECOND, second)
+
+    def _observe(self, place: Place, excess: float) -> None:
+        """The shortest of the first measurements counts, then their median."""
+        c, found = self.config, self._excess[place]
+        found.append(excess)
+        self._more[place] = max(0.0, min(found) if len(found) < c.min_samples else median(found))
+        if len(found) < c.min_changes:
+            return
+        if place == Place.LOADING:
+            self.loading = self._counts(self.more(place) - self.more(Place.FIRST), self._t1)
+        else:
+            clear = all(self._is_clear(self._excess[p]) for p in (Place.FIRST, Place.SECOND) if self.more(p))
+            self.change = clear and self._counts(self.whole, self._t1)
+
+    def _counts(self, seconds: float, t1: float) -> bool:
+        """Whether so many seconds count next to a decode of one row."""
+        c, n = self.config, min(len(self._excess[p]) for p in (Place.FIRST, Place.SECOND))
+        share = c.first_change_share if 0 < n < c.change_samples // 2 else c.change_share
+        return seconds > max(share * t1, c.change_seconds)
+
+    def _is_clear(self, found: Collection[float]) -> bool:
+        """Whether nearly all of the measurements have one sign, unlike noise."""
+        return sum(excess <= 0 for excess in found) <= len(found) // self.config.min_samples // 2
+
+    def interrupt(self) -> None:
+        """Other decodes were made in the context: the next one is the first of its run."""
+        self.last, self._n_run, self._run = 0, 0, []
+        self.version += 1
+
+    def alike(self, place: Place) -> bool:
+        """Whether a decode of this place takes as long as a steady one, as far as is known."""
+        return place == Place.STEADY or not (self.loading if place == Place.LOADING else self.change)
+
+    def more(self, place: Place) -> float:
+        """Seconds that a decode of this place takes longer than a steady one."""
+        return self._more[place]
+
+    @property
+    def whole(self) -> float:
+        """Seconds that a change costs: its first and its second decode."""
+        return self.more(Place.FIRST) + self.more(Place.SECOND)
+
+    def next_cost(self, width: int) -> float:
+        """Seconds that the next decode takes longer than a steady one if it has this width."""
+        if not self.change:
+            return 0.0
+        if width != self.last:
+            return self.more(Place.FIRST)
+        return self.more(Place.SECOND) if self._n_run == 1 else 0.0
+
+    @property
+    def loading_known(self) -> bool:
+        """Whether the cost of loading a width was measured."""
+        return len(self._excess[Place.LOADING]) >= self.config.min_changes
+
+    @property
+    def may_cost(self) -> bool:
+        """Whether the first two decodes of the last run of three suggest that a change costs something."""
+        if len(self._run) < Place.SECOND or self._n_run < Place.STEADY:
+            return False
+        return self._counts(sum(self._run) - Place.SECOND * self._t1, self._t1)
+
+    def plan(self, table: Sequence[float]) -> tuple[list[float], list[int]]:
+        """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
+        as wide. table: seconds of a steady decode by rows, from 0 on.
+
+        What a change costs is spread over the decodes of a run, what loading a width costs over more.
+        """
+        c, last, seen = self.config, self.last, self._seen
+        spread = max(2.0, self.n_kept)
+        change, stay = self.whole / spread, self.more(Place.SECOND) / spread if self._n_run == 1 else 0.0
+        load = self.more(Place.LOADING) / c.loading_spread if self.loading else 0.0
+        best, width = inf, 0
+        seconds, widths = [0.0] * len(table), [0] * len(table)
+        for n in range(len(table) - 1, 0, -1):
+            took = table[n] + (stay if n == last else change)
+            if load and seen[n] < Place.SECOND:
+                took += load
+            if took <= best:
+                best, width = took, n
+            seconds[n], widths[n] = best, width
+        return seconds, widths
+
+    def forget_runs(self) -> None:
+        """The runs so far were made to measure, and say nothing about those to come."""
+        self.n_kept = self.config.kept_prior
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data to be stored; empty where nothing costs anything."""
+        if not (self.change or self.loading):
+            return {}
+        return {"changes": {place.name.lower(): self.more(place) for place in UNSTEADY}}
+
+    def restore(self, data: object, t1: float) -> bool:
+        """Continue from what `to_dict` wrote in an earlier process; False, and nothing changes, where `data`
+        is something else. t1: seconds of a decode of one row then.
+        """
+        found = data.get("changes") if isinstance(data, Mapping) else None
+        names = {place: place.name.lower() for place in UNSTEADY}
+        if not t1 or not isinstance(found, Mapping):
+            return False
+        values = {place: found.get(name) for place, name in names.items()}
+        if not all(is_number(x, 0, self.config.decode_seconds[1]) for x in values.values()):
+            return False
+        self._more.update({place: float(x) for place, x in values.items() if x is not None})
+        self.change = self._counts(self.whole, t1)
+        self.loading = self._counts(self.more(Place.LOADING) - self.more(Place.FIRST), t1)
+        return True

@@ -1,0 +1,51 @@
+"""Batches of tokens for llama.cpp: one llama_batch over numpy arrays, filled for every decode."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from specllama.core.interfaces import BatchRow
+from specllama.llama.library import llama
+
+
+class TokenBatch:
+    """A llama_batch of up to n_batch tokens, each in one sequence. batch: what llama_decode takes."""
+
+    def __init__(self, n_batch: int) -> None:
+        n = n_batch
+        self._token, self._pos = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        self._n_seq, self._seq = np.ones(n, np.int32), np.zeros(n, np.int32)
+        self._output = np.zeros(n, np.int8)
+        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        self.batch = llama.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(ctypes.POINTER(llama.llama_token)),
+            embd=None,
+            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama.llama_pos)),
+            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=ctypes.cast(
+                self._seq_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama.llama_seq_id))
+            ),
+            logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, rows: Sequence[BatchRow]) -> None:
+        """Replace the contents by these rows, at most n_batch."""
+        n = self.batch.n_tokens = len(rows)
+        if n == 1:  # the draft model decodes token by token; numpy operations would take longer
+            ((token, position, seq_id, output),) = rows
+            self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
+            return
+        tokens, positions, seq_ids, outputs = zip(*rows, strict=True)
+        self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, positions, seq_ids, outputs
+
+
+def further_rows(last: BatchRow, n: int, n_outputs: int) -> list[BatchRow]:
+    """The n rows that fill up a decode, the first n_outputs of them with an output: the last one again, at
+    the positions after it. The experts of one token cost less than those of many.
+    """
+    token, pos, seq_id, _ = last
+    return [BatchRow(token, pos + 1 + i, seq_id, i < n_outputs) for i in range(n)]

@@ -1,0 +1,61 @@
+"""LM Studio's list of models, by which its clients find out what a model is and can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from specllama.client.model_info import LoadInfo
+from specllama.models.details import ModelDetails
+from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.openai.errors import error_body
+from specllama.server.models import ListedModel, listed
+
+
+async def models(api: ApiRequest) -> Response:
+    """The models on disk."""
+    found = [await _entry(api, one) for one in await api.list_models() if one.on_disk]
+    return JSONResponse({"object": "list", "data": found})
+
+
+async def model(api: ApiRequest) -> Response:
+    name = api.path_params["name"]
+    await api.find_model(name)
+    return JSONResponse(await _entry(api, listed(api.service, name)))
+
+
+async def _entry(api: ApiRequest, found: ListedModel) -> dict[str, Any]:
+    facts = found.info or await api.models.details(found.model)
+    return entry(found, facts)
+
+
+def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> dict[str, Any]:
+    """One model. facts: what is known of it, from its last load or its header."""
+    quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
+    chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
+    shown = {
+        "id": found.name,
+        "object": "model",
+        "type": "llm",
+        "publisher": found.model.id.partition("/")[0] if "/" in found.model.id else "",
+        "arch": facts.architecture,
+        "compatibility_type": "gguf",
+        "quantization": quant,
+        "state": "loaded" if found.loaded else "not-loaded",
+        "max_context_length": facts.n_ctx_train,
+        "capabilities": ["tool_use"] if chats else [],
+    }
+    if found.loaded and isinstance(facts, LoadInfo):
+        shown["loaded_context_length"] = facts.n_ctx
+    return shown
+
+
+DIALECT = Dialect(
+    error_body,
+    (
+        ApiRoute("GET", "/api/v0/models", models, "The models on disk, as LM Studio lists them"),
+        ApiRoute("GET", "/api/v0/models/{name:path}", model),
+    ),
+    prefixes=("/api/v0",),
+)

@@ -1,0 +1,210 @@
+"""Contents of messages in all APIs: their parts, of which the model reads the text.
+
+Pictures, sound and files have a placeholder that the model can read. Reasoning that clients keep in parts,
+or in fields of their own next to the content, is found here. Knows no conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from specllama.server.dialects.fields import AtMost, Body, FieldError
+
+MAX_PARTS = 4096
+_TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+_THOUGHTS = ("thinking", "reasoning")
+_SILENT = ("redacted_thinking",)
+_MEDIA = {
+    "image": "image", "image_url": "image", "input_image": "image", "image_file": "image",
+    "computer_screenshot": "image",
+    "audio": "audio", "input_audio": "audio", "audio_url": "audio",
+    "video": "video", "video_url": "video", "input_video": "video",
+    "file": "file", "input_file": "file", "document": "file", "container_upload": "file", "file_url": "file",
+}  # fmt: skip
+"""Types of parts to what they are."""
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
+Name = Annotated[str, Field(max_length=512)]
+
+
+class NamedFile(Body):
+    """What a file is called."""
+
+    unnamed = frozenset({"file_data", "file_id", "format", "detail"})
+
+    filename: Name = ""
+    name: Name = ""
+
+
+class InnerText(Body):
+    """A part of a part, such as the text of a document; other types have no text."""
+
+    unnamed = frozenset({"type", "source", "cache_control", "citations", "annotations"})
+
+    text: str = ""
+
+
+class Source(Body):
+    """Where a document comes from: it may be a text itself, or parts."""
+
+    unnamed = frozenset({"url", "file_id"})
+
+    data: str = ""
+    content: str | Annotated[list[InnerText], AtMost(MAX_PARTS)] = ""
+    media_type: Name = ""
+    type: Name = ""
+
+    @property
+    def text(self) -> str:
+        return self.data if self.type == "text" else _joined(self.content)
+
+
+class ContentPart(Body):
+    """One part of a content, of any API. Which of the fields count depends on the type."""
+
+    unnamed = frozenset(
+        {
+            "annotations", "logprobs", "cache_control", "citations", "signature", "data", "detail", "format",
+            "image_url", "input_audio", "audio_url", "video_url", "file_id", "file_data", "file_url", "id",
+            "index", "status", "caller", "partial", "provider_specific_fields", "extra_content",
+        }
+    )  # fmt: skip
+
+    type: Annotated[str, Field(max_length=256)]
+    text: str = ""
+    refusal: str = ""
+    thinking: str | Annotated[list[InnerText], AtMost(MAX_PARTS)] = ""
+    reasoning: str = ""
+    filename: Name = ""
+    title: Name = ""
+    name: Name = ""
+    file: NamedFile | None = None
+    source: str | Source | None = None
+    content: str | Annotated[list[InnerText], AtMost(MAX_PARTS)] = ""
+
+    @property
+    def thought(self) -> str:
+        """The reasoning in it."""
+        return _joined(self.thinking) or self.reasoning or self.text
+
+    @property
+    def document(self) -> str:
+        """The text of a document that is one, or of a search result; "" where there is none."""
+        return self.source.text if isinstance(self.source, Source) else _joined(self.content)
+
+    @property
+    def called(self) -> str:
+        """The name of a file, "" where it is not known."""
+        inner = self.file
+        return self.filename or self.title or self.name or ((inner.filename or inner.name) if inner else "")
+
+
+Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
+"""The annotation of a content."""
+
+
+class MediaPart(NamedTuple):
+    """A picture, sound or file. param: the field at fault where it cannot be used. path: of the part, with
+    its type as the last name. kind: what it is.
+    """
+
+    param: str
+    path: str
+    kind: str
+
+
+@dataclass(slots=True)
+class Read:
+    """What a content says. texts: its parts in order, with placeholders for media. thoughts: the reasoning
+    among them. media: the parts that the model cannot read.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    media: list[MediaPart] = field(default_factory=list)
+
+    @property
+    def lines(self) -> str:
+        """One text of all parts, each on lines of its own."""
+        return "\n".join(self.texts)
+
+    @property
+    def run(self) -> str:
+        """One text of all parts as they follow each other: what the model wrote comes back in pieces."""
+        return "".join(self.texts)
+
+
+def placeholder(kind: str, name: str = "") -> str:
+    """What the model reads in place of a picture, sound or file."""
+    shown = " ".join(name.split())[:200]
+    return f"[{kind}{f' {shown}' if shown else ''} left out: this model reads text only]"
+
+
+def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
+    """What a content says. path: its field. Raises FieldError for parts of unknown types."""
+    if content is None or isinstance(content, str):
+        return Read([content] if content else [])
+    found = Read()
+    for i, part in enumerate(content):
+        read_part(part, f"{path}[{i}]", found)
+    return found
+
+
+def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> None:
+    """Add a part. path: its field. known: further types that may stand there, for the error. Raises
+    FieldError.
+    """
+    if part.type in _TEXTS:
+        found.texts.append(part.text or part.refusal)
+    elif part.type in _THOUGHTS:
+        found.thoughts.append(part.thought)
+    elif part.type in _SILENT:
+        pass
+    elif part.type == "search_result" or (part.type in _MEDIA and part.document):
+        found.texts.append("\n".join(filter(None, (part.called, part.document))))
+    elif part.type in _MEDIA:
+        kind = _MEDIA[part.type]
+        found.texts.append(placeholder(kind, part.called))
+        found.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
+    else:
+        raise unknown_type(part.type, path, known)
+
+
+def unknown_type(kind: str, path: str, known: str = "") -> FieldError:
+    """The error for a part of a type that cannot stand there."""
+    types = ", ".join(filter(None, ("text", "input_text", "output_text", "refusal", "thinking", known)))
+    return FieldError(f"{path}.type must be one of {types}, not {kind[:80]!r}", f"{path}.type")
+
+
+def _joined(given: str | Iterable[InnerText]) -> str:
+    return given if isinstance(given, str) else "".join(part.text for part in given)
+
+
+class Thoughts(Body):
+    """A message with reasoning, under any of the names that APIs and clients have for it."""
+
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_thought(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not any(name in data for name in _THOUGHT_FIELDS):
+            return data
+        rest = {name: value for name, value in data.items() if name not in _THOUGHT_FIELDS}
+        return rest | {"reasoning_content": data.get("reasoning_content") or thought_of(data)}
+
+
+def thought_of(message: Mapping[str, Any]) -> str | None:
+    """The reasoning in the fields of a message, of the first that has any."""
+    for name in _THOUGHT_FIELDS:
+        value = message.get(name)
+        if isinstance(value, list):
+            blocks = (one for one in value[:MAX_PARTS] if isinstance(one, Mapping))
+            texts = (one.get("thinking") or one.get("text") or one.get("summary") for one in blocks)
+            value = "".join(text for text in texts if isinstance(text, str))
+        if isinstance(value, str) and value:
+            return value
+    return None

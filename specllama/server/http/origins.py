@@ -1,0 +1,79 @@
+"""Origins of web pages that may use the server, as patterns. Knows no requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from specllama.errors import UsageError
+
+LOCAL = (
+    *(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "[::1]")),
+    *(f"{scheme}://*.localhost:*" for scheme in ("http", "https")),
+    "app://*",
+    "tauri://*",
+    "vscode-webview://*",
+)
+"""Pages and programs with pages on this machine."""
+_PATTERN = re.compile(
+    r"(?:([a-z][a-z0-9+.-]*|\*)://)?(\*|(?:\*\.)?[^\s/:*?#@\[\]]+|\[[0-9a-f:.]+\])?(?::(\d{1,5}|\*))?"
+)
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@]*?)(?::(\d{1,5}))?")
+_PORTS = {"http": "80", "https": "443"}
+_FORM = (
+    "an origin is https://example.org, http://localhost:3000, app://, or has * for any part; * alone is all"
+)
+
+
+class Origins:
+    """A set of origins. patterns: as in `_FORM`; without a scheme they are of http and https. Raises
+    UsageError for others.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._all = "*" in (pattern.strip() for pattern in patterns)
+        self._null = "null" in (pattern.strip() for pattern in patterns)
+        self._patterns = [_parsed(p) for p in patterns if p.strip() not in ("*", "null")]
+
+    def __contains__(self, origin: str) -> bool:
+        """origin: the value of a request's header."""
+        origin = origin.strip().rstrip("/").lower()
+        if self._all or origin == "null":
+            return self._all or self._null
+        found = _ORIGIN.fullmatch(f"{origin}//" if origin.endswith(":") else origin)
+        if found is None:
+            return False
+        scheme, host, port = found[1], found[2], found[3] or _PORTS.get(found[1], "")
+        return any(_fits(pattern, scheme, host, port) for pattern in self._patterns)
+
+
+def _parsed(pattern: str) -> tuple[tuple[str, ...], str, str]:
+    """(Schemes, host, port) of a pattern, "*" for any. Raises UsageError."""
+    text = pattern.strip().lower()
+    found = _PATTERN.fullmatch(text if text.endswith("://") else text.rstrip("/"))
+    scheme, host, port = found.groups() if found else (None, None, None)
+    if not found or (host is None and (scheme is None or port is not None)):
+        raise UsageError(f"{pattern[:200]!r} is no origin", _FORM, option="allowed_origin")
+    if host is None and scheme in _PORTS:
+        raise UsageError(f"{pattern[:200]!r} is no origin, it names no host", _FORM, option="allowed_origin")
+    schemes = ("http", "https") if scheme is None else (scheme,)
+    return schemes, _ascii(host or "*"), port or ("*" if host in (None, "*") else "")
+
+
+def _fits(pattern: tuple[tuple[str, ...], str, str], scheme: str, host: str, port: str) -> bool:
+    schemes, name, wanted = pattern
+    if "*" not in schemes and scheme not in schemes:
+        return False
+    if wanted not in ("*", port) and (wanted or port != _PORTS.get(scheme, "")):
+        return False
+    if name.startswith("*."):
+        return host.endswith(name[1:])
+    return name in ("*", host)
+
+
+def _ascii(host: str) -> str:
+    """A name as browsers send it."""
+    try:
+        return host if host.isascii() else host.encode("idna").decode()
+    except UnicodeError:
+        return host

@@ -1,0 +1,1 @@
+"""GBNF, the grammars of llama.cpp: read as its parser reads them, written as llguidance's Lark."""

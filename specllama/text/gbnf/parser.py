@@ -1,0 +1,295 @@
+"""Reads GBNF as llama.cpp does (src/llama-grammar.cpp: the same syntax, limits and refusals).
+
+Knows a vocabulary only for the tokens that a grammar names, and nothing of masks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+from specllama.errors import UsageError
+from specllama.text.gbnf.left_recursion import left_recursive
+from specllama.text.gbnf.nodes import (
+    ANY,
+    Alternatives,
+    Chars,
+    Literal,
+    Node,
+    Repeat,
+    RuleRef,
+    Rules,
+    Sequence,
+    TokenRef,
+    char,
+    char_set,
+    descendants,
+    is_text,
+)
+
+MAX_REPETITION = 2000
+"""More repetitions at least are refused; more at most are without end. Nested ones are multiplied."""
+MAX_DEPTH = 100  # of groups; llama.cpp has no limit but its stack
+_DIGITS = re.compile("[0-9]*")
+_WORD = re.compile("[0-9A-Za-z-]*")  # no "_", which llama.cpp keeps for names of its own
+_PLAIN = re.compile(r'[^"\\]*')
+_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", **{c: c for c in '\\"[]-'}}
+_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
+
+
+def parse(text: str, token_id: Callable[[str], int | None]) -> Rules:
+    """The rules of a grammar by name, `root` among them: each a Alternatives of Sequences.
+
+    token_id: the id of the token that a text such as `<think>` is as a whole, None if it is not one token.
+    Raises UsageError where llama.cpp refuses the grammar, and for a repetition whose end is below its start,
+    with which llama.cpp does not come back.
+    """
+    parser = _Parser(text, token_id)
+    rules = parser.rules()
+    nodes = [node for part in (*rules.values(), *parser.dropped) for node in descendants(part)]
+    refs = (node.name for node in nodes if isinstance(node, RuleRef))
+    missing = next((name for name in refs if name not in rules), None)
+    if missing is not None:
+        raise _refused(f"there is no rule {missing!r}")
+    if "root" not in rules:
+        raise _refused("there is no rule 'root', with which llama.cpp begins")
+    if (why := left_recursive(rules, nodes)) is not None:
+        raise _refused(why)
+    return rules
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(f"the grammar cannot be used: {why}")
+
+
+class _Parser:
+    """dropped: what is repeated zero times, of which llama.cpp checks the rules all the same."""
+
+    def __init__(self, text: str, token_id: Callable[[str], int | None]) -> None:
+        self._text, self._token_id = text, token_id
+        self.dropped: list[Node] = []
+        self._at, self._depth = 0, 0
+        self._names: set[str] = set()
+        self._n_made = 0  # rules that llama.cpp makes for groups and repetitions
+
+    def rules(self) -> Rules:
+        found: Rules = {}
+        self._space(newlines=True)
+        while self._here():
+            name = self._name()
+            self._space(newlines=False)
+            if not self._take("::="):
+                self._expected("::=" + (" (a rule's name has letters, digits and -)" * (self._here() == "_")))
+            self._space(newlines=True)
+            found[name] = self._choice(nested=False)
+            if not (self._take("\r\n") or self._take("\r") or self._take("\n")) and self._here():
+                self._expected("the end of the line")
+            self._space(newlines=True)
+        return found
+
+    def _choice(self, nested: bool) -> Alternatives:
+        options = [self._sequence(nested)]
+        while self._take("|"):
+            self._space(newlines=True)
+            options.append(self._sequence(nested))
+        return Alternatives(tuple(options))
+
+    def _sequence(self, nested: bool) -> Sequence:
+        items: list[Node] = []
+        n_rules, repeatable = 1, False  # of the last item
+        while True:
+            here = self._here()
+            if here and here in "*+?{":
+                least, most = self._times(nested)
+                if not repeatable:
+                    self._expected(f"something to repeat before {here}")
+                n_rules = self._limited(n_rules, least, most)
+                if most == 0:
+                    self.dropped.append(items.pop())
+                    repeatable = False
+                else:
+                    items[-1] = Repeat(items[-1], least, most)
+                continue
+            n_before = self._n_symbols
+            item = self._item(here)
+            if item is None:
+                return Sequence(tuple(items))
+            self._space(nested)
+            n_rules = max(1, self._n_symbols - n_before) if isinstance(item, Alternatives) else 1
+            repeatable = item != Sequence(())
+            if repeatable:
+                items.append(item)
+
+    def _item(self, here: str) -> Node | None:
+        """The next item; a literal without characters is an empty Sequence. None: no item begins here."""
+        if here == '"':
+            return self._literal()
+        if here == "[":
+            return self._char_class()
+        if here == "<" or here == "!":
+            return self._token()
+        if here == "(":
+            return self._group()
+        if here == ".":
+            self._at += 1
+            return Chars(ANY)
+        return RuleRef(self._name()) if _WORD.fullmatch(here or "!") else None
+
+    def _literal(self) -> Node:
+        self._at += 1
+        codes = list[int]()
+        while not self._take('"'):
+            plain = self._run_of(_PLAIN)
+            codes += map(ord, plain) if plain else [self._char()]
+        if len(codes) > 1 and all(map(is_text, codes)):
+            return Literal("".join(map(chr, codes)))
+        return char(codes[0]) if len(codes) == 1 else Sequence(tuple(map(char, codes)))
+
+    def _char_class(self) -> Node:
+        self._at += 1
+        negated = self._take("^")
+        ranges = []
+        while not self._take("]"):
+            low = high = self._char()
+            if self._here() == "-" and not self._text.startswith("-]", self._at):
+                self._at += 1
+                high = self._char()
+            ranges.append((low, high))
+        return char_set(ranges, negated) if ranges else Sequence(())  # [] and [^] match the empty text
+
+    def _char(self) -> int:
+        """The code point of a character or an escape."""
+        here = self._here()
+        if not here:
+            self._expected("the end of a literal")
+        self._at += 1
+        if here != "\\":
+            return ord(here)
+        kind = self._here()
+        if kind in _ESCAPES:
+            self._at += 1
+            return ord(_ESCAPES[kind])
+        n = _HEX_ESCAPES.get(kind)
+        if n is None:
+            self._expected('one of the escapes \\x \\u \\U \\t \\r \\n \\\\ \\" \\[ \\] \\-')
+        digits = self._text[self._at + 1 : self._at + 1 + n]
+        if len(digits) < n or any(d not in "0123456789abcdefABCDEF" for d in digits):
+            self._expected(f"{n} hexadecimal digits after \\{kind}")
+        self._at += 1 + n
+        return int(digits, 16)
+
+    def _token(self) -> Node:
+        negated, start = self._take("!"), self._at
+        if not self._take("<"):
+            self._expected("< of a token after !")
+        if self._take("["):
+            found = self._int()
+            if found >= 1 << 32:
+                self._expected("the id of a token, which has 32 bits")
+            if not self._take("]>"):
+                self._expected("]>")
+            return TokenRef(found, negated)
+        end = self._text.find(">", self._at)
+        if end < 0:
+            self._expected("> of a token")
+        self._at = end + 1
+        text = self._text[start : self._at]
+        known = self._token_id(text)
+        if known is None:
+            raise _refused(f"{text[:60]} is not one token of this model's vocabulary ({self._place(start)})")
+        return TokenRef(known, negated)
+
+    def _group(self) -> Alternatives:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _refused(f"groups are nested deeper than {MAX_DEPTH} levels ({self._place(self._at)})")
+        self._at += 1
+        self._n_made += 1
+        self._space(newlines=True)
+        found = self._choice(nested=True)
+        if not self._take(")"):
+            self._expected("a closing parenthesis")
+        self._depth -= 1
+        return found
+
+    def _times(self, nested: bool) -> tuple[int, int | None]:
+        """The least and the most repetitions that an operator asks for."""
+        here, start = self._here(), self._at
+        self._at += 1
+        self._space(nested)
+        if here != "{":
+            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[here]
+        least = most = self._int()
+        self._space(nested)
+        unbounded = False
+        if self._take(","):
+            self._space(nested)
+            unbounded = not _DIGITS.fullmatch(self._here() or "!")
+            most = least if unbounded else self._int()
+            self._space(nested)
+        if not self._take("}"):
+            self._expected("a comma or a closing brace")
+        self._space(nested)
+        if least > MAX_REPETITION:
+            raise _refused(f"more than {MAX_REPETITION} repetitions ({self._place(start)})")
+        if unbounded or most > MAX_REPETITION:
+            return least, None
+        if most < least:
+            raise _refused(f"a repetition of at least {least} and at most {most} ({self._place(start)})")
+        return least, most
+
+    def _limited(self, n_rules: int, least: int, most: int | None) -> int:
+        """The rules of the repeated item, which llama.cpp bounds."""
+        n_rules *= most or least or 1
+        if n_rules > MAX_REPETITION:
+            raise _refused(
+                f"nested repetitions make more than {MAX_REPETITION} rules ({self._place(self._at)})"
+            )
+        self._n_made += 1 if most is None else most - least
+        return n_rules
+
+    @property
+    def _n_symbols(self) -> int:
+        return len(self._names) + self._n_made
+
+    def _name(self) -> str:
+        found = self._run_of(_WORD)
+        if not found:
+            self._expected("the name of a rule")
+        self._names.add(found)
+        return found
+
+    def _int(self) -> int:
+        found = self._run_of(_DIGITS)
+        significant = found.lstrip("0")[:21]  # Python converts no number of thousands of digits
+        if not found or int(significant or "0") >= 1 << 64:
+            self._expected("a number of at most 64 bits")
+        return int(significant or "0")
+
+    def _run_of(self, characters: re.Pattern[str]) -> str:
+        """All characters that match from here."""
+        match = characters.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        return match[0]
+
+    def _space(self, newlines: bool) -> None:
+        self._run_of(_LINES if newlines else _SPACE)
+
+    def _here(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, text: str) -> bool:
+        found = self._text.startswith(text, self._at)
+        self._at += len(text) * found
+        return found
+
+    def _expected(self, what: str) -> NoReturn:
+        raise _refused(f"expected {what} ({self._place(self._at)})")
+
+    def _place(self, at: int) -> str:
+        line = self._text.count("\n", 0, at) + 1
+        return f"line {line}, column {at - self._text.rfind(chr(10), 0, at)}"

@@ -1,0 +1,112 @@
+"""How the texts of exact requests are decoded here: by single rows where those of batches are bit-equal, else
+by width (core/exact.py). Finds out what is not known, and stores it, so that a later process does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from specllama.core.engine import Engine
+from specllama.core.exact import DEFAULT_WIDTH, ExactRows, best_chunk, best_width
+from specllama.core.interfaces import BatchRow
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.width_changes import Place
+from specllama.core.slots import empty
+from specllama.errors import Note, UsageError, option
+from specllama.worker.calibrate import TIMED
+from specllama.worker.idle import IdleMeasurer
+from specllama.worker.loader import Loaded
+
+_CURVE_SECONDS = 2.0  # of timing widths, once for a model
+
+
+class ExactMode:
+    """Sets `Engine.exact_rows`. notes: for the user; empty until `decide` was called. decided: whether it
+    was. clock: seconds.
+
+    Raises UsageError at construction for a width that does not fit a decode.
+    """
+
+    def __init__(
+        self, loaded: Loaded, engine: Engine, idle: IdleMeasurer, clock: Callable[[], float]
+    ) -> None:
+        self._loaded, self._engine, self._idle, self._clock = loaded, engine, idle, clock
+        self.decided, self.notes = False, list[Note]()
+        given, most = loaded.settings.exact_width, widest(loaded)
+        if given is not None and given > most:
+            problem = f"a decode of this model has at most {most} rows here, not {given}"
+            raise UsageError(problem, option="exact_width")
+
+    def decide(self) -> None:
+        """Decide once, while the engine is idle."""
+        if self.decided:
+            return
+        self.decided = True
+        self._idle.measure_epsilon()
+        given, profile = self._loaded.settings.exact_width, self._loaded.profile
+        limit, epsilon = profile.row_limit(len(self._engine.slots), exact=True)
+        if given is None and (limit is not None and epsilon == 0):
+            return
+        rows = self._rows(given)
+        self._engine.exact_rows = rows
+        self.notes = [Note(note) for note in _notes(rows, len(self._engine.slots), self._loaded)]
+
+    def _rows(self, given: int | None) -> ExactRows:
+        """The rows of decodes: as given, as stored, or those that promise most."""
+        loaded, most = self._loaded, widest(self._loaded)
+        profile, context = loaded.profile, loaded.context
+        stored = profile.exact_rows
+        if stored is not None and stored.width > most:
+            stored = None  # it was stored for other settings
+        if given is not None:
+            return ExactRows(given, stored.chunk if stored is not None else best_chunk(inf, context.n_batch))
+        if stored is not None:
+            return stored
+        if not profile.keep:  # nothing that was measured here could be repeated
+            return ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
+        width = best_width(self._curve(most), most) or min(DEFAULT_WIDTH, most)
+        row_seconds = self._engine.row_seconds
+        rows = ExactRows(width, best_chunk(inf if row_seconds is None else row_seconds, context.n_batch))
+        profile.store_exact_rows(rows)
+        return rows
+
+    def _curve(self, most: int) -> CostCurve:
+        """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time."""
+        context, curve, began = self._loaded.context, CostCurve(), self._clock()
+        for slot in self._engine.slots:
+            empty(context, slot)
+        self._engine.policy.interrupted()
+        token = max(0, self._loaded.model.bos_id)
+        for n in (n for n in TIMED if n <= most):
+            for _ in range(Place.STEADY):
+                if self._clock() - began > _CURVE_SECONDS:
+                    return curve
+                started = self._clock()
+                context.decode([BatchRow(token, i, 0, True) for i in range(n)])
+                curve.observe(n, self._clock() - started)
+                context.truncate(0, 0)
+        return curve
+
+
+def widest(loaded: Loaded) -> int:
+    """The most rows of a decode, all of the same width, whose rejected rows can be removed again."""
+    context, s = loaded.context, loaded.settings.target
+    if not context.can_pad:
+        return 1
+    return min(context.n_outputs_max, context.n_batch, s.n_ubatch, context.max_rollback + 1)
+
+
+def _notes(rows: ExactRows, n_slots: int, loaded: Loaded) -> list[str]:
+    notes = []
+    if rows.width == 1:
+        why = "" if loaded.context.can_pad else ", as this model's memory cannot remove further rows again"
+        notes.append(f"{option('exact')} decodes row by row here{why}: nothing is drafted")
+    else:
+        notes.append(
+            f"{option('exact')}: every decode has {rows.width} rows, since single rows and batches round "
+            f"differently here; {option('exact_width', rows.width)} gives the same texts elsewhere"
+        )
+    if n_slots > 1:
+        notes.append(f"{option('exact')}: texts are written one after another")
+    return notes

@@ -1,0 +1,65 @@
+"""`--exact` without specllama's kernels, where batches round differently: all decodes have one width, and the
+text is the same with and without drafts.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from specllama.data import EMBEDDED_DRAFT
+from tests.support.command import Command, CommandLine, assert_error
+
+WITHOUT = {"SPECLLAMA_KERNELS": "off"}
+CODE = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n"
+PROMPTS = (f"Rename `result` to `payload` in this code:\n{CODE}", "Explain what zip() does.")
+DRAFTS = ("--draft-max", "auto"), ("--draft-max", "5"), ("--draft-max", "0")
+
+
+def line(prompt: str, *args: str, n: int = 90, **env: str) -> CommandLine:
+    asked = ("-p", prompt, "-s", "3", "-n", str(n), "--ignore-eos", "--json", "--exact-width", "8")
+    models = ("-m", "pydoc", "-md", str(EMBEDDED_DRAFT))
+    return CommandLine(("run", *asked, *models, *args), WITHOUT | env)
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_text_is_the_same_with_and_without_drafts(command: Command, temperature: str) -> None:
+    lines = [line(p, "--temp", temperature, *d) for p, d in itertools.product(PROMPTS, DRAFTS)]
+    found = [result.json for result in command.batch(*lines)]
+    for texts in (found[:3], found[3:]):
+        assert len({tuple(one["tokens"]) for one in texts}) == 1
+        assert texts[1]["n_drafted"] > 20
+        assert texts[2]["n_drafted"] == 0
+        assert [one["exact_width"] for one in texts] == [8, 8, 8]
+
+
+def test_the_width_is_chosen_once_and_kept(command: Command, tmp_path) -> None:
+    asked = ("-p", PROMPTS[0], "-s", "1", "-n", "30", "--json", "-m", "pydoc", "--exact")
+    # On one thread llama.cpp's rows are bit-equal.
+    env = WITHOUT | {"SPECLLAMA_CACHE": str(tmp_path), "SPECLLAMA_N_THREADS": "2"}
+    first = command.batch(CommandLine(("run", *asked), env))[0]
+    again = command.batch(CommandLine(("run", *asked, "--draft-max", "0"), env))[0]
+    assert first.json["exact_width"] == again.json["exact_width"] > 1
+    assert first.json["tokens"] == again.json["tokens"]
+    assert f"exact: every decode has {first.json['exact_width']} rows" in first.err
+
+
+def test_nothing_changes_where_rows_are_bit_equal(command: Command) -> None:
+    result = command("run", "-p", PROMPTS[0], "-n", "20", "--json", "-m", "pydoc", "--exact")
+    if "kernels are not used" not in result.err:
+        assert "exact_width" not in result.json
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--exact-width", "0"), ("--exact-width",)),
+        (("--exact-width", "300"), ("at most 65 rows", "--exact-width")),
+        (("--exact-width", "9", "-ub", "8"), ("at most 8 rows", "--exact-width")),
+        (("--exact-width", "many"), ("--exact-width",)),
+    ],
+)
+def test_impossible_widths_are_refused(command: Command, args, words) -> None:
+    asked = ("run", "-p", "hi", "-n", "5", "-m", "pydoc", *args)
+    assert_error(command.batch(CommandLine(asked, WITHOUT))[0], 2, *words)

@@ -1,0 +1,119 @@
+"""Where the prompt of `run` comes from, and names and flags that people bring from other programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.cli.llama_cpp_flags import without_them
+from specllama.config.options import RUN
+from specllama.errors import UsageError
+from tests.support.command import Command, assert_error
+
+TEXT = "What does zip do?\nGrüße, 日本"
+FEW = ("--temp", "0", "-n", "3", "--no-calibrate", "--json")
+
+
+def test_files_of_all_kinds_and_pipes_give_the_same_prompt(shared: Command) -> None:
+    texts = {
+        "plain": TEXT.encode(), "newline": f"{TEXT}\n".encode(), "mark": TEXT.encode("utf-8-sig"),
+        "utf-16": TEXT.encode("utf-16"), "crlf": f"{TEXT}\r\n".encode(),
+    }  # fmt: skip
+    for name, data in texts.items():
+        (shared.home / name).write_bytes(data)
+    lines = [("-p", TEXT), TEXT.split(" "), *(("-f", name) for name in texts), ("-f", "~/plain")]
+    found = shared.many(*(("run", *FEW, *line) for line in lines))
+    found += [shared("run", *FEW, *line, stdin=texts["mark"] + b"\n") for line in ((), ("-f", "-"))]
+    assert [result.code for result in found] == [0] * len(found)
+    assert len({(result.json["n_prompt"], *result.json["tokens"]) for result in found}) == 1
+
+
+def test_what_is_piped_or_in_a_file_is_appended_to_the_prompt(shared: Command) -> None:
+    (shared.home / "code.py").write_text("print(1)\n")
+    code = b"print(1)\n"
+    ask = ("run", *FEW, "-p", "Explain this")
+    expected, both = shared.many(
+        [*ask[:-1], "Explain this\n\nprint(1)"], [*ask[:-1], "Explain this\n\nprint(1)\n\nx"]
+    )
+    found = [
+        shared(*ask, stdin=code),
+        shared(*ask, "-f", "code.py"),
+        shared("run", *FEW, "Explain", "this", "-f", "-", stdin=code),
+    ]
+    assert [result.json["n_prompt"] for result in found] == [expected.json["n_prompt"]] * 3
+    assert len({tuple(result.json["tokens"]) for result in [*found, expected]}) == 1
+    assert shared(*ask, "-f", "code.py", stdin=b"x").json["n_prompt"] == both.json["n_prompt"]
+    raw = shared("run", *FEW, "--raw", "-p", "def f():", stdin=b"\n    pass")
+    assert raw.json["n_prompt"] == shared("run", *FEW, "--raw", "-p", r"def f():\n    pass").json["n_prompt"]
+
+
+def test_escapes_are_processed_unless_they_are_not_wanted(shared: Command) -> None:
+    (shared.home / "escapes").write_text(r"a\nb")
+    lines = [
+        (r"a\nb",), ("--no-escape", r"a\nb"), ("-f", "escapes"), ("-f", "escapes", "-e"), ("a\nb",),
+        ("--raw", "-p", "a:", "-n", "40", "--ignore-eos", "-r", r"\n"),
+    ]  # fmt: skip
+    new, kept, file, escaped, real, stopped = shared.many(*(("run", *FEW, *line) for line in lines))
+    assert new.json["n_prompt"] == escaped.json["n_prompt"] == real.json["n_prompt"]
+    assert kept.json["n_prompt"] == file.json["n_prompt"] > real.json["n_prompt"]
+    assert "\n" not in stopped.json["text"]
+    assert stopped.json["finish_reason"] == "stop"
+
+
+def test_quiet_leaves_the_answer_alone(shared: Command) -> None:
+    result = shared("run", "-q", "zip", "-n", "3", "--no-calibrate", "--color", "auto")
+    assert (result.code, bool(result.raw)) == (0, True)
+    assert result.lines == ["note: --color of llama.cpp: not needed here, left out"]
+    assert shared("run", "-q", "zip", "-n", "3", "--no-calibrate").err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "needles"),
+    [
+        ("run llama3.2", ("'llama3.2' looks like the name of a model", "-m llama3.2", "chat -m llama3.2")),
+        ("run qwen3:8b Who wrote Faust?", ('-p "Who wrote Faust?"',)),
+        ("run user/repo-GGUF hello", ("-m user/repo-GGUF",)),
+        ("run -p Who wrote Faust?", ("two prompts", "'wrote Faust?'", "quotation marks")),
+        ("chat hello", ("unexpected extra argument", "chat -m NAME", "specllama run TEXT")),
+        ("serve llama3.2", ("unexpected extra argument", "serve -m NAME")),
+        ("run -p x -cnv", ("no such option: -cnv", "specllama chat")),
+        ("run -p x -sysf a.txt", ("no such option: -sysf", "-sys")),
+        ("run -p x -fa", ("-fa needs a value: on, off or auto",)),
+        ("chat -fa -n 3", ("-fa needs a value: on, off or auto",)),
+        ("run --reasoning -p x", ("--reasoning needs a value",)),
+    ],
+)  # fmt: skip
+def test_what_other_programs_take_is_answered_with_a_way(shared: Command, line: str, needles) -> None:
+    assert_error(shared(*line.split(" ")), 2, *needles)
+
+
+def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
+    line = [
+        "run",
+        "-p",
+        "--color",
+        "--color",
+        "--no-perf",
+        "-lv",
+        "3",
+        "--jinja",
+        "-n",
+        "3",
+        "--color",
+        "off",
+        "--",
+        "--color",
+    ]
+    kept, dropped = without_them(line, RUN)
+    assert kept == ["run", "-p", "--color", "-n", "3", "--", "--color"]
+    assert dropped == ["--color", "--no-perf", "-lv", "--jinja", "--color"]
+    assert without_them(["pull", "--color"], RUN) == (["pull", "--color"], [])
+    with pytest.raises(UsageError, match="--samplers"):
+        without_them(["serve", "--samplers", "top_k"], RUN)
+
+
+def test_list_shows_the_models_on_disk(shared: Command) -> None:
+    found = shared.many(["list"], ["models", "list"], ["models"])
+    assert found[0].raw == found[1].raw
+    assert "the embedded pair" in found[0].out
+    assert found[2].out.startswith(found[0].out)
+    assert len(found[2].out) > 4 * len(found[0].out)
