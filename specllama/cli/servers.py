@@ -84,7 +84,9 @@ def stop(given: Mapping[str, Any]) -> int:
 
 
 def _chosen(found: Sequence[RunningServer], name: str | None, all_: bool) -> list[RunningServer]:
-    if not found:
+    if not found and all_:
+        console.data("no server runs\n")
+    elif not found:
         raise NotFoundError("no server runs")
     if all_:
         if name is not None:

@@ -387,6 +387,7 @@ CHATTING = table(
     row("tools", "--tools", str, "tools that the model may call, as JSON; you type the results", "FILE"),
     stored=False,
 )
+CHATTING += table("Chat", row("no_history", "--no-history", bool, "do not keep typed lines for later chats"))
 SERVING = table(
     "Server",
     row(
@@ -511,7 +512,7 @@ SERVE = [
     *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]),
     *LOG,
 ]
-STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
+STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *CHATTING, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
 LONG_FLAGS: Mapping[str, str] = {
     name: o.name
@@ -547,7 +548,7 @@ USERS_ONLY = frozenset(
         "cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft",
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
-        "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
+        "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
         "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
         "root_path",
     )

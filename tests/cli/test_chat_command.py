@@ -457,8 +457,15 @@ class TestTerminal:
             assert user.expect(LINE)[1] == "1"
             user.prompt()
             user.type(CTRL_D)
+            user.expect("2 turns not saved: type the name of a file that keeps the conversation, or Enter")
+            user.enter("no/such/folder/x.json")
+            user.expect("cannot be written")
+            user.expect("2 turns not saved")
+            user.enter("kept.json")
+            user.expect("2 turns saved in")
             assert user.wait() == 0
             assert user.restored()
+            assert len(json.loads((command.home / "kept.json").read_text())["messages"]) == 4
             assert f"{DIM}{first.group()[:6]}" not in user.seen
             assert re.search(re.escape(DIM) + r"[^\x1b]*prompt \d+ evaluated", user.seen)
         with Terminal(command, *FEW, env={"NO_COLOR": "1"}) as user:
@@ -471,11 +478,41 @@ class TestTerminal:
             user.expect(LINE)
             user.prompt()
             user.enter("/exit")
+            user.expect("1 turn not saved")
+            user.prompt()
+            user.type(CTRL_D)
             assert user.wait() == 0
             assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", user.seen)
         history = command.cache / "chat_history"
         assert history.stat().st_mode & 0o777 == 0o600
         assert history.read_text().count("list.sort") == 2
+
+    def test_what_is_loaded_is_said_and_shown(self, shared: Command) -> None:
+        arguments = ("-n", "8", "-s", "1", "--temp", "0.5", "--no-calibrate", "--no-history")
+        with Terminal(shared, *arguments, "-sys", "Be brief.") as user:
+            user.prompt()
+            user.ask("What is zip?")
+            user.prompt()
+            answer = user.text().split("What is zip?")[-1].split("t/s")[0].split("\n")[-2].strip()
+            user.enter("/save one.json")
+            user.expect("1 turn saved in")
+            user.prompt()
+            user.enter("/system Be long.")
+            user.prompt()
+            user.enter("/set top_k 7")
+            user.prompt()
+            user.enter("/load one.json")
+            user.expect("1 turn loaded from one.json")
+            user.expect("system message: Be brief.")
+            user.expect("the system message before is left out: Be long.")
+            user.expect("parameters: .*temperature 0.5")
+            user.expect("back to the defaults: top_k")
+            user.expect("> What is zip[?]")
+            user.expect(re.escape(answer[:40]))
+            user.prompt()
+            user.enter("/exit")
+            assert user.wait() == 0  # nothing is unsaved, so that nothing is asked
+        assert not (shared.cache / "chat_history").exists()
 
     def test_ctrl_c_stops_the_answer_and_keeps_it(self, shared: Command) -> None:
         with Terminal(shared, "--no-calibrate", "-n", "-2", "-c", "8192", "-s", "3") as user:
@@ -691,6 +728,8 @@ class TestTerminal:
             user.type(CTRL_C)
             user.expect("/exit leaves")
             user.type("/exit\n")
+            user.expect("1 turn not saved")
+            user.type("\n")
             assert user.wait() == 0
             assert "\x1b" not in user.seen
 

@@ -67,6 +67,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "python -m scripts.": "the same",
     "specllama launch": "needs the clients; tests/cli/test_launch.py has some of its own",
     "specllama serve": "runs below, at a free port",
+    "git pull": "changes the checkout",
     "curl": "runs below, against a server",
 }
 QUIET = ("export", "specllama models verify")  # nothing to say on stdout

@@ -79,4 +79,5 @@ def test_by_which_names_a_server_is_found() -> None:
     with pytest.raises(NotFoundError, match="no server b runs"):
         _chosen([one], "b", all_=False)
     with pytest.raises(NotFoundError):
-        _chosen([], None, all_=True)
+        _chosen([], None, all_=False)
+    assert _chosen([], None, all_=True) == []

@@ -23,6 +23,7 @@ from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.tools import read_tools
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
+from specllama.cli.formatting import counted
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
@@ -56,7 +57,7 @@ def chat(given: Mapping[str, Any]) -> int:
         if log is not None:
             stack.enter_context(log)
         engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
-        reader = _reader()  # while the engine process starts
+        reader = _reader(keeps=not values.get("no_history", False))  # while the engine process starts
         engine.measure_when_idle, engine.tools = reader.interactive, tools
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)
@@ -74,8 +75,9 @@ def chat(given: Mapping[str, Any]) -> int:
         return code
 
 
-def _reader() -> InputReader:
-    """A line editor where messages are typed at a terminal that supports it; else plain lines.
+def _reader(keeps: bool) -> InputReader:
+    """A line editor where messages are typed at a terminal that supports it; else plain lines. keeps: whether
+    what is typed is kept for later chats.
 
     Where stdout is no terminal, as in a pipe to tee, the editor draws on stderr or on the terminal itself: it
     has no limit on the length of a line, which terminals have.
@@ -86,7 +88,7 @@ def _reader() -> InputReader:
     from specllama.cli.chat.history import HistoryFile
     from specllama.cli.chat.terminal import TerminalReader
 
-    return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history"), editor)
+    return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history", keeps), editor)
 
 
 def _drawable() -> TextIO | None:
@@ -139,11 +141,14 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
         try:
             typed = reader.read()
             if typed is None:
+                _offer_to_save(session, reader)
                 return code
             _act_on(session, typed)
         except LeaveError as leave:
             if leave.code:
                 session.rescue()
+            else:
+                _offer_to_save(session, reader)
             return leave.code or code
         except EngineDiedError:
             raise
@@ -155,6 +160,23 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
             if not session.interactive:
                 raise
             console.note("Ctrl-D or /exit leaves")
+
+
+def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
+    """Ask whoever leaves for a file, where the conversation is not saved. Ctrl-C and Ctrl-D leave at once."""
+    while session.interactive and session.unsaved:
+        n = counted(len(session.conversation.turns), "turn")
+        console.note(f"{n} not saved: type the name of a file that keeps the conversation, or Enter for none")
+        try:
+            name = reader.read_name().removeprefix("/save ")
+            if not name:
+                return
+            session.save(name)
+        except SpecllamaError as error:
+            shown = error.spelled(console.as_flag)
+            console.error(visible(shown.message), visible(shown.hint))
+        except KeyboardInterrupt:
+            return
 
 
 def _act_on(session: ChatSession, typed: UserInput) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specllama.cli import console
 from specllama.cli.chat.engine import LeaveError
-from specllama.cli.chat.file import read, write
+from specllama.cli.chat.file import read
 from specllama.cli.chat.input import FILE
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
@@ -90,10 +90,8 @@ def _regen(session: ChatSession, _rest: str) -> None:
 def _save(session: ChatSession, rest: str) -> None:
     name = rest or session.file
     if not name:
-        raise UsageError("/save needs the name of a file")
-    path = write(name, session.saved())
-    session.file, session.conversation.changed = name, False
-    console.note(f"{counted(len(session.conversation.turns), 'turn')} saved in {visible(str(path))}")
+        raise UsageError("/save needs the name of a file the first time")
+    session.save(name)
 
 
 def _load(session: ChatSession, rest: str) -> None:
@@ -150,7 +148,7 @@ COMMANDS: Mapping[str, Command] = {
     "/set": Command(_set, "[NAME VALUE]", "show or set sampling parameters; the value default unsets", NAMES),
     "/clear": Command(_clear, "", "forget the conversation"),
     "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
-    "/save": Command(_save, "[FILE]", "write the conversation to a file", (FILE,)),
+    "/save": Command(_save, "FILE", "write the conversation to a file; later without FILE", (FILE,)),
     "/load": Command(_load, "FILE", "continue the conversation of a file", (FILE,)),
     "/stats": Command(_stats, "", "the read-out of the last answer, and totals"),
     "/trim": Command(_trim, "[N]", "forget the oldest N turns (default: half of the conversation)"),

@@ -16,16 +16,18 @@ MAX_CHARACTERS = 20_000  # of an input; longer ones are not kept
 
 
 class HistoryFile:
-    """Inputs of earlier sessions, the oldest first. path: made when first written to."""
+    """Inputs of earlier sessions, the oldest first. path: made when first written to. keeps: False leaves the
+    file alone.
+    """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, keeps: bool = True) -> None:
+        self._path, self._keeps = path, keeps
 
     def read(self) -> list[str]:
         """The newest inputs; lines without one are skipped. A file that is too long is cut to the newest."""
         found: list[str] = []
         with contextlib.suppress(OSError):
-            if not self._path.is_file():
+            if not self._keeps or not self._path.is_file():
                 return []
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -42,7 +44,9 @@ class HistoryFile:
 
     def append(self, text: str) -> None:
         """Keep an input."""
-        if len(text) > MAX_CHARACTERS or (self._path.exists() and not self._path.is_file()):
+        if not self._keeps or len(text) > MAX_CHARACTERS:
+            return
+        if self._path.exists() and not self._path.is_file():
             return
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

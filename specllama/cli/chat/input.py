@@ -36,6 +36,9 @@ class InputReader(Protocol):
     def read(self) -> UserInput | None:
         """The next input, None at the end. Raises KeyboardInterrupt for Ctrl-C, unless it clears a line."""
 
+    def read_name(self) -> str:
+        """A line that is not kept for later chats, "" at the end. Raises KeyboardInterrupt as `read`."""
+
 
 def is_open(text: str) -> bool:
     """Whether the text begins with three quotation marks that are not closed yet."""
@@ -72,6 +75,9 @@ class LineReader:
             return None
         console.warning(f"the {QUOTES} was not closed; the message is sent as it is")
         return parse_input("\n".join(lines))
+
+    def read_name(self) -> str:
+        return (self._line(PROMPT) or "").strip()
 
     def _line(self, prompt: str) -> str | None:
         if self.interactive:

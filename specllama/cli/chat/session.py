@@ -11,11 +11,12 @@ from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine, LeaveError
-from specllama.cli.chat.file import Saved, rescue
+from specllama.cli.chat.file import Saved, rescue, write
+from specllama.cli.chat.input import PROMPT
 from specllama.cli.chat.screen import Screen
-from specllama.cli.chat.settings import refuse_logprobs
+from specllama.cli.chat.settings import refuse_logprobs, restored
 from specllama.cli.chat.stats import Totals, turn_line
-from specllama.cli.chat.tools import result_message, show_calls
+from specllama.cli.chat.tools import call_text, result_message, show_calls
 from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
@@ -58,12 +59,25 @@ class ChatSession:
         }
         return Saved(self.conversation, self.params, models)
 
+    def save(self, name: str) -> None:
+        """Write the conversation to a file. Raises UsageError, ResourceError."""
+        path = write(name, self.saved())
+        self.file, self.conversation.changed = name, False
+        console.note(f"{counted(len(self.conversation.turns), 'turn')} saved in {visible(str(path))}")
+
     def restore(self, saved: Saved, file: str, more: Mapping[str, Any] | None = None) -> None:
-        """Continue a conversation from a file, with its parameters. more: parameters that override those."""
+        """Continue a conversation from a file, with its system message and parameters, and show what has
+        changed with them, and the last turn. more: parameters that override those of the file.
+        """
         refuse_logprobs(saved.params)
+        system, params = self.conversation.system, self.params
         self.conversation, self.file = saved.conversation, file
         self.params = {**saved.params, **(more or {})}
         console.note(f"{counted(len(saved.conversation.turns), 'turn')} loaded from {visible(file)}")
+        for line in restored(system, params, self.conversation.system, self.params):
+            console.note(visible(line))
+        if self.interactive:
+            self._show_last()
         if saved.conversation.waiting:
             console.note("note: the last message has no answer; /regen asks for one")
         self.results = []
@@ -73,6 +87,23 @@ class ChatSession:
         name = then.get("name") if isinstance(then, dict) else None
         if isinstance(name, str) and name != now:
             console.note(f"note: it was held with {visible(name)[:80]}; {now} continues it")
+
+    def _show_last(self) -> None:
+        """Show the last message and its answer again."""
+        turns = self.conversation.turns
+        if len(turns) > 1:
+            self.screen.dim(f"{counted(len(turns) - 1, 'turn')} before this one:")
+        for turn in turns[-1:]:
+            text = turn.message or "".join(f"{result.get('content')}\n" for result in turn.results).rstrip(
+                "\n"
+            )
+            self.screen.dim(visible(f"{PROMPT}{text}"))
+            if turn.answer is not None:
+                self.screen.begin(GenerationResult())
+                self.screen.show(turn.answer, ((len(turn.answer), ""),))
+                for call in turn.calls:
+                    self.screen.line(visible(call_text(call)))
+                self.screen.end()
 
     def say(self, message: str) -> None:
         """Send a message and show its answer; a message without any answer is removed again.
@@ -181,6 +212,11 @@ class ChatSession:
                 raise LeaveError(INTERRUPTED)
         elif not answer.text and not answer.calls:
             self.screen.dim("the answer is empty")
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something was written that no file has."""
+        return self.conversation.changed and any(turn.answer is not None for turn in self.conversation.turns)
 
     def rescue(self) -> None:
         """Save unsaved changes, before an unexpected end."""

@@ -53,6 +53,23 @@ def shown(name: str, params: Mapping[str, Any], used: Mapping[str, Any]) -> str:
     return f"{name:18} {_text(used.get(name, getattr(SamplingParams(), name)))}"
 
 
+def restored(
+    system: str, params: Mapping[str, Any], now_system: str, now_params: Mapping[str, Any]
+) -> list[str]:
+    """Lines on a system message and parameters that take the place of others, and on what goes for them."""
+    lines = []
+    if now_system:
+        lines.append(f"system message: {_text(now_system)}")
+    if system and system != now_system:
+        lines.append(f"the system message before is left out: {_text(system)}")
+    if there := [f"{name} {_text(value)}" for name, value in now_params.items() if value is not None]:
+        lines.append(f"parameters: {', '.join(there)}")
+    gone = [name for name, value in params.items() if value is not None and now_params.get(name) is None]
+    if gone:
+        lines.append(f"back to the defaults: {', '.join(gone)}")
+    return lines
+
+
 def refuse_logprobs(params: Mapping[str, Any]) -> None:
     """Raises UsageError for logprobs, which a chat cannot show."""
     if params.get("logprobs") is not None:

@@ -33,12 +33,13 @@ class TerminalReader:
     interactive = True
 
     def __init__(self, words: Mapping[str, Iterable[str]], history: HistoryFile, screen: TextIO) -> None:
+        self._history = _History(history)
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
             prompt_continuation=CONTINUED,
             key_bindings=_keys(),
-            history=_History(history),
+            history=self._history,
             completer=_Commands(words),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
@@ -53,6 +54,15 @@ class TerminalReader:
                 return parse_input(self._session.prompt())
         except EOFError:
             return None
+
+    def read_name(self) -> str:
+        """A line that is not kept. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
+        self._history.keeps = False
+        try:
+            typed = self.read()
+        finally:
+            self._history.keeps = True
+        return typed.text.strip() if typed is not None else ""
 
 
 @contextlib.contextmanager
@@ -140,11 +150,11 @@ def _starting_with(start: str, words: Iterable[str]) -> Iterable[Completion]:
 
 
 class _History(History):
-    """The inputs of earlier sessions, from a file."""
+    """The inputs of earlier sessions, from a file. keeps: whether further ones are added to it."""
 
     def __init__(self, file: HistoryFile) -> None:
         super().__init__()
-        self._file = file
+        self._file, self.keeps = file, True
 
     def load_history_strings(self) -> Iterable[str]:
         """The newest first."""
@@ -152,4 +162,5 @@ class _History(History):
 
     def store_string(self, string: str) -> None:
         """Keep an input."""
-        self._file.append(string)
+        if self.keeps:
+            self._file.append(string)

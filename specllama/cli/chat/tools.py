@@ -43,6 +43,12 @@ def result_message(call: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
 
 
+def call_text(call: dict[str, Any]) -> str:
+    """A call of a conversation as `show_calls` shows it."""
+    function = call.get("function") or {}
+    return f"{function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})"
+
+
 def show_calls(screen: Screen, calls: Sequence[ReadCall]) -> list[dict[str, Any]]:
     """Show the calls in an answer, each on a line. Returns them as chat templates read them."""
     found = list[dict[str, Any]]()
