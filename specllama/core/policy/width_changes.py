@@ -43,6 +43,8 @@ class WidthChanges:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
+        self.n_filled = 0  # decodes in a row, up to the last one, whose further rows were of no use
+        self._n_after = 0  # decodes since the last interruption
         self.change = self.loading = False
         self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
         self._n_run = 0  # decodes of the last width in a row
@@ -62,6 +64,7 @@ class WidthChanges:
             self._changed = self.last > 0
             self.last, self._n_run, self._run, self._fresh = width, 0, [], not self._seen[width]
         self._n_run += 1
+        self._n_after += 1
         self._seen[width] += 1
         if self._n_run < Place.STEADY:
             self._run.append(seconds)
@@ -106,8 +109,17 @@ class WidthChanges:
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
-        self.last, self._n_run, self._run = 0, 0, []
+        self.last, self._n_run, self._run, self._n_after = 0, 0, [], 0
         self.version += 1
+
+    @property
+    def unavoidable(self) -> float:
+        """Seconds that the last decode took longer than a steady one whatever its width: as one of the first
+        two after an interruption, which decoding without drafts has too.
+        """
+        if not self.change or self._n_after > Place.SECOND:
+            return 0.0
+        return self.more(Place(self._n_after)) if self._n_after else 0.0
 
     def alike(self, place: Place) -> bool:
         """Whether a decode of this place takes as long as a steady one, as far as is known."""
@@ -146,10 +158,11 @@ class WidthChanges:
         """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
         as wide. table: seconds of a steady decode by rows, from 0 on.
 
-        What a change costs is spread over the decodes of a run, what loading a width costs over more.
+        What a change costs is spread over the decodes of a run, what loading a width costs over more. A text
+        that has not used the rows of this width for longer than a run is expected to go on so for as long.
         """
         c, last, seen = self.config, self.last, self._seen
-        spread = max(2.0, self.n_kept)
+        spread = max(2.0, self.n_kept, float(self.n_filled))
         change, stay = self.whole / spread, self.more(Place.SECOND) / spread if self._n_run == 1 else 0.0
         load = self.more(Place.LOADING) / c.loading_spread if self.loading else 0.0
         best, width = inf, 0
