@@ -354,7 +354,6 @@ class Planner(PolicyBase):
         plain_width = plain and width == costs.plain_width(active)
         costs.observe(width, done.verify_seconds, plain_width)
         changes, t1 = costs.changes, costs.predict(1)
-        changes.n_filled = changes.n_filled + 1 if plain and width > n_rows else 0
         steady = plain_width and changes.alike(changes.place)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:

@@ -43,7 +43,6 @@ class WidthChanges:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
-        self.n_filled = 0  # decodes in a row, up to the last one, whose further rows were of no use
         self._n_after = 0  # decodes since the last interruption
         self.change = self.loading = False
         self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
@@ -158,11 +157,10 @@ class WidthChanges:
         """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
         as wide. table: seconds of a steady decode by rows, from 0 on.
 
-        What a change costs is spread over the decodes of a run, what loading a width costs over more. A text
-        that has not used the rows of this width for longer than a run is expected to go on so for as long.
+        What a change costs is spread over the decodes of a run, what loading a width costs over more.
         """
         c, last, seen = self.config, self.last, self._seen
-        spread = max(2.0, self.n_kept, float(self.n_filled))
+        spread = max(2.0, self.n_kept)
         change, stay = self.whole / spread, self.more(Place.SECOND) / spread if self._n_run == 1 else 0.0
         load = self.more(Place.LOADING) / c.loading_spread if self.loading else 0.0
         best, width = inf, 0
