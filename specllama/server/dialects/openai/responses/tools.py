@@ -93,7 +93,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
 
 
-def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool | None) -> FlatTools:
+def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool) -> FlatTools:
     """The functions among the tools, and what the choice allows; one that is named is called once. Raises
     FieldError.
     """
