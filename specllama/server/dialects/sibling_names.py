@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from specllama.server.dialects.fields import supported
+
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}
 
@@ -31,13 +33,15 @@ def _meant(name: str, aliases: Mapping[str, str], own: Collection[str]) -> str:
 
 def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
     """A body with what stands in `options`, Ollama's place for it, next to the other fields, which count
-    first. own: names of fields that may stand there; others stay in `options`.
+    first. own: names of fields that may stand there; others stay in `options`. Raises FieldError for one that
+    is not supported.
     """
     options = data.get("options")
     if not isinstance(options, Mapping):
         return data
     known = {name: value for name, value in options.items() if _is_one(name, own)}
     rest = {name: value for name, value in options.items() if name not in known}
+    rest = supported(rest, (), "options.")
     found = {name: value for name, value in data.items() if name != "options"}
     return known | found | ({"options": rest} if rest else {})
 

@@ -13,9 +13,10 @@ from specllama.server.dialects.answer_forms import Format
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError, RequestBody
 from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation_of, no_images
+from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.parts import MAX_IMAGES
 from specllama.server.dialects.restriction import Given
 from specllama.server.dialects.sibling_names import as_options
 from specllama.server.dialects.structured import StructuredFields
