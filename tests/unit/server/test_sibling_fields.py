@@ -167,8 +167,9 @@ TOOLS: dict[str, Any] = {
     ],
 )
 def test_parallel_calls(api: str, fields: dict[str, Any], parallel: bool) -> None:
-    found = asked(api, tools=TOOLS[api], **fields)
-    assert found.tools == replace(asked(api, tools=TOOLS[api]).tools, parallel=parallel)
+    found, plain = asked(api, tools=TOOLS[api], **fields).tools, asked(api, tools=TOOLS[api]).tools
+    assert plain is not None
+    assert found == replace(plain, parallel=parallel)
 
 
 THOUGHTS: list[dict[str, Any]] = [
