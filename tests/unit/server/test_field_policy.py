@@ -65,6 +65,15 @@ def test_fields_that_clients_send_always_are_not_named(api: str) -> None:
     assert body(api, user="u", metadata={"a": "b"}, store=True, cache_prompt=True).ignored_fields == ()
 
 
+def test_what_runs_elsewhere_is_not_named() -> None:
+    """Agents send it with every request, and it is left out as a whole."""
+    hosted = [{"type": "mcp", "server_label": "x", "headers": {"a": "b"}}, {"type": "file_search", "x": 1}]
+    assert body("responses", tools=hosted).ignored_fields == ()
+    searches = [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
+    assert body("messages", tools=searches).ignored_fields == ()
+    assert body("messages", context_management={"edits": [{"type": "x"}]}).ignored_fields == ()
+
+
 @every
 def test_very_many_are_refused(api: str) -> None:
     assert len(body(api, **{f"a{i}": 1 for i in range(200)}).ignored_fields) == MAX_NAMED

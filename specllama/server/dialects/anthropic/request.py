@@ -39,6 +39,14 @@ class MessageTool(Body):
     input_schema: Schema | None = None
     strict: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_type(cls, data: Any) -> Any:
+        """Of tools that are not the client's own what names them: they are left out as a whole."""
+        if not isinstance(data, Mapping) or data.get("type") in (None, "custom"):
+            return data
+        return {name: data[name] for name in ("type", "name") if name in data}
+
     @property
     def own(self) -> bool:
         """Whether it is the client's own."""
@@ -66,6 +74,8 @@ class PromptRequest(ThinkingFields, ParallelFields):
 
     dropped: names of tools that the client cannot run, which the model does not see.
     """
+
+    unnamed = frozenset({"context_management"})
 
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[MessageTurn], AtMost(MAX_MESSAGES, 1)]
