@@ -220,9 +220,11 @@ class _ItemReader:
         found, here = Read(), f"{path}.output"
         if isinstance(output, str):
             found.texts.append(output)
-        for i, part in enumerate([output] if isinstance(output, OutputPart) else output):
-            if isinstance(part, OutputPart):
-                _read_output(part, f"{here}[{i}]" if isinstance(output, list) else here, found)
+        elif isinstance(output, OutputPart):
+            _read_output(output, here, found)
+        else:
+            for i, part in enumerate(output):
+                _read_output(part, f"{here}[{i}]", found)
         self.conversation.result(id_, found, here, id_path=f"{path}.call_id")
 
 
