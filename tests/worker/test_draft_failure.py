@@ -181,12 +181,12 @@ def test_a_draft_that_cannot_decode_at_all_is_not_used(
     """Its first decode is part of the load."""
     decode, made = LlamaContext.decode, []
 
-    def fail_second(self: LlamaContext, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+    def fail_second(self: LlamaContext, batch: Sequence[BatchRow], *filled: int) -> np.ndarray:
         if self not in made:
             made.append(self)
         if self.model.settings.path.endswith("pydoc-draft.gguf"):
             raise DecodeError("llama_decode answered -3: device lost")
-        return decode(self, batch)
+        return decode(self, batch, *filled)
 
     monkeypatch.setattr(LlamaContext, "decode", fail_second)
     front = Front.of_pair(tmp_path, 5)
