@@ -24,7 +24,7 @@ _MODELS_COMMANDS = {
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
-    "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
+    "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
 }
 COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out."),

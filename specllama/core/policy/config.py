@@ -81,6 +81,7 @@ class PolicyConfig:
     first_wait: int = 32  # rounds without the model where it does not pay
     longest_wait: int = 64  # the wait doubles up to this
     good_chance: float = 0.93  # prior: acceptance of a good draft
+    good_head_chance: float = 0.7  # the same of a good head
     max_prior_gain: float = 1.7  # prior: most gain of a good draft
     good_share: float = 0.2  # prior: share of good drafts
     wasted_steps: float = 0.7  # prior: steps lost on each of the others

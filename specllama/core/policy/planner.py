@@ -274,7 +274,8 @@ class Planner(PolicyBase):
             name, state = priced.name, self.learnt.priced[priced.name]
             gate = plan.gates.get(name)
             if gate is None:
-                prior = prior_gains(self.costs.predict, state.steps.predict(1, t1), self.config)
+                step = state.steps.predict(1, t1)
+                prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
                 several = len(self._priced) > 1
                 gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
                 plan.gates[name] = gate
