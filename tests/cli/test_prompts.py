@@ -115,5 +115,5 @@ def test_list_shows_the_models_on_disk(shared: Command) -> None:
     found = shared.many(["list"], ["models", "list"], ["models"])
     assert found[0].raw == found[1].raw
     assert "the embedded pair" in found[0].out
-    assert found[2].out.startswith(found[0].out)
+    assert found[2].out.endswith(found[0].out), "what is on disk comes last, where it is seen"
     assert len(found[2].out) > 4 * len(found[0].out)
