@@ -60,7 +60,7 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
         return DraftingVerdict("there is no draft model, and the text hardly repeats anything")
-    if not stats.model_used and (crowded := _without_room(policy, len(g.history))):
+    if not stats.model_drafted and (crowded := _without_room(policy, len(g.history))):
         return DraftingVerdict(crowded)
     if not isinstance(policy, Planner):
         return DraftingVerdict(_left_out(policy, g) or "the drafters had nothing to propose")
@@ -99,7 +99,7 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     learnt = planner.learnt.tables
     steps = planner.learnt.priced[name].steps.curve if name else CostCurve()
     if model and steps.count(1) < DEFAULT.min_samples:
-        return f"the {model} was not expected to make up for the time of its prefill"
+        return f"reading the text with the {model} was expected to take longer than its drafts would save"
     found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
     need = easiest(found)
     if need is None:
