@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from .demo import DemoDownload
@@ -24,21 +26,25 @@ def wheel_key(tools: Tools) -> str:
     return key(parts, sources, request.environ, Path("/proc/cpuinfo"))
 
 
-def compile_llama(tools: Tools, cache: WheelCache, demo: DemoDownload) -> None:
-    """Compile and install llama-cpp-python; the wheel is kept in the cache. Raises InstallError."""
+def compile_llama(tools: Tools, cache: WheelCache, demo: DemoDownload, compilers: Mapping[str, str]) -> None:
+    """Compile and install llama-cpp-python; the wheel is kept in the cache. compilers: variables that name
+    others than the user's. Raises InstallError.
+    """
     request, progress = tools.request, tools.progress
-    check_compiler(tools)
+    if not compilers:
+        check_compiler(tools)
     tools.check_room(COMPILE_BYTES)
     progress.say(f"compiling llama.cpp for '{request.device}' on this machine, 1 to 3 minutes on two cores")
     demo.begin()
     state, built = BuildProgress(), tools.work / "built"
+    shutil.rmtree(built, ignore_errors=True)
     raw = ["--progress-bar", "raw"] if _pip_version(tools) >= (24, 1) else []
     command = tools.pip_command("wheel", "-v", *raw, "--no-deps", "--no-binary", PACKAGE, "-w", built)
     code, output = tools.children.run(
         tools.constrained(*command, f"{PACKAGE}=={request.version}"),
         lambda: progress.show(state.text()),
         state.feed,
-        environ=build_environment(tools),
+        environ=build_environment(tools) | compilers,
     )
     if code:
         raise explained(output, WHAT)
@@ -81,7 +87,8 @@ def build_environment(tools: Tools) -> dict[str, str]:
         given = request.environ.get("CXXFLAGS", "")
         found["CXXFLAGS"] = f'-include "{request.native / "amx.h"}" {given}'.strip()
     cache = tools.work / "pip-cache"
-    cache.mkdir(exist_ok=True)
+    shutil.rmtree(cache, ignore_errors=True)  # of a build with other compilers
+    cache.mkdir()
     code, output = tools.try_pip("preparing to compile llama.cpp", "cache", "dir")
     if code == 0 and output.strip():
         downloads = Path(output.split("\n")[0]) / ("http-v2" if _pip_version(tools) >= (23, 3) else "http")

@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -16,15 +17,15 @@ from . import ready_made
 from .background import BackgroundProcess
 from .compilation import compile_llama, wheel_key
 from .demo import DemoDownload
-from .errors import InstallError, Interrupted, of_system
+from .errors import RESOURCES, InstallError, Interrupted, of_system
 from .processes import Children
 from .progress import Progress
 from .ready_made import PACKAGE, ReadyMade
 from .request import Request
 from .tools import LOCAL, PACKAGES_BYTES, Tools, environment
+from .trial import link_duplicates, system_compilers, unusual_compiler, works
 from .wheels import WheelCache, cache_directory
 
-SMOKE_SECONDS = 120.0
 SEARCHING = "looking for a compiled llama.cpp"
 
 
@@ -99,6 +100,17 @@ def install(request: Request, progress: Progress) -> None:
             shutil.rmtree(request.venv / "work", ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Build:
+    """An installed llama.cpp. name: for messages. ready_made: not compiled by this installation or an earlier
+    one. system: compiled with the system's compilers because another build did not work.
+    """
+
+    name: str
+    ready_made: bool = False
+    system: bool = False
+
+
 class Installation:
     """One installation into .venv, under the lock."""
 
@@ -106,6 +118,7 @@ class Installation:
         self.tools, self.request, self.progress = tools, tools.request, tools.progress
         self.cache = WheelCache(cache_directory(tools.request.environ) / "wheels")
         self.demo = DemoDownload(tools)
+        self.tried = list[str]()  # names of builds that do not work
 
     def run(self) -> None:
         """Install everything, then fetch the demo model."""
@@ -153,8 +166,8 @@ class Installation:
     def record(self) -> Path:
         return self.request.venv / ".backend"
 
-    def install_llama(self) -> ReadyMade | None:
-        """Install llama-cpp-python. Returns the ready-made build if one was taken, which is to be checked."""
+    def install_llama(self) -> Build | None:
+        """Install llama-cpp-python. Returns the build, which is to be tried, None if it is there already."""
         fitting = [f"compiled: {self.request.build}"]
         if not self.request.must_compile:
             fitting.append(f"ready-made: {self.request.version}")
@@ -162,7 +175,7 @@ class Installation:
             return None
         self.record.unlink(missing_ok=True)
         if self.install_cached():
-            return None
+            return Build("the llama.cpp that was compiled here before")
         if not self.request.must_compile:
             find = ready_made.ready_made(
                 self.request.version,
@@ -172,9 +185,8 @@ class Installation:
             )
             for build in find:
                 if self.install_ready_made(build):
-                    return build
-        self.compile()
-        return None
+                    return Build(f"llama-cpp-python {self.request.version} of {build.where}", ready_made=True)
+        return self.compile()
 
     def install_cached(self) -> bool:
         """Install the wheel of an earlier compilation; False if there is none."""
@@ -190,7 +202,6 @@ class Installation:
             self.progress.say(f"{error}; it is removed, and llama.cpp compiled again")
             return False
         self.progress.say("llama.cpp was compiled here before; that build is used")
-        self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
         return True
 
     def install_ready_made(self, build: ReadyMade) -> bool:
@@ -202,10 +213,16 @@ class Installation:
         ready_made.copy_installed(build.installed, self.tools.packages)
         return True
 
-    def compile(self) -> None:
-        """Compile and install llama.cpp."""
-        compile_llama(self.tools, self.cache, self.demo)
-        self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
+    def compile(self, compilers: Mapping[str, str] | None = None) -> Build:
+        """Compile and install llama.cpp. compilers: variables that name other ones."""
+        unusual = "" if compilers else unusual_compiler(self.request.environ)
+        if unusual:
+            self.progress.say(f"llama.cpp is compiled with '{unusual}', which CXX names, and tried then")
+        compile_llama(self.tools, self.cache, self.demo, compilers or {})
+        name = (
+            f"the llama.cpp compiled with {compilers['CXX']}" if compilers else "the llama.cpp compiled here"
+        )
+        return Build(name, system=bool(compilers))
 
     def begin_kernels(self) -> BackgroundProcess:
         """Compile the plug-in for llama.cpp while packages are downloaded and installed, and in the time that
@@ -214,25 +231,42 @@ class Installation:
         build = self.request.native.parent / "kernel_build.py"
         return BackgroundProcess(self.tools, "kernels", [sys.executable, build], idle=True)
 
-    def check(self, used: ReadyMade) -> None:
-        """Record a ready-made build if it works, else compile."""
-        name = f"llama-cpp-python {self.request.version} of {used.where}"
-        if not self.works():
-            self.progress.say(f"{name} does not work on this machine; compiling llama.cpp instead")
-            self.compile()
+    def check(self, used: Build) -> None:
+        """Try a build, and record it if it works, else compile. Raises InstallError where nothing works."""
+        saved = link_duplicates(self.tools.packages / "llama_cpp" / "lib")
+        if saved:
+            self.tools.children.write(
+                f"libraries under several names are links now: {saved / 1e6:.0f} MB less"
+            )
+        if works(self.tools):
+            if used.ready_made:
+                self.progress.say(f"{used.name} is used")
+            kind = (
+                f"ready-made: {self.request.version}"
+                if used.ready_made
+                else f"compiled: {self.request.build}"
+            )
+            self.record.write_text(f"{kind}\n", "utf-8")
             return
-        self.progress.say(f"{name} is used")
-        self.record.write_text(f"ready-made: {self.request.version}\n", "utf-8")
+        self.check(self.instead_of(used))
 
-    def works(self) -> bool:
-        """Whether the embedded pair answers, in a process of its own: a wrong build can crash."""
-        work = self.tools.work
-        (work / "empty.toml").touch()
-        environ = {name: "" for name in self.request.environ if name.startswith("SPECLLAMA_")}
-        environ |= {"SPECLLAMA_CONFIG": str(work / "empty.toml"), "SPECLLAMA_CACHE": str(work / "cache")}
-        arguments = ("run", "-m", "pydoc", "-p", "hello", "-n", "2", "--no-calibrate")
-        command = (self.request.venv / "bin" / "specllama", *arguments)
-        return self.tools.run(command, "testing llama.cpp", environ, seconds=SMOKE_SECONDS)[0] == 0
+    def instead_of(self, used: Build) -> Build:
+        """Another build than one that does not work. Raises InstallError where there is none."""
+        self.tried.append(used.name)
+        if not used.ready_made:
+            self.cache.remove(wheel_key(self.tools))
+        if used.ready_made or (len(self.tried) == 1 and used.name.endswith("before")):
+            self.progress.say(f"{used.name} does not work on this machine; compiling llama.cpp instead")
+            return self.compile()
+        compilers = {} if used.system else system_compilers(self.request.environ)
+        if compilers:
+            self.progress.say(f"{used.name} does not work; compiling it again with {compilers['CXX']}")
+            return self.compile(compilers)
+        raise InstallError(
+            f"llama.cpp does not work here: {' and '.join(self.tried)} failed to write eight tokens",
+            "set CC and CXX to other compilers, or SPECLLAMA_BACKEND=cpu to leave the GPU out",
+            RESOURCES,
+        )
 
 
 def _remove(path: Path) -> None:

@@ -6,6 +6,7 @@ import ensurepip
 import errno
 import io
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from scripts.installation.processes import Children
 from scripts.installation.progress import BuildProgress, Progress
 from scripts.installation.request import Request
 from scripts.installation.tools import Tools
+from scripts.installation.trial import link_duplicates
 from specllama.config import store
 from specllama.models.demo import SMOLLM2
 from tests.support.fake_checkout import VERSION, FakeCheckout, sdist, wheel
@@ -610,6 +612,42 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     assert logged.count("another installation is under way, waiting for it") == 1
     assert logged.count("installing Python packages") == 1
     assert logged.count("llama.cpp was compiled here before; that build is used") == 1
+
+
+def test_a_compiled_build_that_crashes_is_compiled_with_the_systems_compilers(user: Installing) -> None:
+    checkout = user.checkout("check out")
+    sdist(user.links)
+    unusual = executable(user.home / "bin of conda" / "c++", "echo 1.0")
+    named = shlex.quote(str(unusual))
+    broken = {"CXX": named, "FAKE_BROKEN_CXX": named}
+    code, out, err = checkout.run(**broken)
+    assert (code, out) == (0, "built here\n"), err
+    assert f"llama.cpp is compiled with '{named}', which CXX names, and tried then\n" in err
+    assert "the llama.cpp compiled here does not work; compiling it again with /usr/bin/" in err
+    library = next(checkout.venv.glob("lib/python3.*/site-packages/llama_cpp/lib"))
+    assert os.readlink(library / "libllama.so.0") == "libllama.so"
+    assert (library / "libllama.so.0").read_bytes() == b"x" * 1000
+
+    # The build that works is the one that is kept for these compilers.
+    shutil.rmtree(checkout.venv)
+    code, out, err = checkout.run(**broken)
+    assert (code, out) == (0, "built here\n"), err
+    assert "does not work" not in err
+
+    code, out, err = checkout.run(SPECLLAMA_BUILD="1", SPECLLAMA_BACKEND="vulkan", FAKE_BROKEN_CXX="all")
+    assert (code, out) == (8, ""), err
+    assert "error: llama.cpp does not work here: the llama.cpp compiled here failed to write eight" in err
+    assert "set CC and CXX to other compilers" in err
+
+
+def test_only_copies_become_links(tmp_path: Path) -> None:
+    for name, text in {"liba.so": "a", "liba.so.0": "a", "liba.so.0.1": "a", "libb.so": "b"}.items():
+        (tmp_path / name).write_text(text)
+    assert link_duplicates(tmp_path) == 2
+    links = {path.name: os.readlink(path) for path in tmp_path.iterdir() if path.is_symlink()}
+    assert links == {"liba.so.0": "liba.so", "liba.so.0.1": "liba.so"}
+    assert link_duplicates(tmp_path) == 0
+    assert link_duplicates(tmp_path / "missing") == 0
 
 
 def test_a_ready_made_build_until_compiling_is_asked_for(user: Installing) -> None:

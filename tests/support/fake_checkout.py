@@ -53,7 +53,14 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
             time.sleep(seconds)
     if message := os.environ.get("FAKE_ERROR"):
         sys.exit(message)
-    files = {"llama_cpp/__init__.py": "WORKS = True\\nBUILT = True\\n"}
+    broken = os.environ.get("FAKE_BROKEN_CXX", "none")
+    works = broken not in ("all", os.environ.get("CXX", ""))
+    library = "x" * 1000
+    files = {
+        "llama_cpp/__init__.py": f"WORKS = {works}\\nBUILT = True\\n",
+        "llama_cpp/lib/libllama.so": library,
+        "llama_cpp/lib/libllama.so.0": library,
+    }
     return wheel(folder, "llama_cpp_python", VERSION, files)
 """
 KERNELS = """
