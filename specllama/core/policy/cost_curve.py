@@ -243,7 +243,7 @@ class CostCurve:
         return self._planned_now()[1][n]
 
     def _planned_now(self) -> tuple[list[float], list[int]]:
-        planned = self.changes.version, self.scale
+        planned = self.changes.version, round(self.scale, 2)  # of which the costs of changes are a part
         if planned != self._planned or self._stale[0] < self._stale[1]:
             scaled = [seconds * self.scale for seconds in self.table()]
             seconds, widths = self.changes.plan(scaled)

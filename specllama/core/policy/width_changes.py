@@ -56,7 +56,8 @@ class WidthChanges:
 
     def record(self, width: int, seconds: float) -> Place:
         """Record a decode of so many rows; returns its place."""
-        self.version += 1
+        if width != self.last or self._n_run <= Place.STEADY or self._seen[width] <= Place.STEADY:
+            self.version += 1
         if width != self.last:
             if self._n_run:
                 self.n_kept += self.config.kept_rate * (self._n_run - self.n_kept)
