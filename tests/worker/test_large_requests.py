@@ -300,7 +300,8 @@ ODD: list[Any] = [None, True, -1, 1.5, "", "x", [], [[]], [None], {}, [{}], {"a"
 KEYWORDS = [
     "required", "properties", "type", "enum", "const", "items", "prefixItems", "anyOf", "allOf", "oneOf",
     "$ref", "$defs", "pattern", "format", "minItems", "maxLength", "minimum", "additionalProperties",
-    "propertyNames", "not", "if", "dependentSchemas", "patternProperties", "description", "multipleOf", "uniqueItems", "",
+    "propertyNames", "not", "if", "dependentSchemas", "patternProperties", "description", "multipleOf",
+    "uniqueItems", "",
 ]  # fmt: skip
 
 
