@@ -247,3 +247,10 @@ def test_a_document_of_messages_may_be_one_part() -> None:
     part = {"type": "document", "content": {"type": "text", "text": "a text"}}
     (message,) = asked("messages", messages=[{"role": "user", "content": [part]}]).messages or ()
     assert message["content"] == "a text"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "completions", "native", "infill"])
+def test_no_tokens_evaluate_the_prompt_alone(api: str) -> None:
+    for fields in ({"n_predict": 0}, {"options": {"n_predict": 0}}):
+        assert asked(api, **fields).warm
+        assert "max_tokens" not in asked(api, **fields).params
