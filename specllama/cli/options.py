@@ -83,6 +83,11 @@ MODELS_VERIFY = [
 ]
 DOCTOR = [
     *table(
+        "Report",
+        row("all", "--all", bool, "all that was found, not the verdict alone"),
+        stored=False,
+    ),
+    *table(
         "Hardware",
         row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST"),
         stored=False,

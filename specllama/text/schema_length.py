@@ -54,7 +54,7 @@ class _Lengths:
         n_items = _number(schema, "minItems")
         found += sum(prefix[:n_items]) + max(0, n_items - len(prefix)) * (self.of(schema.get("items")) + 2)
         properties = schema.get("properties")
-        for name in map(str, _list(schema, "required")):
+        for name in filter(lambda name: isinstance(name, str), _list(schema, "required")):
             value = properties.get(name) if isinstance(properties, Mapping) else None
             found += len(name) + 6 + self.of(value)
         found += sum(self.of(part) for part in _list(schema, "allOf"))

@@ -489,6 +489,7 @@ class TestTerminal:
 
     def test_what_is_loaded_is_said_and_shown(self, shared: Command) -> None:
         arguments = ("-n", "8", "-s", "1", "--temp", "0.5", "--no-calibrate", "--no-history")
+        (shared.cache / "chat_history").unlink(missing_ok=True)  # of other tests
         with Terminal(shared, *arguments, "-sys", "Be brief.") as user:
             user.prompt()
             user.ask("What is zip?")

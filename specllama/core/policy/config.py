@@ -81,6 +81,7 @@ class PolicyConfig:
     first_wait: int = 32  # rounds without the model where it does not pay
     longest_wait: int = 64  # the wait doubles up to this
     good_chance: float = 0.93  # prior: acceptance of a good draft
+    good_head_chance: float = 0.7  # the same of a good head
     max_prior_gain: float = 1.7  # prior: most gain of a good draft
     good_share: float = 0.2  # prior: share of good drafts
     wasted_steps: float = 0.7  # prior: steps lost on each of the others
@@ -122,7 +123,7 @@ class PolicyConfig:
     excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
-    changing_max_gain: float = 12.0  # the same where changes of the width cost something
+    changing_max_gain: float = 5.0  # the same where changes of the width cost something
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 

@@ -26,17 +26,19 @@ def gate_kind(draft: CandidateDraft, n: int, config: PolicyConfig = DEFAULT) -> 
 
 
 def prior_gains(
-    seconds: Callable[[int], float], step: float, config: PolicyConfig = DEFAULT
+    seconds: Callable[[int], float], step: float, config: PolicyConfig = DEFAULT, head: bool = False
 ) -> tuple[float, float, float]:
-    """The assumed gain from the draft model, by `gate_kind`, in t(1), before it is used for the first time.
-    seconds: of a target decode of n rows. step: seconds of one draft model token.
+    """The assumed gain from a priced drafter, by `gate_kind`, in t(1), before it is used for the first time.
+    seconds: of a target decode of n rows. step: seconds of one token of the drafter. head: it is a trained
+    head, of which even good ones are right less often than a good draft model.
     """
     t1 = seconds(1)
     if t1 <= 0:
         return 0.0, 0.0, 0.0
     best = accepted = 0.0
+    chance = config.good_head_chance if head else config.good_chance
     for k in range(1, 17):
-        accepted += config.good_chance**k
+        accepted += chance**k
         best = max(best, 1 + accepted - (seconds(k + 1) + k * step) / t1)
     alone = config.good_share * min(best, config.max_prior_gain) - config.wasted_steps * step / t1
     return alone, alone / 2, alone - config.likely_copy_gain

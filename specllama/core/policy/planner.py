@@ -274,7 +274,8 @@ class Planner(PolicyBase):
             name, state = priced.name, self.learnt.priced[priced.name]
             gate = plan.gates.get(name)
             if gate is None:
-                prior = prior_gains(self.costs.predict, state.steps.predict(1, t1), self.config)
+                step = state.steps.predict(1, t1)
+                prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
                 several = len(self._priced) > 1
                 gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
                 plan.gates[name] = gate
@@ -353,8 +354,8 @@ class Planner(PolicyBase):
             verify = min(verify, disturbed * costs.next_seconds(width))
         plain_width = plain and width == costs.plain_width(active)
         costs.observe(width, done.verify_seconds, plain_width)
-        steady = plain_width and costs.changes.alike(costs.changes.place)
-        t1 = costs.predict(1)
+        changes, t1 = costs.changes, costs.predict(1)
+        steady = plain_width and changes.alike(changes.place)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
@@ -362,7 +363,7 @@ class Planner(PolicyBase):
             self.budget.plain(worth)
         else:
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
-            self.budget.drafted(worth, (verify + drafting) / t1)
+            self.budget.drafted(worth, (verify - changes.unavoidable + drafting) / t1)
         plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
         used = [p.priced.name for _, p in plans if p.priced is not None and p.modelled is not None]
         for outcome, plan in plans:

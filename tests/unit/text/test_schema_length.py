@@ -50,3 +50,9 @@ def test_long_texts_are_seen(schema) -> None:
 )
 def test_others_pass(schema) -> None:
     assert not forces_too_much(schema)
+
+
+@pytest.mark.parametrize("name", [{"a": 1}, ["a"], None, 3, True])
+def test_required_names_that_are_no_texts_force_nothing(name: object) -> None:
+    """A campaign of random schemas found it; llguidance refuses such a schema by itself."""
+    assert not forces_too_much({"properties": {"a": {}}, "required": [name, "a"]})
