@@ -14,6 +14,7 @@ from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.store import Store
+from specllama.text import grammar
 from specllama.worker.engine_core import EngineCore
 from specllama.worker.preparer import LARGE
 from tests.support.front import Front
@@ -177,15 +178,14 @@ class TestPrepared:
         assert sorted(f.id for f in one.rest() if isinstance(f, m.Done)) == [1, 2]
 
     def test_a_grammar_is_compiled_there_too(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert one.core.loaded is not None
-        grammars, threads = one.core.loaded.grammars, list[threading.Thread]()
-        compiled = grammars._compile
+        """That thread waits for the one with a large stack, in which it is compiled."""
+        threads, compiled = list[threading.Thread](), grammar.with_large_stack
 
-        def noted(source: str, what: str) -> Any:
+        def noted(work: Callable[[], Any]) -> Any:
             threads.append(threading.current_thread())
-            return compiled(source, what)
+            return compiled(work)
 
-        monkeypatch.setattr(grammars, "_compile", noted)
+        monkeypatch.setattr(grammar, "with_large_stack", noted)
         for size, name in ((0, "small"), (LARGE + 1, "large")):
             tools = Tools([Tool(name)], "required")
             request = m.Generate(1, messages=[{"role": "user", "content": "x"}], params=OF_ONE, tools=tools)
