@@ -9,6 +9,7 @@ from typing import Any
 
 from specllama.calls.closed_schema import closed
 from specllama.calls.schema_check import JSON_STYLE, STYLE, checked, is_plain, json_text, reduced
+from specllama.calls.schema_form import without_nulls
 from specllama.calls.schema_types import MAX_DEPTH
 from specllama.errors import UsageError
 from specllama.text.json_shape import json_shape
@@ -29,6 +30,7 @@ def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
         return text, ""
     if not isinstance(schema, dict):
         return text, ""
+    schema = without_nulls(schema)
     deepest, n_parts = json_shape(schema)
     if deepest > MAX_DEPTH or n_parts > MAX_PARTS or forces_too_much(schema):
         return text, ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.calls.history import in_call_order
-from specllama.calls.schema_form import fault
+from specllama.calls.schema_form import fault, without_nulls
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
 
@@ -40,7 +40,7 @@ def tool(
         raise _refused("must be a text", f"{field}.description")
     if not isinstance(parameters, (Mapping, type(None))):
         raise _refused("must be a JSON schema", f"{field}.{schema_field}")
-    schema = dict(parameters or {})
+    schema = without_nulls(parameters or {})
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise _refused(

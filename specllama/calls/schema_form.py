@@ -12,7 +12,8 @@ _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ONE = ("additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")  # a schema
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # a list of schemas
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
-_LONGEST = 200  # characters of a path
+_NULL_IS_DATA = ("const", "default")
+_LONGEST, _DEEPEST = 200, 64  # characters of a path; levels
 
 
 def fault(schema: Mapping[str, Any], path: str) -> tuple[str, str] | None:
@@ -31,6 +32,26 @@ def fault(schema: Mapping[str, Any], path: str) -> tuple[str, str] | None:
                 return f"{at}.{keyword}"[:_LONGEST], f"must be {form}"
         todo += _inner(one, at)
     return None
+
+
+def without_nulls(schema: Any, depth: int = 0) -> Any:
+    """A copy of a schema without keywords that are null, at every level: serialisers write them for what is
+    not set. Values that are data, such as those of `default` and `const`, stay.
+    """
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if value is None and keyword not in _NULL_IS_DATA:
+            continue
+        if keyword in _NAMED and isinstance(value, Mapping):
+            value = {name: without_nulls(one, depth + 1) for name, one in value.items()}
+        elif keyword in (*_LISTED, "items") and isinstance(value, list):
+            value = [without_nulls(one, depth + 1) for one in value]
+        elif keyword in (*_ONE, "items"):
+            value = without_nulls(value, depth + 1)
+        found[keyword] = value
+    return found
 
 
 def _inner(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str]]:

@@ -30,7 +30,7 @@ from specllama.text.terminal import printable
 from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
-from specllama.worker.preparer import LARGE, Job, Preparer
+from specllama.worker.preparer import LARGE, Job, Preparer, attempt
 from specllama.worker.prompts import Prompt, Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
 
@@ -115,12 +115,9 @@ class RequestIntake:
         """
         received = running_time()
         size += _PART_BYTES * len(message.parts or ())
-        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
-        seed = params.seed if params.seed is not None else secrets.randbits(32)
-        biases = self._biases(params, message.text_biases)
-        accepted = _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
+        accepted = attempt(lambda: self._accepted(message, received))
         if self._post is None or size <= LARGE:
-            self._queue(accepted, self._prepare(accepted), accepted.choices)
+            self._queue(accepted, attempt(lambda: self._prepare(accepted)), accepted.choices)
             return
         self.prompts.check(message)
         post = self._post
@@ -130,6 +127,13 @@ class RequestIntake:
             lambda: self._prepare(accepted),
             lambda job, made: post(partial(self._prepared, accepted, job, made)),
         )
+
+    def _accepted(self, message: protocol.Generate, received: float) -> _Accepted:
+        """The request with its parameters. Raises UsageError."""
+        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
+        seed = params.seed if params.seed is not None else secrets.randbits(32)
+        biases = self._biases(params, message.text_biases)
+        return _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
         """The biases of all tokens; those of ids count before those of texts. Raises UsageError."""
@@ -245,7 +249,7 @@ class RequestIntake:
                 refuse(self._send, error, question.id)
 
         if self._post is None or size <= LARGE:
-            answer()
+            attempt(answer)
         elif self._preparer.held + size > _MAX_HELD:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:

@@ -95,19 +95,29 @@ class Preparer:
             size, _, job = self._jobs.get()
             self._current = running_time(), size
             if job.open:
-                job.done(job, _attempted(job.work))
+                job.done(job, _outcome(job.work))
             self._current = None
             with self._lock:
                 self.held -= size
             del job  # what it holds is freed before the next one arrives
 
 
-def _attempted(work: Callable[[], object]) -> object:
-    """The result of `work`, or the error that it raises: the thread must go on."""
+def attempt(work: Callable[[], _Result]) -> _Result:
+    """The result of `work` for one request; whatever it raises is an error of that request alone. Raises
+    SpecllamaError.
+    """
     try:
         return work()
+    except SpecllamaError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise EngineError(f"{type(error).__name__} in the engine process: {error}") from error
+
+
+def _outcome(work: Callable[[], object]) -> object:
+    """The result of `work`, or the error that it raises: the thread must go on."""
+    try:
+        return attempt(work)
     except SpecllamaError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - whatever it is, the front shows it
-        traceback.print_exc()
-        return EngineError(f"{type(error).__name__} in the engine process: {error}")

@@ -174,7 +174,7 @@ class TestCommandLine:
             (("--alias", ""), 2, "--alias"),
             (("-m", "missing.gguf"), 3, "missing.gguf"),
             (("-m", "empty.txt"), 6, "empty.txt"),
-            (("--jinja",), 2, "--jinja"),
+            (("--no-such-flag",), 2, "--no-such-flag"),
             (("--json",), 2, "--json"),
             (("--temp", "-1"), 2, "--temp"),
             (("--allowed-origin", "https://example.org/path"), 2, "--allowed-origin"),

@@ -214,6 +214,15 @@ class Server(Api):
                 self._new_lines.put(line)
         self._new_lines.put(None)
 
+    def said(self, *needles: str, seconds: float = SOON) -> int:
+        """How many lines have all of these in them; waits until one has."""
+        deadline = time.monotonic() + seconds
+        while not (n := sum(all(one in line for one in needles) for line in list(self.lines))):
+            if time.monotonic() > deadline:
+                return 0
+            time.sleep(0.01)
+        return n
+
     def wait_for(self, needle: str, seconds: float = START) -> str:
         """The next line on stderr that contains `needle`."""
         deadline = time.monotonic() + seconds

@@ -14,6 +14,7 @@ from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.store import Store
+from specllama.text import grammar
 from specllama.worker.engine_core import EngineCore
 from specllama.worker.preparer import LARGE
 from tests.support.front import Front
@@ -177,15 +178,14 @@ class TestPrepared:
         assert sorted(f.id for f in one.rest() if isinstance(f, m.Done)) == [1, 2]
 
     def test_a_grammar_is_compiled_there_too(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert one.core.loaded is not None
-        grammars, threads = one.core.loaded.grammars, list[threading.Thread]()
-        compiled = grammars._compile
+        """That thread waits for the one with a large stack, in which it is compiled."""
+        threads, compiled = list[threading.Thread](), grammar.with_large_stack
 
-        def noted(source: str, what: str) -> Any:
+        def noted(work: Callable[[], Any]) -> Any:
             threads.append(threading.current_thread())
-            return compiled(source, what)
+            return compiled(work)
 
-        monkeypatch.setattr(grammars, "_compile", noted)
+        monkeypatch.setattr(grammar, "with_large_stack", noted)
         for size, name in ((0, "small"), (LARGE + 1, "large")):
             tools = Tools([Tool(name)], "required")
             request = m.Generate(1, messages=[{"role": "user", "content": "x"}], params=OF_ONE, tools=tools)
@@ -274,3 +274,47 @@ def test_biases_of_texts(one: Threaded) -> None:
     started = one.send(message)[0]
     assert isinstance(started, m.Started)
     assert started.params.logit_bias == dict.fromkeys(ids, -3.0) | {ids[0]: 2.0}
+
+
+class TestUnexpectedErrors:
+    """Whatever preparing a request raises ends that request alone."""
+
+    @pytest.mark.parametrize("size", [0, LARGE + 1])
+    def test_of_a_request(self, one: Threaded, size: int) -> None:
+        wrong: dict[Any, float] = {5: 1.0}  # no text
+        (only,) = one.send(m.Generate(1, prompt="x", text_biases=wrong, params=OF_ONE), size)
+        assert isinstance(only, m.Failed)
+        assert only.id == 1
+        assert only.error["kind"] == "EngineError"
+        assert isinstance(one.send(m.Generate(2, prompt="x", params=OF_ONE), size)[-1], m.Done)
+
+    @pytest.mark.parametrize("size", [0, LARGE + 1])
+    def test_of_a_query(self, one: Threaded, size: int) -> None:
+        wrong: Any = 5
+        (only,) = one.send(m.Tokenize(1, wrong), size)
+        assert isinstance(only, m.Failed)
+        assert (only.id, only.error["kind"]) == (1, "EngineError")
+
+
+ODD: list[Any] = [None, True, -1, 1.5, "", "x", [], [[]], [None], {}, [{}], {"a": []}, 2**70, 1e308]
+KEYWORDS = [
+    "required", "properties", "type", "enum", "const", "items", "prefixItems", "anyOf", "allOf", "oneOf",
+    "$ref", "$defs", "pattern", "format", "minItems", "maxLength", "minimum", "additionalProperties",
+    "propertyNames", "not", "if", "dependentSchemas", "patternProperties", "description", "multipleOf",
+    "uniqueItems", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_schemas_of_any_form(one: Threaded, keyword: str, inside: bool) -> None:
+    """Ollama looks at names and descriptions alone; nothing in a schema is an error of the engine."""
+    for value in ODD:
+        schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, keyword: value}
+        if inside:
+            schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": schema}}
+        said, tools = [{"role": "user", "content": "x"}], Tools([Tool("f", "", schema)])
+        *_, last = one.send(m.Generate(1, messages=said, tools=tools, params=OF_ONE), size=0)
+        if not isinstance(last, m.Done):
+            assert isinstance(last, m.Failed)
+            assert (last.error["kind"], last.error["details"]["param"]) == ("UsageError", "tools"), value

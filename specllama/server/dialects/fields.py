@@ -10,7 +10,8 @@ its items.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
@@ -239,17 +240,35 @@ def _field_error(error: ValidationError) -> FieldError:
     found = error.errors(include_url=False, include_context=False)
     # Of a union's errors, one inside a member is more helpful than "matches no member".
     first = min(found, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
-    names = _field_names()
-    name = ""
-    for part in first["loc"]:  # pydantic puts names of its types in between
+    name = _path(first["loc"])
+    if first["type"] == "missing":
+        return FieldError(f"{name} is missing", name)
+    reason = _said(first["msg"])
+    if first["type"].endswith("_type"):  # of a union: all that it may be
+        alike = [e["msg"] for e in found if e["type"].endswith("_type") and _path(e["loc"]) == name]
+        kinds = dict.fromkeys(_said(message).removeprefix("must be ") for message in (first["msg"], *alike))
+        reason = f"must be {' or '.join(kinds)}"
+    return FieldError(f"{name}: {reason}" if name else reason, name or None)
+
+
+def _said(message: str) -> str:
+    """A message of pydantic's in the words of others."""
+    found = message.removeprefix("Value error, ").replace(" after validation", "")
+    if "unicode" in found:
+        return "must be valid Unicode"
+    found = re.sub(r"^(?:Input|List|Dictionary|String|Data|Value) should ", "must ", found)
+    return re.sub(r"^must be a valid (dictionary|.* or instance of .*)$", "must be an object", found)
+
+
+def _path(places: Sequence[str | int]) -> str:
+    """The path of a field; between its parts pydantic puts names of types."""
+    name, names = "", _field_names()
+    for part in places:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part in names:
             name += f"{'.' if name else ''}{part[:80]}"
-    if first["type"] == "missing":
-        return FieldError(f"{name} is missing", name)
-    reason = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-    return FieldError(f"{name}: {reason}" if name else reason, name or None)
+    return name
 
 
 @functools.cache

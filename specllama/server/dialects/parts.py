@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,9 @@ class InnerText(Body):
     text: str = ""
 
 
+HasText: TypeAlias = "InnerText | ContentPart"
+
+
 class Source(Body):
     """Where a document comes from: it may be a text itself, or parts."""
 
@@ -59,7 +62,7 @@ class Source(Body):
 
     @property
     def text(self) -> str:
-        return self.data if self.type == "text" else _joined(self.content)
+        return self.data if self.type == "text" else joined(self.content)
 
 
 class ContentPart(Body):
@@ -88,12 +91,12 @@ class ContentPart(Body):
     @property
     def thought(self) -> str:
         """The reasoning in it."""
-        return _joined(self.thinking) or self.reasoning or self.text
+        return joined(self.thinking) or self.reasoning or self.text
 
     @property
     def document(self) -> str:
         """The text of a document that is one, or of a search result; "" where there is none."""
-        return self.source.text if isinstance(self.source, Source) else _joined(self.content)
+        return self.source.text if isinstance(self.source, Source) else joined(self.content)
 
     @property
     def called(self) -> str:
@@ -192,8 +195,11 @@ def unknown_type(kind: str, path: str, known: str = "") -> FieldError:
     return FieldError(f"{path}.type must be one of {types}, not {kind[:80]!r}", f"{path}.type")
 
 
-def _joined(given: str | Iterable[InnerText]) -> str:
-    return given if isinstance(given, str) else "".join(part.text for part in given)
+def joined(given: str | HasText | Iterable[HasText] | None) -> str:
+    """The text of a content in any of its forms."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return given.text if isinstance(given, Body) else "".join(part.text for part in given)
 
 
 class MessageFields(Body):

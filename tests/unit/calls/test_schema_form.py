@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.calls.schema_form import fault
+from specllama.calls.answer_schema import answer_schema
+from specllama.calls.schema import arguments
+from specllama.calls.schema_form import fault, without_nulls
+from specllama.calls.tools import Tools
 from specllama.server.dialects.fields import FieldError
 from specllama.server.dialects.tool_choice import tool_of
 
@@ -70,3 +74,42 @@ def test_what_is_none(schema: dict[str, Any], path: str) -> None:
 def test_it_never_raises(schema: dict[str, Any]) -> None:
     found = fault(schema, "s")
     assert found is None or found[0].startswith("s")
+
+
+NULLS: dict[str, Any] = {
+    "type": None,
+    "properties": {
+        "a": {"type": None, "enum": ["x"], "description": None, "default": None},
+        "b": {"anyOf": [{"type": "integer", "minimum": None}, {"const": None}], "title": None},
+        "c": {"items": {"format": None, "type": "string"}, "maxItems": None},
+        "default": {"type": "string", "pattern": None},
+    },
+    "required": ["a"],
+    "additionalProperties": None,
+    "$defs": None,
+}
+WITHOUT: dict[str, Any] = {
+    "properties": {
+        "a": {"enum": ["x"], "default": None},
+        "b": {"anyOf": [{"type": "integer"}, {"const": None}]},
+        "c": {"items": {"type": "string"}},
+        "default": {"type": "string"},
+    },
+    "required": ["a"],
+}
+
+
+def test_keywords_that_are_null_are_absent_for_tools_and_answers() -> None:
+    assert without_nulls(NULLS) == WITHOUT
+    tool = tool_of("f", None, NULLS, field="tools[0].function")
+    assert tool.parameters == {**WITHOUT, "type": "object"}
+    assert arguments(Tools([tool]))[0].problem == ""
+    assert answer_schema(json.dumps(NULLS), True, False) == answer_schema(json.dumps(WITHOUT), True, False)
+
+
+@given(VALUES)
+def test_nothing_else_is_left_out(value: Any) -> None:
+    found = without_nulls(value)
+    assert without_nulls(found) == found
+    if "null" not in json.dumps(value):
+        assert found == value

@@ -131,3 +131,26 @@ def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
             body = with_turns(api, turns(api)[0], {"role": "assistant", where: found}, turns(api)[0])
         with pytest.raises(FieldError, match="id is missing"):
             asked(api, body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: must have at least 1 item, not 0"),
+        ({"messages": 5}, "messages: must be a valid list"),
+        ({"messages": [5]}, "messages[0]: must be an object"),
+        ({"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content: must be a valid string or a valid list"),
+        ({"stop": 5}, "stop: must be a valid string or a valid list"),
+        ({"model": "x" * 600}, "model: must have at most 512 characters"),
+        ({"max_tokens": 2**40}, "max_tokens: must be less than 2147483648"),
+        ({"think": 5}, "think: must be a valid boolean or a valid string"),
+        ({"thinking": 5}, "thinking: must be a valid boolean or an object"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        ({"user": 5, "stop": "\ud800"}, "stop: must be valid Unicode"),
+    ],
+)  # fmt: skip
+def test_what_errors_say(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked("chat", {**GOOD["chat"], **fields})
+    assert error.value.message == message

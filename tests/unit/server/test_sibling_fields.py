@@ -205,3 +205,52 @@ def test_images_next_to_the_content(api: str) -> None:
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))
     assert error.value.details["param"] == f"{field}[0].images"
+
+
+FILES = ["image", "image_url", "input_image", "input_audio", "video_url", "file", "input_file", "document"]
+FORMS_OF_FILES: list[dict[str, Any]] = [
+    {},
+    {"content": None, "source": None, "file": None},
+    {"source": {"type": "url", "url": "http://x"}},
+    {"source": "x"},
+    {"content": ""},
+    {"content": []},
+    {"filename": "f"},
+]
+
+
+@chats
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("kind", FILES)
+def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> None:
+    user = {"role": "user", "content": "hi"}
+    for form in FORMS_OF_FILES:
+        part = {"type": kind, **form}
+        found = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
+        assert found.messages is not None
+        assert "left out: this model reads text only]" in found.messages[1]["content"], form
+        if role == "user":
+            with pytest.raises(FieldError, match="reads text only"):
+                asked(api, **conversation(api, {"role": role, "content": [part]}))
+
+
+@chats
+@pytest.mark.parametrize("texts", ["a text", [{"type": "text", "text": "a text"}]])
+def test_documents_that_are_texts(api: str, texts: Any) -> None:
+    inside = {"type": "document", "source": {"type": "content", "content": texts}, "title": "f"}
+    for part in (inside, {"type": "document", "content": texts, "title": "f"}):
+        (message,) = asked(api, **conversation(api, {"role": "user", "content": [part]})).messages or ()
+        assert message["content"] == "f\na text"
+
+
+def test_a_document_of_messages_may_be_one_part() -> None:
+    part = {"type": "document", "content": {"type": "text", "text": "a text"}}
+    (message,) = asked("messages", messages=[{"role": "user", "content": [part]}]).messages or ()
+    assert message["content"] == "a text"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "completions", "native", "infill"])
+def test_no_tokens_evaluate_the_prompt_alone(api: str) -> None:
+    for fields in ({"n_predict": 0}, {"options": {"n_predict": 0}}):
+        assert asked(api, **fields).warm
+        assert "max_tokens" not in asked(api, **fields).params

@@ -134,6 +134,11 @@ class ParameterReader(ParameterFields):
                 del found[name]
         return found
 
+    @property
+    def warms(self) -> bool:
+        """Whether the prompt is evaluated and nothing is written."""
+        return False
+
     def engine_fields(self) -> dict[str, Any]:
         """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
         return {
@@ -156,6 +161,8 @@ class ParameterReader(ParameterFields):
                 params[name], sent[name] = _read(name, getattr(self, field)), f"{self.path}{field}"
         steps = with_samplers(self.samplers) if self.samplers is not None else {}
         params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        if self.warms:
+            params.pop("max_tokens", None)
         try:
             SamplingParams.merge(params)
         except UsageError as error:
@@ -215,16 +222,6 @@ class SamplingFields(ParameterReader, StructuredFields):
         """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
         more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
         return super().engine_fields() | self.speculation.engine_fields() | more
-
-    def sampling(self, **more: Any) -> dict[str, Any]:
-        """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
-
-        Raises FieldError.
-        """
-        params = super().sampling(**more)
-        if self.warms:
-            params.pop("max_tokens", None)
-        return params
 
     @property
     def shows_progress(self) -> bool:

@@ -98,7 +98,7 @@ class InputItem(MessageFields):
             if str(data.get("id")).startswith(_WITHOUT_TEXT):
                 return {"type": "item_reference", "id": data["id"]}
             raise ValueError("the item of this item_reference is not held (any more): send the item itself")
-        if kind is None or kind in _READERS:
+        if kind is None or (isinstance(kind, str) and kind in _READERS):
             return data
         if not isinstance(kind, str) or not (kind in _LEFT_OUT or kind.endswith(_OF_TOOLS)):
             raise ValueError(f"the type must be one of {', '.join(_READERS)}, not {repr(kind)[:80]}")
