@@ -119,9 +119,9 @@ def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaCon
             "the limit"
         )
     if KERNELS.reason:
+        text = "" if settings.exact else "drafts may change the text after 256 tokens, and "
         notes.append(
-            f"specllama's kernels are not used: {KERNELS.reason}; drafts may change the text after 256 "
-            "tokens, and small batches are slower"
+            f"specllama's kernels are not used: {KERNELS.reason}; {text}small batches are slower"
         )
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(
