@@ -129,7 +129,8 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
         return Gain(reason="the plain rounds took too different times")
     seconds = stats.decode_seconds - stats.stalled_seconds
     ratio = (stats.n_predict - 1) / seconds / plain.tps
-    if log(ratio * stats.rounds / (stats.n_predict - 1)) > AGREEMENT:  # a round takes no less than a plain one
+    tokens = (stats.n_predict - 1) / stats.rounds  # a round takes no less than a plain one
+    if log(ratio / tokens) > AGREEMENT:
         return Gain(reason="plain decodes took longer than those with drafts")
     return Gain(ratio, ratio * (1 - plain.error), ratio * (1 + plain.error))
 

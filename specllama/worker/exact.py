@@ -45,7 +45,7 @@ class ExactMode:
             return
         self.decided = True
         self._idle.measure_epsilon()
-        given, profile = self._loaded.settings.exact_width, self._loaded.profile
+        given = self._loaded.settings.exact_width
         if given is None and self._by_single_rows():
             return
         rows = self._rows(given)
@@ -58,10 +58,12 @@ class ExactMode:
         do not show that: llama.cpp chooses its own kernels by the number of cells in use, so specllama's must
         compute everything.
         """
-        target, n_slots = self._loaded.settings.target, len(self._engine.slots)
-        limit, epsilon = self._loaded.profile.row_limit(n_slots)
-        ours = bool(KERNELS.level) and target.flash_attn != "off" and not self._loaded.plan.target.n_gpu_layers
-        return ours and limit is not None and epsilon == 0
+        loaded = self._loaded
+        on_gpu, flash = loaded.plan.target.n_gpu_layers, loaded.settings.target.flash_attn != "off"
+        if not KERNELS.level or on_gpu or not flash:
+            return False
+        limit, epsilon = loaded.profile.row_limit(len(self._engine.slots))
+        return limit is not None and epsilon == 0
 
     def _rows(self, given: int | None) -> ExactRows:
         """The rows of decodes: as given, as stored, or those that promise most. What was stored with other
@@ -119,8 +121,8 @@ def _notes(rows: ExactRows, n_slots: int, loaded: Loaded, given: bool) -> list[s
     else:
         why = "" if given else ", since single rows and batches may round differently here"
         notes.append(
-            f"{option('exact')}: every decode has {rows.width} rows{why}; {option('exact_width', rows.width)} "
-            "gives the same texts on machines of this kind"
+            f"{option('exact')}: every decode has {rows.width} rows{why}; "
+            f"{option('exact_width', rows.width)} gives the same texts on machines of this kind"
         )
     if n_slots > 1:
         notes.append(f"{option('exact')}: texts are written one after another")
