@@ -128,7 +128,7 @@ class LoadSettings:
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
     None decides by measured costs, 0 switches drafting off. draft_min, draft_p_min: the shortest draft to
     verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
-    whatever it costs. exact_width: rows of every decode where that needs one width; None: measured.
+    whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let

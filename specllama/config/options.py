@@ -205,7 +205,7 @@ DRAFTING = table(
         "exact_width",
         "--exact-width",
         int,
-        "rows of every decode where --exact needs one width; implies --exact (default: measured once)",
+        "rows of every decode; implies --exact (default: measured once)",
         "N",
     ),
     row(
