@@ -19,7 +19,7 @@ from specllama.core.policy.config import DEFAULT, is_number
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.slots import Slot
+from specllama.core.prefix.state import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 
 POLICY = DEFAULT  # constants of the planner and its curves

@@ -108,7 +108,7 @@ def slots(
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
         r = by_sequence.get(slot.seq_id)
-        n_used += 0 if slot.saved is not None else len(slot.ids)
+        n_used += len(slot.ids)
         if r is None:
             found.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
             continue

@@ -62,6 +62,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
     "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
+    "core/interfaces.py": "all that the algorithm asks of the outside",
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
