@@ -271,8 +271,7 @@ class LlamaContext(SequenceStates):
             self._clear(dst)
             return 0
         if partial is None and at_end and self._windowed:
-            partial = self.save_partial(src)  # cells of windows that two texts share would never be free
-            again
+            partial = self.save_partial(src)  # windowed cells that two texts share would never be free again
         self._clear(dst)
         self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         whole = self.model.has_state and partial is None

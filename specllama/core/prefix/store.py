@@ -235,10 +235,9 @@ class PrefixStore:
 
     def free(self, slot: Slot) -> None:
         """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
-        if slot.ids:
-            if not self._put_away(slot):
-                self._worth.evicted(slot.priority)
-            empty(self.target, slot)
+        if slot.ids and not self._put_away(slot):
+            self._worth.evicted(slot.priority)
+        empty(self.target, slot)
 
     def make_room(self) -> bool:
         """Free the cells of the idle slot that is worth least; False where none has any."""
