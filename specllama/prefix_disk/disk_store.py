@@ -269,8 +269,8 @@ class DiskStore:
             self._report(error)
 
     def _report(self, error: OSError) -> None:
-        what = error.filename or self._directory.path
-        self._say_once(f"prompts are not kept on disk for now: {what}: {error.strerror or error}")
+        why = error.strerror or str(error)
+        self._say_once(f"prompts are not kept on disk for now: {self._directory.path}: {why}")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

@@ -195,8 +195,13 @@ def test_without_its_secret_a_directory_begins_again(one_state: Path, damage: by
 
 @pytest.mark.parametrize(
     "ledger",
-    [b"", b"{", b"[]", b'{"inflation": 1e999, "load_rate": 1, "states": {}}', b"\xff\x00", b"[" * 100_000]
-    + [
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\x00",
+        b"[" * 100_000,
+        b'{"inflation": 1e999, "load_rate": 1, "states": {}}',
         b'{"inflation": 0, "load_rate": -5, "states": {}}',
         b'{"inflation": 0, "load_rate": 1, "states": [1]}',
     ],
@@ -204,7 +209,7 @@ def test_without_its_secret_a_directory_begins_again(one_state: Path, damage: by
 def test_a_ledger_that_cannot_be_read_costs_only_what_it_said(one_state: Path, ledger: bytes) -> None:
     (one_state / "index.json").write_bytes(ledger)
     with store(one_state) as one:
-        assert one.load_rate == 1e9
+        assert one.load_rate == pytest.approx(1e9)
         assert one.read(one.find("local", TEXT)[0]) is not None
     assert b'"inflation"' in (one_state / "index.json").read_bytes()
 
@@ -228,8 +233,8 @@ def header_with(directory: Path, edit: Callable[[bytes], bytes]) -> None:
     "edit",
     [
         lambda meta: meta,
-        lambda meta: b"{}",
-        lambda meta: b"[" * 50_000,
+        lambda _: b"{}",
+        lambda _: b"[" * 50_000,
         lambda meta: meta.replace(b"1200000", b"1200001"),
         lambda meta: meta.replace(b"1200000", b"-1"),
         lambda meta: meta.replace(b"1200000", b"1e6"),
