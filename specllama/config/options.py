@@ -331,6 +331,19 @@ HARDWARE = table(
     ),
 )
 
+CACHE = table(
+    "Hardware",
+    row(
+        "cache_disk",
+        "--cache-disk",
+        str,
+        "room on disk for evaluated prompts, as 8G or 500M; auto (default): 8G or a tenth of what is free, "
+        "if that is less; 0 keeps none",
+        "SIZE",
+        ("auto", "0"),
+    ),
+)
+
 
 def _sampling(parameter: Parameter) -> Option:
     default = parameter.default
@@ -489,6 +502,13 @@ SERVING = table(
         "web pages from this origin may send requests: https://host:port, * for any part, * for all",
         "ORIGIN",
     ),
+    row(
+        "slot_save_path",
+        "--slot-save-path",
+        str,
+        "a directory for slots that clients save with POST /slots/N?action=save",
+        "DIR",
+    ),
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
 )
 PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"), stored=False)
@@ -502,14 +522,14 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 
 
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
-RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
-CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
+RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *OUTPUT]
+CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *LOG]
 SERVE = [
     *SERVING,
     *PAGE,
     *ESCAPES,
     *TEMPLATE,
-    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]),
+    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE, *CACHE]),
     *LOG,
 ]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *CHATTING, *SERVING) if o.stored}
@@ -550,7 +570,7 @@ USERS_ONLY = frozenset(
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
         "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
-        "root_path",
+        "root_path", "cache_disk", "slot_save_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""
