@@ -41,9 +41,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     return values
 
 
-def load_settings(
-    v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None
-) -> LoadSettings:
+def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
     """The load settings, with models by name. v: option values by name, as on a command line. kept_seconds:
     see LoadSettings; None for commands that measure, which neither keep prompts on disk nor read them there.
 

@@ -17,7 +17,8 @@ from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS
 
-GGUF, DOWNLOADED, RUNNING, LIST = "*.gguf", "downloaded", "running", ","  # in `completes`
+GGUF, DOWNLOADED, RUNNING, KEPT = "*.gguf", "downloaded", "running", "kept"  # in `completes`
+LIST = ","
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Option:
 
     flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
     given several times. stored: allowed in files and environment. completes: the completions of its value:
-    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, LIST first for a
-    comma-separated list of the words; () leaves it to the shell, which completes file names. argument: its
+    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, KEPT for prompts on disk
+    and their models, LIST first for a comma-separated list of the words; () leaves it to the shell, which completes file names. argument: its
     name in Python.
     """
 

@@ -119,9 +119,9 @@ class StateDirectory:
         """Bytes of each state by name. Raises OSError."""
         return {name: n for name, n in self._files() if _STATE.fullmatch(name)}
 
-    def unfinished_bytes(self) -> int:
-        """Bytes of the states that are being written, as large as they will be. Raises OSError."""
-        return sum(n for name, n in self._files() if _UNFINISHED.fullmatch(name))
+    def unfinished_sizes(self) -> dict[str, int]:
+        """The states that are being written, as large as they will be, by their names. Raises OSError."""
+        return {name: n for name, n in self._files() if _UNFINISHED.fullmatch(name)}
 
     def _files(self) -> Iterator[tuple[str, int]]:
         with os.scandir(self.path) as entries:

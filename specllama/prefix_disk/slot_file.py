@@ -1,5 +1,6 @@
-"""One state in a file that a client has named: llama-server's saved slots. The format is that of the cache, but
-for the secret of a directory: such a file may be copied. It is for the same model, build and settings alone.
+"""One state in a file that a client has named: llama-server's saved slots. The format is that of the cache,
+but without the secret of a directory: such a file may be copied. It is for the same model, build and settings
+alone.
 
 Knows no names: they are checked by those who take them from clients.
 """
@@ -34,7 +35,7 @@ def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "")
     number = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         ids = record.ids.astype(np.dtype("<i4")).tobytes()
-        parts = map(memoryview, record.parts.values())
+        parts = [memoryview(part) for part in record.parts.values()]
         n_bytes = write_state(number, meta, ids, parts, b"", lambda _: None)
         new.replace(path)
     finally:
@@ -45,8 +46,8 @@ def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "")
 
 
 def read_slot_file(path: Path, key: str, scope: str) -> PrefixRecord:
-    """The state in a file, for the model with this key and for this scope. Raises BadStateFileError, which says
-    why it cannot be used, and OSError.
+    """The state in a file, for the model with this key and for this scope. Raises BadStateFileError, which
+    says why it cannot be used, and OSError.
     """
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -56,7 +57,7 @@ def read_slot_file(path: Path, key: str, scope: str) -> PrefixRecord:
             raise BadStateFileError("it belongs to another key")
         if meta.key != key:
             raise BadStateFileError(
-                "it was saved with another model, other settings of its context, or another build of llama.cpp"
+                "it was saved with another model, other settings of the context, or another llama.cpp"
             )
         parts = read_parts(number, header)
     finally:

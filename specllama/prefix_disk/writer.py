@@ -135,7 +135,7 @@ class StateWriter:
         """Remove what is worth least until so many bytes fit the budget and the disk, with the lock; False,
         and nothing is removed, where that would take something of a higher priority.
         """
-        total = self._contents.n_bytes + self._directory.unfinished_bytes()
+        total = self._contents.n_bytes + sum(self._directory.unfinished_sizes().values())
         missing = total + n_bytes - self._budget
         if n_bytes:
             free = shutil.disk_usage(self._directory.path).free
