@@ -28,8 +28,8 @@ class Option:
     flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
     given several times. stored: allowed in files and environment. completes: the completions of its value:
     words, GGUF for files and model names, DOWNLOADED for names of downloaded models, KEPT for prompts on disk
-    and their models, LIST first for a comma-separated list of the words; () leaves it to the shell, which completes file names. argument: its
-    name in Python.
+    and their models, LIST first for a comma-separated list of the words; () leaves it to the shell, which
+    completes file names. argument: its name in Python.
     """
 
     name: str

@@ -45,7 +45,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "testing": ("core", "drafters", "errors"),
     "data": (),
     "prefix_disk": ("errors", "clock", "config"),
-    "client": (*BASICS, "config", "calls", *LIGHT_CORE),
+    "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
         FRONTS,
