@@ -24,7 +24,13 @@ from specllama.prefix_disk.directory import Say, StateDirectory, silent
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
 from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
-from specllama.prefix_disk.state_file import BadStateFileError, forget_pages, read_header, read_parts
+from specllama.prefix_disk.state_file import (
+    BadStateFileError,
+    forget_pages,
+    read_ahead,
+    read_header,
+    read_parts,
+)
 from specllama.prefix_disk.writer import StateWriter
 
 WRITE_RATE = 128e6  # bytes a second
@@ -165,6 +171,7 @@ class DiskStore:
         began = self._clock()
         try:
             with self._directory.opened(state.name) as number:
+                read_ahead(number)
                 header = read_header(number, self.secret)
                 if header.meta != state.meta or header.ids != state.ids:
                     raise BadStateFileError("it is of another text than its name")

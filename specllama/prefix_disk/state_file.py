@@ -178,6 +178,13 @@ def _read_part(number: int, at: int, n_bytes: int, checksums: Iterable[int]) -> 
     return memory
 
 
+def read_ahead(number: int) -> None:
+    """Tell the system that a file will be read from its beginning to its end."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
 def forget_pages(number: int) -> None:
     """Tell the system that a file will not be read again soon: the memory is the model's."""
     if hasattr(os, "posix_fadvise"):
