@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from specllama.config.build import assemble, existing_file
+from specllama.config.build import assemble, disk_bytes, existing_file
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, option_named
@@ -83,6 +83,8 @@ class LoadOptions(TypedDict, total=False):
     memory: bool
     tool_format: str
     rpc: Sequence[str] | str
+    cache_disk: int | str
+    kept_seconds: float
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -163,6 +165,8 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
         kind = _TYPES[name].removesuffix(" | None")
         if name.startswith("n_gpu_layers"):
             checked[name] = _layers(value, name)
+        elif name == "cache_disk" and isinstance(value, str):
+            checked[name] = disk_bytes(value)
         elif kind.startswith("tuple"):
             checked[name] = _as_tuple(value, name)
         else:

@@ -41,8 +41,9 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     return values
 
 
-def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
-    """The load settings, with models by name. v: option values by name, as on a command line.
+def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
+    """The load settings, with models by name. v: option values by name, as on a command line. kept_seconds:
+    see LoadSettings; None for commands that measure, which neither keep prompts on disk nor read them there.
 
     Raises UsageError, NotFoundError.
     """
@@ -51,6 +52,8 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
         load: dict[str, Any] = {name: v[name] for name in plain if name in v}
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
+        if kept_seconds is not None:
+            load |= {"cache_disk": disk_bytes(v.get("cache_disk", "auto")), "kept_seconds": kept_seconds}
         return assemble(
             _model_name(v, "model", "hf_repo", ""),
             _model_name(v, "draft_model", "hf_repo_draft", defaults.DRAFT_MODEL),
@@ -113,6 +116,18 @@ def existing_file(path: str, name: str) -> str:
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
     return str(found)
+
+
+def disk_bytes(text: str) -> int:
+    """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". Raises UsageError."""
+    if text.strip() == "auto":
+        return AUTO
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
+    if not found or (not found[2] and (found[3] or float(found[1]) != 0)):
+        more = f"must be a size with its unit, as 8G or 500M, or auto, or 0 for none, not {text!r}"
+        raise UsageError(more, option="cache_disk")
+    unit = float(1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
+    return min(round(float(found[1]) * unit), 2**60)
 
 
 @contextlib.contextmanager

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from specllama.config.defaults import CACHE_TYPE, DRAFTERS, N_BATCH, N_UBATCH
+from specllama.config.defaults import CACHE_TYPE, DRAFTERS, KEPT_SECONDS, N_BATCH, N_UBATCH
 from specllama.drafters import copies, wants_draft_model
 from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all
+AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk: by the free disk
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 # Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
 _OUTPUT_MULTIPLE = 16
-_HIGHEST = 2**31 - 1
+_HIGHEST, _MOST_BYTES = 2**31 - 1, 2**60
 _ROPE_NUMBERS = (
     "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -133,7 +133,9 @@ class LoadSettings:
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
     "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
-    properties that the schemas do not name, where they do not say.
+    properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated
+    prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again
+    would take, from which on it is kept there.
     """
 
     target: ModelSettings
@@ -151,6 +153,8 @@ class LoadSettings:
     rpc: tuple[str, ...] = ()
     memory: bool = True
     schema_open: bool = False
+    cache_disk: int = 0
+    kept_seconds: float = KEPT_SECONDS
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1, MAX_SLOTS)
@@ -162,6 +166,10 @@ class LoadSettings:
         if self.exact_width is not None:
             _at_least("exact_width", self.exact_width, 1, MAX_DRAFT)
             object.__setattr__(self, "exact", True)
+        _at_least("cache_disk", self.cache_disk, AUTO, _MOST_BYTES)
+        kept = self.kept_seconds
+        if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not 0 <= kept <= 1e9:
+            raise UsageError(f"must be seconds from 0, not {kept!r}", option="kept_seconds")
         if self.draft_max and self.draft_min > self.draft_max:
             more = f"{self.draft_min} is more than {option('draft_max')} {self.draft_max}"
             raise UsageError(more, option="draft_min")

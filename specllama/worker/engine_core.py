@@ -21,7 +21,7 @@ from specllama.core.stats import RunStats
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
+from specllama.errors import EngineError, Note, NotSupportedError, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
 from specllama.text.template_process import TemplateProcess
@@ -274,6 +274,8 @@ class EngineCore:
         if isinstance(question, protocol.GetSlots):
             costs = self.loaded.profile.decode_seconds
             self.send(slots(question.id, self.engine, self.running, costs))
+        elif isinstance(question, protocol.SlotAction):
+            raise NotSupportedError("this engine neither saves slots nor restores or erases them")
         else:
             self._intake.answer(question, size)
 

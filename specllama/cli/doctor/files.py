@@ -14,6 +14,7 @@ from typing import Any
 from specllama.cli.doctor import Problem
 from specllama.clock import running_time
 from specllama.config import store
+from specllama.prefix_disk.directory import StateDirectory, default_directory
 
 _SECONDS = 2.0  # for adding up a directory
 
@@ -36,7 +37,18 @@ def cache(problems: list[Problem]) -> dict[str, Any]:
         "free_disk": free_disk(path),
         "calibrations": whole,
         "broken": broken,
+        "prompts": prompts(),
     }
+
+
+def prompts() -> dict[str, int]:
+    """How many evaluated prompts are on disk, and their bytes."""
+    directory = StateDirectory(default_directory())
+    try:
+        sizes = directory.sizes()
+    except OSError:
+        sizes = {}
+    return {"number": len(sizes), "bytes": sum(sizes.values())}
 
 
 def exactness() -> list[dict[str, Any]]:

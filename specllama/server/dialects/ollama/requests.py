@@ -10,7 +10,15 @@ from pydantic import Field
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError, RequestBody
+from specllama.server.dialects.fields import (
+    SMALL,
+    WHOLE_ITEMS,
+    AtMost,
+    Body,
+    CacheChoice,
+    FieldError,
+    RequestBody,
+)
 from specllama.server.dialects.keep_alive import KeepAlive
 from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
@@ -72,6 +80,12 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     shift: bool | None = None
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
     speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
+
+    @property
+    def kept(self) -> bool:
+        """Whether it may be written to the disk."""
+        return self.cache.store
 
     @property
     def num_ctx(self) -> int | None:

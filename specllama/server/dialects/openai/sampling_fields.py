@@ -17,6 +17,7 @@ from specllama.server.dialects.fields import (
     WHOLE_ITEMS,
     AtMost,
     Body,
+    CacheChoice,
     FieldError,
     RequestBody,
 )
@@ -115,6 +116,7 @@ class SamplingFields(ParameterFields, StructuredFields):
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
     speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool | None = None
@@ -130,6 +132,11 @@ class SamplingFields(ParameterFields, StructuredFields):
         "num_predict": "max_tokens",
         "stop_sequences": "stop",
     }
+
+    @property
+    def kept(self) -> bool:
+        """Whether the prompt and the text may be written to the disk."""
+        return self.cache.store
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:

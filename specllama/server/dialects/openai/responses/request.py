@@ -73,7 +73,7 @@ class TextFields(Body):
 
 class ResponsesRequest(SamplingFields, ThinkingFields):
     """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
-    answer are held for references to them.
+    answer are held for references to them, and prompt and answer may be written to the disk.
     """
 
     previous_response_id: Refused = None
@@ -103,6 +103,10 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
         read = conversation_of(self.instructions, self.input)
         self._conversation = read.read(continues=False, path="input")
         return self
+
+    @property
+    def kept(self) -> bool:
+        return self.store and super().kept
 
     @property
     def turns(self) -> ReadConversation:
