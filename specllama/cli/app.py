@@ -167,7 +167,7 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     kept, dropped = without_them(arguments, entry.table())
     if flag := unknown_short_flag(kept[1:], entry.table()):
         raise UsageError(f"no such option: {flag}", f"see specllama {arguments[0]} --help")
-    if dropped:
+    if dropped and not {"-q", "--quiet"} & set(kept):
         console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
     return kept
 

@@ -9,7 +9,10 @@ from specllama.client.model_info import LoadInfo
 from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
 from specllama.text.terminal import printable
 
-__all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
+__all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line", "verdict"]
+
+_ALIKE = 0.03  # a speed-up that differs from 1 by less tells nothing
+_WIDTH = 80  # columns that lines of figures stay below
 
 
 def start_line(info: LoadInfo, structured: bool = False) -> str:
@@ -43,17 +46,19 @@ def _models(info: LoadInfo) -> list[str]:
     return found
 
 
-def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
-    """The statistics for people. What was not measured is left out. off: why nothing, or next to nothing, was
-    drafted.
+def lines(
+    stats: RunStats, plain: PlainRate, off: str = "", seed: int | None = None, advice: str = ""
+) -> list[str]:
+    """The statistics for people, the verdict first. What was not measured is left out. off: why nothing, or
+    next to nothing, was drafted. advice: how the user can compare where this answer cannot tell.
     """
-    out = [_rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps)]
-    decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
-    gain = speedup(stats, plain)
-    if gain is not None:
-        stored = ", stored" if plain.source == "stored" else ""
-        decoded += f"        {gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
-    out += [decoded, "", f"n_predict = {stats.n_predict}"]
+    out = [verdict(stats, plain, off, advice)]
+    out += [
+        _rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps),
+        _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps),
+        "",
+        f"n_predict = {stats.n_predict}",
+    ]
     if stats.n_forced:
         share = f"{stats.n_forced_accept / max(1, stats.n_predict):.0%}".replace("%", " %")
         out.append(f"n_forced  = {stats.n_forced_accept:<7} {share} of the text came from the grammar")
@@ -61,18 +66,53 @@ def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
         out += ["n_drafted = 0", "n_accept  = 0"]
     else:
         by = " · ".join(f"{name} {n}" for name, n in stats.guessed_by.most_common())
-        positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
         out += [
             f"n_drafted = {stats.n_drafted:<7} {by}",
             f"n_accept  = {stats.n_accept}",
-            f"accept    = {100 * stats.n_accept / stats.n_drafted:.1f} %   by position {positions}",
+            _acceptance(stats),
         ]
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
-    if off:
-        out.append(f"{'hardly anything' if stats.n_drafted else 'nothing'} was drafted: {off}")
+    if seed is not None:
+        out.append(f"seed      = {seed}")
+    if off and _drafted(stats):
+        out.append(f"hardly anything was drafted: {off}")
     return out
+
+
+def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") -> str:
+    """One line: whether the answer was faster or slower than plain decoding, or why that cannot be told. off,
+    advice: as for `lines`.
+    """
+    if not _drafted(stats):
+        return f"nothing was drafted: {off}" if off else "nothing was drafted"
+    gain = speedup(stats, plain)
+    if gain is None:
+        why = "the speed of plain decoding is unknown"
+        if stats.decode_tps is None:
+            why = "the answer was too short"
+        return f"cannot tell: {why}{f'; {advice}' if advice else ''}"
+    stored = ", stored" if plain.source == "stored" else ""
+    figure = f"{gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
+    if abs(gain - 1) < _ALIKE:
+        return f"cannot tell: {figure} is too close to call"
+    return f"{'faster' if gain > 1 else 'slower'}: {figure}"
+
+
+def _drafted(stats: RunStats) -> int:
+    return stats.n_drafted + stats.n_forced
+
+
+def _acceptance(stats: RunStats) -> str:
+    """The acceptance, over all and by position as far as a line has room."""
+    line = f"accept    = {100 * stats.n_accept / stats.n_drafted:.1f} %   by position"
+    for share in stats.accept_by_position:
+        more = f"{line} {100 * share:.0f} %"
+        if len(more) >= _WIDTH:
+            break
+        line = more
+    return line
 
 
 def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:

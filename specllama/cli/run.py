@@ -33,7 +33,6 @@ Examples:
 
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
-    console.be_quiet(given.get("quiet", False))
     values = resolved(given)
     params = build.sampling(values)
     if "logprobs" in values and not values.get("json"):
@@ -145,7 +144,8 @@ def _show(
         return
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
-    for line in readout.lines(answer.stats, plain, answer.off_reason):
+    advice = "" if compared is not None else "--compare measures it"
+    for line in readout.lines(answer.stats, plain, answer.off_reason, answer.seed, advice):
         console.note(line)
     if answer.finish_reason == "context":
         console.note(f"note: the context of {info.n_ctx} tokens is full; -c makes it larger")

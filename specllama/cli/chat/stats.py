@@ -54,8 +54,7 @@ class Totals:
         if total.decode_seconds > 0:
             rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
         found = [
-            *readout.lines(stats, self.last.plain, self.last.off_reason),
-            f"seed      = {self.last.seed}",
+            *readout.lines(stats, self.last.plain, self.last.off_reason, self.last.seed),
             f"context   = {used} of {n_ctx} tokens after it",
             "",
             f"session   = {counted(self.answers, 'answer')}, {total.n_predict} tokens written{rate}",

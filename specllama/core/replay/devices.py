@@ -30,6 +30,10 @@ class ChangingDevice:
         self._last, self._run = 0, 0
         self._seen: Counter[int] = Counter()
 
+    def interrupt(self) -> None:
+        """A prompt was decoded: the next decode is the first of its width."""
+        self._last, self._run = 0, 0
+
     def __call__(self, n_rows: int) -> float:
         if n_rows != self._last:
             self._last, self._run = n_rows, 0

@@ -196,7 +196,8 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; `replay.heads` has those for heads. second: another draft that competes with it.
+    choices; `replay.heads` has those for heads. second: another draft that competes with it. prompt: called
+    when the prompt of a text is decoded, if given; the policy is told that others' decodes were made then.
     """
 
     def __init__(
@@ -211,7 +212,9 @@ class Replay:
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
         draft: MakeDraft = TraceDrafter,
         second: SecondDraft | None = None,
+        prompt: Callable[[], None] | None = None,
     ) -> None:
+        self._prompt = prompt
         self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
@@ -244,6 +247,9 @@ class Replay:
         if self._second is not None and self._choices is not None:
             self._second.begin(slot, self._choices(trace), self.prefilled)
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
+        if self._prompt is not None:
+            self._prompt()
+            self.policy.interrupted()
 
     def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
         began = self.machine.now
