@@ -149,6 +149,9 @@ class TableContext:
             return back <= 0 or back <= min(self.max_rollback, self.last_rows[seq_id] - 1)
         return back <= {"full": self.n_ctx, "window": 8, "checkpoint": 0}[self.memory]
 
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        return self.memory == "full" or n_past == self.n_past(seq_id)
+
     def copy(self, src: int, dst: int, n_past: int, partial: list[int] | None = None) -> int:
         self.truncate(src, self.n_past(src))
         if self.memory != "full" and n_past != len(self.cells[src]) and partial is None:

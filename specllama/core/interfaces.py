@@ -87,6 +87,10 @@ class Context(Protocol):
         """Whether `truncate` would keep exactly the first `n_past` tokens, without a checkpoint."""
         ...
 
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        """Whether the first `n_past` tokens of the sequence can be copied without a partial state."""
+        ...
+
     def copy(self, src: int, dst: int, n_past: int, partial: Saved | None = None) -> int:
         """Replace `dst` by the first `n_past` tokens of `src`, cells shared; returns the number shared.
         partial: the state of `src` there (`save_partial`), without which only some prefixes can be copied.

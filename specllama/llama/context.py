@@ -87,7 +87,7 @@ class LlamaContext(SequenceStates):
         # Further rows take the place of cells that the window of the next token has left already.
         self.can_pad = not self.cuts_need_checkpoint
         self._windowed = bool(model.n_swa) and not s.swa_full
-        self.cuts_anywhere = not model.has_state and not self._windowed
+        self.cuts_anywhere = not model.has_state and not model.n_swa
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
@@ -209,9 +209,16 @@ class LlamaContext(SequenceStates):
             return False
         return n_past > 0 and not self.cuts_need_checkpoint and self._has_window(seq_id, n_past)
 
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        if n_past == self.n_past(seq_id):
+            return True
+        return not self.model.has_state and self._has_window(seq_id, n_past)
+
     def _has_window(self, seq_id: int, n_past: int) -> bool:
-        """Whether layers with a sliding window have all cells that the token after n_past sees."""
-        if not self._windowed:
+        """Whether layers with a sliding window have all cells that the token after n_past sees. Those that
+        it has left are not saved, not even where the cache keeps them.
+        """
+        if not self._n_swa:
             return True
         return bool(llama.llama_memory_seq_pos_min(self.memory, seq_id) <= max(0, n_past - self._n_swa))
 

@@ -70,7 +70,7 @@ class SequenceStates(ABC):
         if llama.llama_state_seq_get_data_ext(self.handle, at, len(state), seq_id, _PARTIAL) != len(state):
             return None
         del at
-        if self._windowed:
+        if not self.model.has_state or self.model.n_swa:
             order_cells(state)
         return state
 

@@ -196,7 +196,15 @@ class EngineCore:
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
         context = loaded.context
-        prompts = Prompts(loaded.model, context.n_ctx, context.n_batch, template, problem, calls)
+        prompts = Prompts(
+            loaded.model,
+            context.n_ctx,
+            context.n_batch,
+            template,
+            problem,
+            calls,
+            with_boundaries=not context.cuts_anywhere,
+        )
         self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)
         notes = list[Note]()
         if problem is not None:

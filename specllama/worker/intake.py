@@ -223,6 +223,7 @@ class RequestIntake:
                 predict_seconds=_limit(message.predict_seconds, message),
                 warm=message.warm,
                 infill=self._infill_rule if params.infill_sampling else None,
+                boundaries=prompt.boundaries,
             )
             generation = self._engine.submit(request)
             # Template, tokenisation and grammar count towards the first token.

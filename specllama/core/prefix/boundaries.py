@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 GAP = 64  # ids between two states at least: reading so few again costs less than a decode for each state
 _FIRST_DISTANCE, _DISTANCE_FACTOR = 64, 4
-_ALWAYS = ("system", "reasoning")  # kinds for which a short piece is worth a decode of its own
+_ALWAYS = ("system", "reasoning")  # kinds for which a piece of _SHORT ids is worth a decode of its own
+_SHORT = 16
 Kind = Literal["system", "user", "reasoning", "end", "answer", "distance"]
 """Where a partial state was made: after the system prompt and the tools; at the start of a user message;
 before an answer whose reasoning the template strips later; before the last words of a prompt; after an
@@ -46,7 +47,7 @@ def ahead(
     last = n_past
     for n, kind in sorted(boundaries):
         at = n if chunk is None else n // chunk * chunk
-        gap = GAP if kind not in _ALWAYS or at < GAP else 1
+        gap = GAP if kind not in _ALWAYS or at < GAP else _SHORT
         if last + gap <= at < n_prompt:
             found.append(Boundary(at, kind))
             last = at

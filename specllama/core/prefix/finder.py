@@ -89,8 +89,9 @@ class PrefixFinder:
             return max(common, 0), None
         if common == n_ids:
             return common, None
-        idle = isinstance(holder, Slot) and holder.owner is None
-        if idle and self._target.can_truncate(holder.seq_id, common):  # type: ignore[union-attr]
-            return common, None
+        if isinstance(holder, Slot):
+            can = self._target.can_truncate if holder.owner is None else self._target.can_copy
+            if can(holder.seq_id, common):
+                return common, None
         partial = usable(holder.partials, common)
         return (partial.n, partial) if partial is not None else (0, None)
