@@ -343,6 +343,30 @@ CACHE = table(
         "SIZE",
         ("auto", "0"),
     ),
+    row(
+        "cache_ram",
+        "-cram --cache-ram",
+        str,
+        "memory for evaluated prompts that are not in use, as 8G, or a number of MiB; auto (default): a "
+        "quarter of what is free; 0 keeps none, -1 is no limit",
+        "SIZE",
+        ("auto", "0"),
+    ),
+    row(
+        "ctx_checkpoints",
+        "-ctxcp --ctx-checkpoints --swa-checkpoints",
+        int,
+        "most states that are kept of a text of recurrent and hybrid models and sliding windows (default: as "
+        "many as are worth their memory)",
+        "N",
+    ),
+    row(
+        "swa_full",
+        "--swa-full",
+        bool,
+        "keep all cells of layers with a sliding window (default: those of the window, where texts stay the "
+        "same)",
+    ),
 )
 
 
@@ -571,7 +595,7 @@ USERS_ONLY = frozenset(
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
         "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
-        "root_path", "cache_disk", "slot_save_path",
+        "root_path", "cache_disk", "cache_ram", "ctx_checkpoints", "swa_full", "slot_save_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

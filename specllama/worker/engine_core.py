@@ -11,7 +11,7 @@ from dataclasses import replace
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
 from specllama.clock import running_time
-from specllama.config.load import LoadSettings
+from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, Drafter
@@ -39,6 +39,7 @@ from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
+_CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 
 
@@ -190,6 +191,8 @@ class EngineCore:
             clock=running_time,
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
+            cache_budget=_cache_budget(settings.cache_ram),
+            max_partials=settings.ctx_checkpoints,
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded, process)
@@ -391,3 +394,8 @@ class EngineCore:
         """Store what was learnt, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()
+
+
+def _cache_budget(cache_ram: int) -> float:
+    """Bytes for prefix states outside of the context; AUTO: a quarter of what is free after the load."""
+    return cache_ram if cache_ram != AUTO else _CACHE_SHARE * available_memory()

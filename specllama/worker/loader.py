@@ -6,7 +6,7 @@ llama.cpp opens no file before its header has passed the check.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.client import protocol
@@ -28,6 +28,7 @@ from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
 from specllama.models.memory.plan import MemoryPlan
+from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict
 from specllama.text.grammar import Grammars
@@ -109,6 +110,7 @@ def load(
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
     plan, checked, n_rs_seq = _planned(settings, header, checked, send)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
+    fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
