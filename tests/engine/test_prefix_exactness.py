@@ -52,6 +52,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lla
                     for module in (tinygguf, tinymtp):
                         patch.setattr(module, "N_EMBD", 96)
                         patch.setattr(module, "N_EMBD_HEAD", 32)
+                    patch.setitem(tinygguf.Builder.__init__.__kwdefaults__, "n_embd", 96)
                 BUILDERS[kind](path, noise=noise, n_ctx_train=4096)
             models[key] = LlamaModel(
                 ModelSettings(
