@@ -166,6 +166,7 @@ class Scheduler:
     def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
         """Give a slot to a generation, n_past of whose ids are in its cache."""
         slot.owner, slot.ids, slot.scope = generation, [], generation.request.cache_scope
+        slot.kept = generation.request.kept
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
         if self.store.needs_partials:

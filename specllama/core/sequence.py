@@ -54,12 +54,12 @@ class Request:
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
     None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
-    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`.
-    exact: the text is the same with and without drafts, whatever that costs; see `core.exact`.
-    prompt_seconds: time limit of the prompt, from submission to the first token.
-    predict_seconds: time limit of the text, from the first token. warm: evaluate the prompt for later
-    requests, and write nothing. infill: the sampling step of that name, None for none. boundaries: places of
-    the prompt that later prompts may share, () where they are not known.
+    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
+    text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
+    limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
+    first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
+    that name, None for none. boundaries: places of the prompt that later prompts may share, () where they are
+    not known. kept: whether prompt and text may be written to the disk.
     """
 
     prompt: Sequence[int]
@@ -82,6 +82,7 @@ class Request:
     infill: InfillRule | None = None
     exact: bool = False
     boundaries: Sequence[Boundary] = ()
+    kept: bool = True
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ They depend on the text alone, so that the pieces in which a prompt is evaluated
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 GAP = 64  # ids between two states at least: reading so few again costs less than a decode for each state
 _FIRST_DISTANCE, _DISTANCE_FACTOR = 64, 4
@@ -17,6 +17,7 @@ Kind = Literal["system", "user", "reasoning", "end", "answer", "distance"]
 before an answer whose reasoning the template strips later; before the last words of a prompt; after an
 answer; at a distance from the end of a prompt without known places.
 """
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Boundary(NamedTuple):

@@ -39,9 +39,10 @@ class PartialState:
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
     states at places within them, or within those of the generation. scope: whose ids they are; only
-    generations of the same `Request.cache_scope` reuse them. n_prompt: ids of the last prompt. n_whole: ids
-    at the start that were evaluated in whole chunks of an exact prompt, in the first cells of the cache.
-    last_used: time by the engine's clock. owner: the generation that uses it.
+    generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
+    n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
+    exact prompt, in the first cells of the cache. last_used: time by the engine's clock. owner: the
+    generation that uses it.
     """
 
     seq_id: int
@@ -53,6 +54,7 @@ class Slot:
     last_used: float = 0.0
     priority: float = 0.0
     uses: int = 0
+    kept: bool = True
     owner: Generation | None = None
 
 
@@ -71,6 +73,7 @@ class StoredText:
     n_shared: int = 0
     priority: float = 0.0
     uses: int = 0
+    kept: bool = True
 
 
 def empty(target: Context, slot: Slot) -> None:

@@ -16,6 +16,7 @@ from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
 from specllama.core.prefix.memory import StateMemory, merge
 from specllama.core.prefix.state import (
+    Ids,
     PartialState,
     Slot,
     StoredText,
@@ -161,6 +162,10 @@ class PrefixStore:
             n = self.target.load(slot.seq_id, text.saved)
         if not n:
             return slot, 0
+        if n != len(text.ids):  # the state of another text
+            empty(self.target, slot)
+            self.memory.remove_text(text)
+            return slot, 0
         self.counts.n_restored += 1
         self._timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
@@ -195,6 +200,17 @@ class PrefixStore:
         self.counts.seconds += n * self.row_seconds
         if source.partial is not None and source.partial.state is not None:
             self.memory.used(source.partial)
+
+    def longest(self, wanted: Ids, scope: str) -> int:
+        """How many of these ids `take` would find."""
+        found = self._finder.sources(wanted, scope, self.row_seconds, self._rate)
+        return found[0].n if found else 0
+
+    def accepts(self, n_bytes: int, n_ids: int) -> bool:
+        """Whether there is room for a text of so many bytes that saves reading so many ids."""
+        if self.room is None or not self.room(n_bytes):
+            return False
+        return self.memory.has_room(n_bytes, self.memory.of_text(n_ids, 0, n_bytes))
 
     # Keeping
 
@@ -283,7 +299,16 @@ class PrefixStore:
         self._timed(n_bytes, self.clock() - started)
         self.counts.n_saved += 1
         text = StoredText(
-            ids, slot.scope, saved, n_bytes, list(slot.partials), slot.n_prompt, 0, priority, slot.uses
+            ids,
+            slot.scope,
+            saved,
+            n_bytes,
+            list(slot.partials),
+            slot.n_prompt,
+            0,
+            priority,
+            slot.uses,
+            slot.kept,
         )
         self.memory.add_text(text)
         return True
