@@ -89,6 +89,7 @@ class TableContext:
         n_outputs -= sum(r.output for r in batch)
         further = [BatchRow(token, pos + 1 + i, seq_id, i < n_outputs) for i in range(n_more)]
         rows = self._evaluate([*batch, *further])
+        self._note_rollbacks([*batch, *further])
         self.widths.append(len(batch) + n_more)
         self.n_decoded = len(batch) + n_more
         if self.reader is not None:
@@ -110,13 +111,16 @@ class TableContext:
             cells.append(r.token)
             if r.output:
                 out.append(self.rows(cells))
+        return out
+
+    def _note_rollbacks(self, batch: Sequence[BatchRow]) -> None:
+        """See `specllama.llama.rollbacks`: those that the decode ended with can be rolled back."""
         self.last_rows = dict.fromkeys(self.last_rows, 0)
         counts = Counter(r.seq_id for r in batch)
-        for seq_id, n in reversed(counts.items()):  # see `LlamaContext`: those that the decode ended with
+        for seq_id, n in reversed(counts.items()):
             if n != counts[batch[-1].seq_id]:
                 break
             self.last_rows[seq_id] = n
-        return out
 
     def n_past(self, seq_id: int) -> int:
         return len(self.cells[seq_id]) - self.padding[seq_id]

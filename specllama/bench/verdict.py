@@ -49,6 +49,28 @@ def verdict(s: BenchSummary, off: str = "") -> str:
     return text
 
 
+def advice(s: BenchSummary, off: str = "") -> str:
+    """What to do, in one or two sentences. off: as for `verdict`."""
+    auto = s.total.cells.get(AUTO)
+    if off:
+        text = "name a draft with -md to compare; specllama models show MODEL lists those that fit."
+    elif auto is None or auto.speedup is None or s.total.best is None:
+        text = "let it run to the end, or measure longer answers with -n."
+    elif nothing_pays(s):
+        text = "keep the default, which drafts where that pays; -md none saves the memory of a draft."
+    elif not _certain(s):
+        text = "keep the default; measure again with more --runs on an idle machine before changing anything."
+    elif _fixed_is_faster(s.total):
+        text = f"--draft-max {s.total.best} was faster here than the default; try it for such texts."
+    elif better := [row for row in s.rows if row.workload and _fixed_is_faster(row)]:
+        text = (
+            f"keep the default; for texts like {better[0].workload} alone try --draft-max {better[0].best}."
+        )
+    else:
+        text = "keep the default, --draft-max auto."
+    return f"Advice: {text}"
+
+
 def nothing_pays(s: BenchSummary) -> bool:
     """Whether no configuration was faster than plain decoding, over all workloads."""
     speedups = _speedups(s)

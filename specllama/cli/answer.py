@@ -44,7 +44,7 @@ def generate(
     which keeps the text that arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
-    answer, progress = into if into is not None else GenerationResult(), Progress()
+    answer, progress = into if into is not None else GenerationResult(), Progress(every=None)
     events = client.generate(request)
 
     def receive(event: protocol.Message) -> None:
@@ -78,8 +78,11 @@ def load(
     measure_when_idle: bool = False,
     open_draft: bool = True,
 ) -> LoadInfo:
-    """Load models, showing progress; returns the engine's report. Raises what client.load raises."""
-    with Progress(delay=1.0) as progress:
+    """Load models, with progress on a terminal; returns the engine's report.
+
+    Raises what client.load raises.
+    """
+    with Progress(delay=1.0, every=None) as progress:
         return client.load(settings, progress.loading, verbose, measure_when_idle, open_draft)
 
 

@@ -24,7 +24,7 @@ _MODELS_COMMANDS = {
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
-    "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
+    "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
 }
 _CACHE_COMMANDS = {
     "ls": CommandEntry("cache:ls", "cli.options:CACHE", "List the prompts that are kept on disk."),
@@ -167,7 +167,7 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     kept, dropped = without_them(arguments, entry.table())
     if flag := unknown_short_flag(kept[1:], entry.table()):
         raise UsageError(f"no such option: {flag}", f"see specllama {arguments[0]} --help")
-    if dropped:
+    if dropped and not {"-q", "--quiet"} & set(kept):
         console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
     return kept
 

@@ -14,10 +14,12 @@ import threading
 from collections.abc import Iterator
 from typing import IO, TextIO
 
+from specllama.cli.formatting import columns, wrapped
 from specllama.cli.streams import check_written, write_all
 from specllama.errors import Note, ResourceError, spelled
 from specllama.text.terminal import visible
 
+_INDENT = "  "  # of the further lines of a wrapped one
 _quiet = False  # --quiet
 _closed = False  # stdout was closed when the program started
 
@@ -93,12 +95,12 @@ def note(text: str, style: str = "") -> None:
     """Write a line to stderr, unless only warnings are wanted. style: codes of SGR, for terminals only."""
     if _quiet:
         return
-    write(sys.stderr, styled(_shown(sys.stderr, with_flags(text)), style) + "\n")
+    write(sys.stderr, styled(_message(text), style) + "\n")
 
 
 def warning(text: str) -> None:
     """Write a line to stderr that the user should act on."""
-    write(sys.stderr, _word("warning: ", "33") + _shown(sys.stderr, with_flags(text)) + "\n")
+    write(sys.stderr, _word("warning: ", "33") + _message(text, "warning: ") + "\n")
 
 
 def show(note_: Note) -> None:
@@ -112,7 +114,7 @@ def show(note_: Note) -> None:
 def error(message: str, hint: str = "") -> None:
     """Write an error to stderr: what happened and why; what to do next."""
     text = message + "\n" + (f"{hint}\n" if hint else "")
-    write(sys.stderr, _word("error: ", "31") + _shown(sys.stderr, with_flags(text)))
+    write(sys.stderr, _word("error: ", "31") + _message(text, "error: "))
 
 
 def traceback(error: BaseException) -> None:
@@ -190,6 +192,18 @@ def _word(text: str, style: str) -> str:
 def _shown(stream: IO[str], text: str) -> str:
     """The text as the stream gets it."""
     return visible(text) if stream.isatty() else text
+
+
+def _message(text: str, before: str = "") -> str:
+    """A text for stderr, its lines wrapped at words where the width is known. before: what stands before the
+    first line.
+    """
+    found, width = list[str](), columns(sys.stderr)
+    for line in _shown(sys.stderr, with_flags(text)).split("\n"):
+        first = "" if found else before
+        is_long = width is not None and len(first) + len(line) > width
+        found += wrapped(line, width, first, _INDENT) if is_long else [first + line]
+    return "\n".join(found).removeprefix(before)
 
 
 def write(stream: TextIO, text: str) -> None:

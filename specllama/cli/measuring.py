@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import specllama
+from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
 from specllama.errors import SpecllamaError
 from specllama.models.memory.available import physical_cores
@@ -37,6 +38,11 @@ class PartialResults:
             self.interrupted = True
         except SpecllamaError as error:
             self.failure = error
+
+    def say_nothing_measured(self) -> None:
+        """The line for Ctrl-C before the first result."""
+        if self.interrupted:
+            console.note("nothing was measured yet")
 
     def exit_code(self) -> int:
         """0, or 130 after Ctrl-C. Raises the error that ended the measurement."""

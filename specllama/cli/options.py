@@ -85,6 +85,11 @@ CACHE = _OUTPUT
 CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, many=True), *_OUTPUT]
 DOCTOR = [
     *table(
+        "Report",
+        row("all", "--all", bool, "all that was found, not the verdict alone"),
+        stored=False,
+    ),
+    *table(
         "Hardware",
         row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST"),
         stored=False,

@@ -17,11 +17,11 @@ _BAR = 24  # columns of the bar
 class Progress:
     """The progress of one thing, on stderr: redrawn on a terminal, else a line every few seconds.
 
-    delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn.
-    A context manager that clears the line at the end.
+    delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn,
+    None for none there. A context manager that clears the line at the end.
     """
 
-    def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
+    def __init__(self, delay: float = 2.0, every: float | None = 5.0) -> None:
         self._started, self._last, self._delay, self._every = running_time(), 0.0, delay, every
         self._is_drawn, self._stage = False, ""
 
@@ -36,11 +36,12 @@ class Progress:
 
         share: from 0 to 1. stage: what is in progress; a new one is shown at once.
         """
-        if console.is_quiet():
+        redraw = console.supports_ansi(sys.stderr)
+        every = 0.1 if redraw else self._every
+        if console.is_quiet() or every is None:
             return
         now = running_time()
-        redraw = console.supports_ansi(sys.stderr)
-        due = now - self._last >= (0.1 if redraw else self._every)
+        due = now - self._last >= every
         if now - self._started < self._delay or (not due and stage == self._stage):
             return
         self._last, self._stage = now, stage

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
+from specllama.core.gain import PlainRate, gain
+from specllama.core.stats import RunStats
 from specllama.text.terminal import printable
 
-__all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
+_SOURCES = {"stored": ", stored", "compared": ", compared"}  # what else the speed of plain decoding is from
+_WIDTH = 80  # columns that lines of figures stay below
 
 
 def start_line(info: LoadInfo, structured: bool = False) -> str:
@@ -43,17 +45,19 @@ def _models(info: LoadInfo) -> list[str]:
     return found
 
 
-def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
-    """The statistics for people. What was not measured is left out. off: why nothing, or next to nothing, was
-    drafted.
+def lines(
+    stats: RunStats, plain: PlainRate, off: str = "", seed: int | None = None, advice: str = ""
+) -> list[str]:
+    """The statistics for people, the verdict first. What was not measured is left out. off: why nothing, or
+    next to nothing, was drafted. advice: how the user can compare where this answer cannot tell.
     """
-    out = [_rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps)]
-    decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
-    gain = speedup(stats, plain)
-    if gain is not None:
-        stored = ", stored" if plain.source == "stored" else ""
-        decoded += f"        {gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
-    out += [decoded, "", f"n_predict = {stats.n_predict}"]
+    out = [verdict(stats, plain, off, advice)]
+    out += [
+        _rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps),
+        _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps),
+        "",
+        f"n_predict = {stats.n_predict}",
+    ]
     if stats.n_forced:
         share = f"{stats.n_forced_accept / max(1, stats.n_predict):.0%}".replace("%", " %")
         out.append(f"n_forced  = {stats.n_forced_accept:<7} {share} of the text came from the grammar")
@@ -61,18 +65,49 @@ def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
         out += ["n_drafted = 0", "n_accept  = 0"]
     else:
         by = " · ".join(f"{name} {n}" for name, n in stats.guessed_by.most_common())
-        positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
         out += [
             f"n_drafted = {stats.n_drafted:<7} {by}",
             f"n_accept  = {stats.n_accept}",
-            f"accept    = {100 * stats.n_accept / stats.n_drafted:.1f} %   by position {positions}",
+            _acceptance(stats),
         ]
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
-    if off:
-        out.append(f"{'hardly anything' if stats.n_drafted else 'nothing'} was drafted: {off}")
+    if seed is not None:
+        out.append(f"seed      = {seed}")
+    if off and _drafted(stats):
+        out.append(f"hardly anything was drafted: {off}")
     return out
+
+
+def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") -> str:
+    """One line: whether the answer was faster or slower than plain decoding, or why that cannot be told. off,
+    advice: as for `lines`.
+    """
+    if not _drafted(stats):
+        return f"nothing was drafted: {off}" if off else "nothing was drafted"
+    found = gain(stats, plain)
+    if found.speedup is None:
+        return f"cannot tell: {found.reason}{f'; {advice}' if advice else ''}"
+    figure = f"{found.speedup:.2f}x plain ({plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')})"
+    if found.verdict == "alike":
+        return f"cannot tell: {figure} is too close to call"
+    return f"{found.verdict}: {figure}"
+
+
+def _drafted(stats: RunStats) -> int:
+    return stats.n_drafted + stats.n_forced
+
+
+def _acceptance(stats: RunStats) -> str:
+    """The acceptance, over all and by position as far as a line has room."""
+    line = f"accept    = {100 * stats.n_accept / stats.n_drafted:.1f} %   by position"
+    for share in stats.accept_by_position:
+        more = f"{line} {100 * share:.0f} %"
+        if len(more) >= _WIDTH:
+            break
+        line = more
+    return line
 
 
 def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
@@ -95,6 +130,7 @@ def as_json(
     null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
     ties_known: whether near-ties could be detected.
     """
+    found = gain(stats, plain)
     models = {
         name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}
         if model is not None
@@ -127,7 +163,9 @@ def as_json(
         "plain_tps": _rounded(plain.tps),
         "plain_source": plain.source,
         "plain_rounds": plain.rounds,
-        "speedup": _rounded(speedup(stats, plain)),
+        "speedup": _rounded(found.speedup),
+        "speedup_range": [round(x, 4) for x in found.range] if found.range else None,
+        "verdict": found.verdict,
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
         "near_ties": stats.near_ties if ties_known else None,

@@ -19,6 +19,7 @@ import typer
 import typer.core
 import typer.main
 
+from specllama.cli import console
 from specllama.cli.formatting import wrapped
 
 if TYPE_CHECKING:
@@ -143,7 +144,6 @@ def build(name: str, entry: CommandEntry) -> Any:
 
 def note_missing_places() -> None:
     """A line where there is no home or working directory."""
-    from specllama.cli import console
     from specllama.config.places import missing
 
     if note := missing(os.environ):
@@ -160,6 +160,7 @@ def _callback(entry: CommandEntry) -> Callable[..., None]:
     def command(context: typer.Context, **values: Any) -> None:
         if context.invoked_subcommand is None:
             given = {name: value for name, value in values.items() if value is not None and value != []}
+            console.be_quiet(bool(given.get("quiet")))
             note_missing_places()
             raise typer.Exit(entry.function()(given) or 0)
 

@@ -16,6 +16,7 @@ from specllama.core.exact import ExactRows
 from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
 from specllama.core.policy.base import Policy
+from specllama.core.prefill_cost import PrefillCost
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import (
     FinishReason,
@@ -75,7 +76,7 @@ class Scheduler:
         self.active: list[Generation] = []
         self.notices: list[str] = []
         self.draft_failed = False
-        self._row_seconds: float | None = None  # of one row of prefill, as last measured
+        self._cost = PrefillCost()
         self._timed_rows = CHUNK  # of the decode of which that was measured
         self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
         self._last_round = 0, inf  # generations in it, and its seconds
@@ -83,7 +84,7 @@ class Scheduler:
     @property
     def row_seconds(self) -> float | None:
         """Seconds of a row of a prompt, None before one was evaluated."""
-        return self._row_seconds
+        return self._cost.row_seconds
 
     @property
     def busy(self) -> bool:
@@ -224,7 +225,7 @@ class Scheduler:
         end within that of the prompt, the generation ends. The first chunk is always evaluated, so that
         repeated requests get further.
         """
-        now, seconds = self.clock(), CHUNK * (self._row_seconds or 0.0)
+        now, seconds = self.clock(), CHUNK * (self.row_seconds or 0.0)
         if generation.n_chunks and generation.time_left(now) < seconds:
             generation.finish_reason = "length"
             return False
@@ -254,7 +255,8 @@ class Scheduler:
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
         rest, exact = len(history) - generation.n_past, generation.exact_rows
-        n = self._chunk(rest, seconds, most) if exact is None else min(rest, exact.chunk)
+        fitting = self._cost.rows_within(generation.n_past, self._longest(decoding))
+        n = self._chunk(rest, seconds, most, fitting) if exact is None else min(rest, exact.chunk)
         if decoding and n > CHUNK_GROWTH * self._timed_rows:
             n = CHUNK_GROWTH * self._timed_rows // CHUNK * CHUNK
         last = generation.n_past + n == len(history)
@@ -273,15 +275,25 @@ class Scheduler:
         if last:
             self._begin(generation, rows[0])
         took = self.clock() - started
-        if n >= CHUNK or self._row_seconds is None:  # in a small chunk a row costs more
-            self._row_seconds, self._timed_rows = took / n, max(n, CHUNK)
+        if n >= CHUNK or self.row_seconds is None:  # in a small chunk a row costs more
+            self._cost.observe(generation.n_past - n, n, took)
+            self._timed_rows = max(n, CHUNK)
         stats.encode_seconds += took
         if last:
             self._share_prefix(generation, rows[0])
 
-    def _chunk(self, rest: int, seconds: float, most: float = inf) -> int:
+    def _longest(self, decoding: Sequence[Generation]) -> float:
+        """Seconds that a chunk may be predicted to take, so that with their own round the generations that
+        have to wait see a gap of `prefill_seconds` at most.
+        """
+        if not decoding:
+            return inf
+        own = self._last_round[1] if self._last_round[0] else 0.0
+        return self.prefill_seconds - min(own, self.prefill_seconds / 2)
+
+    def _chunk(self, rest: int, seconds: float, most: float = inf, fitting: float = inf) -> int:
         """Rows of the next prefill decode, with `rest` rows left: the multiple of CHUNK whose predicted time
-        is closest to `seconds`, and at most `most`.
+        is closest to `seconds`, at most `most` seconds and `fitting` rows, but CHUNK at least.
 
         The last decode has CHUNK rows plus the remainder (without the rows beyond a multiple of row_multiple,
         which follow by themselves), however fast the machine is: rounding depends on the width of the decode,
@@ -293,9 +305,10 @@ class Scheduler:
             return n - n % multiple if n > multiple else n
         before_last = (rest // CHUNK - 1) * CHUNK
         timed = CHUNK
-        if self._row_seconds is not None:
-            one = self._row_seconds * CHUNK
+        if self.row_seconds is not None:
+            one = self.row_seconds * CHUNK
             timed = max(1, round(seconds / one if seconds < most else max(0.0, most) // one)) * CHUNK
+        timed = max(CHUNK, int(min(timed, fitting)) // CHUNK * CHUNK)
         return min(before_last, timed, n_batch // CHUNK * CHUNK)
 
     def _begin(self, generation: Generation, row: Row) -> None:

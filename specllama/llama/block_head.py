@@ -14,12 +14,13 @@ from specllama.core.blocks import BlockLattice, BlockRows, DraftedBlock
 from specllama.core.heads import Hidden
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.errors import ResourceError
-from specllama.llama.context import LlamaContext, get_logits
+from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
 from specllama.llama.heads import head_context, nextn_rows, rows_at, set_nextn
 from specllama.llama.library import llama
 from specllama.llama.log import log
+from specllama.llama.logits import get_logits
 from specllama.llama.model import LlamaModel
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,17 +19,16 @@ from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.library import ggml, llama
+from specllama.llama.library import llama
 from specllama.llama.log import log
+from specllama.llama.logits import LogitRows
 from specllama.llama.model import LlamaModel
+from specllama.llama.rollbacks import rows_to_roll_back
 from specllama.llama.token_batch import TokenBatch, further_rows
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
 _UNLIMITED = 1 << 30
-# Returns the bare address: llama-cpp-python's own binding makes an object for each call. Waits for the
-# decode, as llama_synchronize does.
-get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", ggml))
 
 
 class FeatureOutput(Protocol):
@@ -99,7 +96,7 @@ class LlamaContext:
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
-        self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
+        self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._batch = TokenBatch(self.n_batch)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
@@ -131,17 +128,17 @@ class LlamaContext:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
-        address = get_logits(self.handle) if n_returned else llama.llama_synchronize(self.handle)
+        logits = self._logits.wait(n_returned)
         self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
         if self.features is not None:
             self.features.after(real)
         self._decoded(batch, n)
-        return self._rows(address, n_returned)
+        return logits
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
         """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
-        would be as many as the others' then (see `_note_rollbacks`).
+        would be as many as the others' then (see rollbacks.py).
         """
         return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
@@ -164,7 +161,10 @@ class LlamaContext:
         """
         last = batch[-1].seq_id
         if self.model.has_state:
-            self._note_rollbacks([row.seq_id for row in batch])
+            self._last_rows = [0] * self.n_seq_max
+            seq_ids = [row.seq_id for row in batch]
+            for seq_id, n in rows_to_roll_back(seq_ids, self.max_rollback, self._n_at_once).items():
+                self._last_rows[seq_id] = n
             self._padding[last] = len(batch) - n_real
         elif len(batch) > n_real:
             llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
@@ -175,42 +175,11 @@ class LlamaContext:
             if n:
                 self.truncate(seq_id, self.n_past(seq_id))
 
-    def _rows(self, address: Any, n_outputs: int) -> NDArray[np.float32]:
-        """A view of the logits of the last decode."""
-        if not n_outputs:
-            return np.zeros((0, self.n_vocab), np.float32)
-        if not address:
-            raise DecodeError("llama.cpp gave no logits")
-        if (
-            address != self._address
-        ):  # llama.cpp has reallocated; the buffer may hold fewer rows than the view
-            self._address, size = address, self.n_outputs_max * self.n_vocab
-            flat = (ctypes.c_float * size).from_address(address)
-            self._logits = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
-        return self._logits[:n_outputs]
-
     def _check(self, n: int, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
         """See DecodeLimits."""
         self._limits.check_rows(n, n_outputs)
         self._limits.check_tokens(low, high)
         self._limits.check_seqs(first, last)
-
-    def _note_rollbacks(self, seq_ids: Sequence[int]) -> None:
-        """Which sequences can be rolled back after a decode: those that it ended with, all at once.
-
-        llama.cpp computes sequences with equally many rows at once and those with fewer before. To make room
-        it moves the states of others, without the earlier ones that a rollback needs.
-        """
-        self._last_rows = [0] * self.n_seq_max
-        counts = list(Counter(seq_ids).items())  # in the order of their first rows
-        n, widest = counts[-1][1], max(n for _, n in counts)
-        ending = list(takewhile(lambda count: count[1] == n, reversed(counts)))
-        if widest - n > self.max_rollback or len(ending) * n > self._n_at_once:
-            ending = []  # one with more rows may have been computed partly with them, or not all at once
-        if len(counts) == 1:
-            ending = counts
-        for seq_id, n in ending:
-            self._last_rows[seq_id] = n
 
     def n_past(self, seq_id: int) -> int:
         self._limits.check_seqs(seq_id, seq_id)

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from specllama.core.heads import FeatureReader, HeadRow, Hidden
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError
-from specllama.llama.context import LlamaContext, get_logits
+from specllama.llama.context import LlamaContext
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
+from specllama.llama.logits import get_logits
 from specllama.llama.model import LlamaModel
 
 _LAST = -1  # instead of a layer: the rows before the output norm

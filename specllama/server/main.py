@@ -134,7 +134,9 @@ class _Stop:
         self._server.should_exit = self._models.admission.draining = True
         seconds = self._models.settings.drain_seconds
         if n := len(self._models.admission.requests):
-            self._say(f"no new requests; {n} {'has' if n == 1 else 'have'} {seconds:g} s to end")
+            have, them = ("has", "it") if n == 1 else ("have", "them")
+            again = "Ctrl-C again ends" if self.number == signal.SIGINT else "SIGINT ends"
+            self._say(f"no new requests; {n} {have} {seconds:g} s to end, {again} {them} at once")
         self._drain = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:

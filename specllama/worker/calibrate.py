@@ -21,7 +21,6 @@ from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.warm_up import warm_up
 from specllama.core.policy.width_changes import Place
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
@@ -76,21 +75,6 @@ class Calibration:
 def can_roll_back(context: Context) -> bool:
     """Whether the context's memory can be rolled back by any number of tokens."""
     return not context.cuts_need_checkpoint and context.max_rollback >= context.n_ctx
-
-
-def warm_up_target(context: Context, token: int, curve: CostCurve, clock: Callable[[], float]) -> None:
-    """Make the first decodes of an empty context, so that no answer is slowed down by page faults,
-    allocations and the loading of kernels; refines `curve` where the width of decodes matters. token: any id.
-    """
-
-    def decode(n: int) -> float:
-        began = clock()
-        context.decode([BatchRow(token, i, 0, True) for i in range(n)])
-        seconds = clock() - began
-        context.truncate(0, 0)
-        return seconds
-
-    warm_up(curve, decode, min(context.n_outputs_max, context.n_batch, context.n_ctx))
 
 
 def measure(

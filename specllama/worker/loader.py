@@ -31,13 +31,13 @@ from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict
 from specllama.text.grammar import Grammars
-from specllama.worker.calibrate import warm_up_target
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
 from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
 from specllama.worker.rpc.attach import attach
+from specllama.worker.warm_up import warm_up_drafts, warm_up_target
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -127,6 +127,8 @@ def load(
     key = target_key(header, fitted, context)
     profile = ModelProfile(store, key, _pair_key(draft, head, drafters), settings.calibrate, clock)
     warm_up_target(context, max(0, model.bos_id), profile.curves.at(0), clock)
+    if settings.draft_max is None:
+        warm_up_drafts(profile, drafters, draft, head, clock)
     return Loaded(
         settings,
         header,

@@ -8,12 +8,15 @@ from specllama.core.policy.base import Policy
 from specllama.core.policy.break_even import break_evens, easiest
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sequence import Generation
 from specllama.core.stats import OfferStats
 from specllama.drafters import REGISTRY
+from specllama.errors import option
 
 _MIN_ROUNDS = 64  # of an answer, to judge it
+_TOO_SHORT = 16  # rounds; costs decide little in fewer
 _FEW = 0.03  # share of drafted tokens in an answer, or of rounds with a candidate draft
 _MIN_TOKENS = 8  # drafted, to report their acceptance
 
@@ -43,6 +46,8 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
         ended = "no token was generated" if not g.stats.n_predict else "the answer is a single token"
         return DraftingVerdict(ended)
     found = _why(policy, g)
+    if found.by_costs and g.stats.rounds < _TOO_SHORT:
+        return DraftingVerdict("the answer was too short to try drafts")
     return found if is_long else DraftingVerdict(found.reason or "the answer was short")
 
 
@@ -58,7 +63,7 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     if not stats.model_used and (crowded := _without_room(policy, len(g.history))):
         return DraftingVerdict(crowded)
     if not isinstance(policy, Planner):
-        return DraftingVerdict("the drafters had nothing to propose")
+        return DraftingVerdict(_left_out(policy, g) or "the drafters had nothing to propose")
     if model and stats.model_used and not stats.model_drafted:
         return DraftingVerdict(f"the {model} had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, name, model), by_costs=True)
@@ -73,6 +78,18 @@ def _without_room(policy: Policy, n_tokens: int) -> str:
             noun = REGISTRY[drafter.name].noun
             return f"the context of the {noun}, {n_ctx} tokens, is smaller than the text, {n_tokens} tokens"
     return ""
+
+
+def _left_out(policy: Policy, g: Generation) -> str:
+    """That drafts were left out because of the settings of a fixed length, "" if there were none."""
+    if not isinstance(policy, Fixed) or not g.stats.n_discarded:
+        return ""
+    limits = []
+    if policy.p_min > 0:
+        limits.append(f"less probable than {option('draft_p_min')} {policy.p_min:g}")
+    if policy.n_min > 1:
+        limits.append(f"shorter than {option('draft_min')} {policy.n_min}")
+    return f"all drafts were {' or '.join(limits)}" if limits else ""
 
 
 def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:

@@ -63,7 +63,12 @@ OBJECT = an_object(
     skipped={"type": "object"}, configurations={"type": "array", "items": TEXT}, answers=COUNT,
     too_short=COUNT, near_ties={"type": ["integer", "null"]}, total=ROW,
     rows={"type": "array", "items": ROW},
-    t_n={"type": "array", "items": an_object(rows=NUMBER, seconds=NUMBER, relative=MAYBE, rounds=COUNT)},
+    t_n={
+        "type": "array",
+        "items": an_object(
+            rows=NUMBER, seconds=NUMBER, relative=MAYBE, rounds=COUNT, changing_seconds=MAYBE
+        ),
+    },
     t_n_exact={"type": "boolean"}, draft_token_seconds=MAYBE, first_accepted=MAYBE, rounds_drafted=MAYBE,
     texts_compared=COUNT,
     texts_different={
@@ -101,7 +106,13 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
     ]  # fmt: skip
     for head in ("Auto against plain decoding", "All workloads together", "Accepted by position", "Texts: "):
         assert any(line.startswith(head) for line in lines), head
-    assert " the speed of plain decoding" in " ".join(lines[-8:])
+    assert " the speed of plain decoding" in " ".join(lines[-10:])
+    assert any(line.startswith("Advice: ") for line in lines[-2:])
+    assert "regret: the share of its speed that auto misses" in " ".join(lines)
+    shown = " ".join(tables.lines).replace("  ", " ")
+    estimate = shown.index("measuring takes 64 answers of up to 8 tokens, after 4 to warm up; Ctrl-C shows")
+    assert estimate < shown.index("that takes about ")
+    assert "warming up" not in shown[:estimate]
     start = "speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy"
     assert start in tables.lines  # a busy machine shows before it how far the loading is
 
@@ -139,7 +150,7 @@ def test_the_report(shared: Command, found: Result) -> None:
     assert "report: bench.html" in found.err
     page = (shared.home / "bench.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    assert page.count('data-chart="') == 4
+    assert page.count('data-chart="') == 3 + (len(found.json["t_n"]) > 1)
     assert found.json["verdict"][:20] in page
     assert [p.name for p in shared.home.glob(".bench-*")] == []
 
@@ -290,7 +301,7 @@ def measuring(command: Command, path: Path) -> Iterator[psutil.Popen]:
     process = command.start("bench", "--runs", "1000", "--k", "2", "--report", str(path))
     try:
         assert process.stderr is not None
-        next(line for line in process.stderr if line.startswith(b"measuring"))
+        next(line for line in process.stderr if line.startswith(b"measuring   "))
         yield process
     finally:
         if process.poll() is None:
@@ -305,6 +316,21 @@ def test_ctrl_c_shows_what_was_measured(command: Command) -> None:
     assert b"Interrupted: " in out
     assert b"Traceback" not in err
     assert "Interrupted: " in (command.home / "part.html").read_text("utf-8")
+
+
+def test_ctrl_c_before_the_first_figure_says_that_there_is_none(command: Command) -> None:
+    process = command.start("bench", "--runs", "1", "-n", "1500", "--temp", "0", "--k", "1")
+    try:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.startswith(b"measuring takes "))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert err.splitlines()[-1] == b"nothing was measured yet"
 
 
 def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:

@@ -19,8 +19,9 @@ import pytest
 
 import specllama
 from specllama.cli.doctor import Problem, engine, machine
-from specllama.cli.doctor.files import directory_size, meaning
+from specllama.cli.doctor.files import directory_size, meaning, pays_from
 from specllama.cli.doctor.hub import without_secrets
+from specllama.cli.doctor.text import exactness_verdict, pays_verdict
 from specllama.llama import kernel_build
 from specllama.models.hub.env import hub_cache, is_offline, token_source
 from specllama.models.sizes import size
@@ -102,7 +103,7 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
 @pytest.mark.parametrize("columns", [None, "80", "20"])
 def test_the_report_for_people(shared: Command, healthy: Result, columns: str | None) -> None:
     assert healthy.code == 0
-    result = shared("doctor", env={**OFFLINE, "COLUMNS": columns})
+    result = shared("doctor", "--all", env={**OFFLINE, "COLUMNS": columns})
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert [line for line in lines if line in TITLES] == TITLES
@@ -122,6 +123,40 @@ def test_the_report_for_people(shared: Command, healthy: Result, columns: str | 
         assert needle in words
     assert ("no problems found" in words) is not ("a GPU is present" in words)
     assert "\x1b" not in result.out
+
+
+def test_without_all_there_is_a_verdict_alone(shared: Command, healthy: Result) -> None:
+    assert healthy.code == 0
+    result = shared("doctor", env={**OFFLINE, "COLUMNS": "80"})
+    lines = result.out.splitlines()
+    assert lines[0] == f"specllama {specllama.__version__} works"
+    labels = [line.split()[0] for line in lines[1:] if line[:2] == "  " and line[2] != " "]
+    assert labels == ["GPU", "texts", "drafting"]
+    assert len(lines) < 14
+    assert max(map(len, lines)) <= 80
+    assert not set(lines) & set(TITLES)
+    assert lines[-1] == "specllama doctor --all shows versions, devices, caches and figures"
+
+
+def test_the_verdicts_on_texts_and_drafts() -> None:
+    def exact(epsilon: float | None, alike: float | None = None, unlike: float | None = None) -> str:
+        return exactness_verdict({"epsilon": epsilon, "behind": 300, "alike": alike, "unlike": unlike})
+
+    assert exact(None) == "not measured yet"
+    assert exact(0.0, 4).startswith("exact: ")
+    assert exact(0.1, 17, 32).startswith("exact: ")
+    assert exact(0.1, 4, 8).startswith("not exact: ")
+    assert pays_verdict(None) == "not measured yet"
+    assert pays_verdict(1.0).startswith("does not pay")
+    assert "from an acceptance of 61 %" in pays_verdict(0.61)
+
+
+def test_the_acceptance_from_which_copies_pay_is_that_of_the_stored_times() -> None:
+    widths = [[1, 1.0, 50], [2, 1.5, 10], [4, 3.9, 9], [8, 0.1, 1]]
+    assert pays_from({"0": {"widths": widths}}) == pytest.approx(0.5)
+    assert pays_from({"0": {"widths": [[1, 1.0, 50], [2, 2.1, 9]]}}) == 1.0
+    for unknown in (None, {}, {"0": {}}, {"0": {"widths": [[2, 1.0, 9]]}}, {"0": {"widths": [["x"]]}}, [1]):
+        assert pays_from(unknown) is None
 
 
 def test_the_range_of_equal_rows_is_described() -> None:
@@ -170,7 +205,7 @@ def test_broken_calibrations_are_counted(command: Command) -> None:
     assert [(e["model"], e["t1"], e["meaning"]) for e in result.json["exactness"]] == 3 * [
         (None, None, "not measured")
     ]
-    assert "3, 6 broken and not used" in command("doctor", env=OFFLINE).out
+    assert "3, 6 broken and not used" in command("doctor", "--all", env=OFFLINE).out
     assert sorted(f.name for f in calibration.iterdir()) == sorted(contents)  # doctor only looks
 
 
@@ -304,7 +339,7 @@ def test_a_hub_that_answers(shared: Command, status: int) -> None:
 def test_no_secret_is_printed(shared: Command) -> None:
     with serving() as hub:
         address = f"http://user:{SECRET}@127.0.0.1:{hub.server_port}/path?token={SECRET}"
-        for args in ((), ("--json",), ("--debug",)):
+        for args in (("--all",), ("--json",), ("--all", "--debug")):
             result = shared(
                 "doctor", *args, env=asking(address, HF_TOKEN=SECRET, HUGGING_FACE_HUB_TOKEN=SECRET)
             )
@@ -450,7 +485,7 @@ def test_llama_cpp_does_not_load(command: Command, files: dict[str, str], needle
     assert " llama-cpp-python==" in problems(result)[result.json["engine"]["error"]]
     assert result.json["machine"]["cpu"]
     assert result.json["embedded_pair"]["ok"]
-    readable = command("doctor", env=env)
+    readable = command("doctor", "--all", env=env)
     assert (readable.code, readable.err) == (9, "")
     for word in (*TITLES, "does not start", needle, "pip install"):
         assert word in readable.out
@@ -474,7 +509,8 @@ def test_llama_cpp_that_crashes(command: Command) -> None:
 
 
 def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", shims(tmp_path, llama_cpp="import time; time.sleep(100)")["PYTHONPATH"])
+    shims(tmp_path, llama_cpp="import time; time.sleep(100)")
+    monkeypatch.syspath_prepend(str(tmp_path / "shims"))  # the engine gets the search path of this process
     monkeypatch.setattr(engine, "SECONDS", 1.0)
     found: list[Problem] = []
     begin = time.monotonic()

@@ -98,7 +98,7 @@ def test_reports_on_files_are_filtered(shared: Command) -> None:
     for verb in ("bench",):
         shown(shared, verb, "-m", f"no{CLIPBOARD}.gguf", code=3, needles=("no␛]52;c;ZXZpbA==␇.gguf",))
     Store(shared.cache / "calibration").write({"model": [EVIL, "Q4_0", 1]}, {"t1": 0.1})
-    shown(shared, "doctor", code=0, needles=("␛]52;c;ZXZpbA==␇",))
+    shown(shared, "doctor", "--all", code=0, needles=("␛]52;c;ZXZpbA==␇",))
 
 
 def test_what_a_hub_answers_is_filtered(shared: Command, hub: LocalHub) -> None:

@@ -159,9 +159,9 @@ class SlowTarget:
         self.now += 1e-6
         return self.now
 
-    def decode_slowly(self, batch: Sequence[BatchRow]) -> np.ndarray:
+    def decode_slowly(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
         self.now += 0.1 + 0.001 * len(batch)
-        return self.decode(batch)
+        return self.decode(batch, n_rows, n_outputs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -353,7 +353,7 @@ def test_after_a_failure_both_are_freed(
     assert head is not None
     assert draft is not None
 
-    def fail(rows: object) -> None:  # noqa: ARG001
+    def fail(rows: object, *filled: int) -> None:  # noqa: ARG001
         raise DecodeError("device lost")
 
     monkeypatch.setattr(head.context, "decode", fail)

@@ -334,9 +334,9 @@ def test_rows_of_four_texts_are_more_than_a_batch(pair, kind: str, monkeypatch: 
     decodes = []
     decode = one.context.decode
 
-    def counted(rows: Any) -> Any:
+    def counted(rows: Any, n_rows: int = 0) -> Any:
         decodes.append(len(rows))
-        return decode(rows)
+        return decode(rows, n_rows)
 
     monkeypatch.setattr(one.context, "n_batch", 5)
     monkeypatch.setattr(one.context, "decode", counted)

@@ -210,7 +210,7 @@ class TestSignals:
                 first_event(one.begin(**ENDLESS, stream=True))
             one.process.send_signal(signal.SIGINT)
             if busy:
-                one.wait_for("no new requests", SOON)
+                assert one.wait_for("no new requests", SOON).endswith(", Ctrl-C again ends it at once")
                 assert one.process.poll() is None
                 one.process.send_signal(signal.SIGINT)
             assert one.process.wait(SOON) == 130

@@ -32,11 +32,11 @@ class Failing:
         self.decode, self.n_good, self.n_decodes = loaded.draft.context.decode, n, 0
         loaded.draft.context.decode = self  # type: ignore[method-assign]
 
-    def __call__(self, batch: Sequence[BatchRow]) -> np.ndarray:
+    def __call__(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
         self.n_decodes += 1
         if self.n_decodes > self.n_good:
             raise DecodeError("llama_decode answered -3: device lost")
-        return self.decode(batch)
+        return self.decode(batch, n_rows, n_outputs)
 
 
 class SlowTarget:
@@ -56,9 +56,9 @@ class SlowTarget:
         self.now += 1e-6
         return self.now
 
-    def decode_slowly(self, batch: Sequence[BatchRow]) -> np.ndarray:
+    def decode_slowly(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
         self.now += 0.1 + 0.001 * len(batch)
-        return self.decode(batch)
+        return self.decode(batch, n_rows, n_outputs)
 
 
 @pytest.fixture(params=[7, None], ids=["fixed", "auto"])
@@ -159,10 +159,10 @@ def test_draft_and_target_fail_in_the_same_round(tmp_path: Path) -> None:
         context = front.core.loaded.context
         failing, decode = Failing(front, 2), context.decode
 
-        def fail_too(batch: Sequence[BatchRow]) -> np.ndarray:
+        def fail_too(batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
             if failing.n_decodes > failing.n_good:
                 raise DecodeError("llama_decode answered -3")
-            return decode(batch)
+            return decode(batch, n_rows, n_outputs)
 
         context.decode = fail_too  # type: ignore[method-assign]
         output = front.ask(2, messages=RENAME, params=PARAMS)
@@ -181,12 +181,12 @@ def test_a_draft_that_cannot_decode_at_all_is_not_used(
     """Its first decode is part of the load."""
     decode, made = LlamaContext.decode, []
 
-    def fail_second(self: LlamaContext, batch: Sequence[BatchRow]) -> np.ndarray:
+    def fail_second(self: LlamaContext, batch: Sequence[BatchRow], *filled: int) -> np.ndarray:
         if self not in made:
             made.append(self)
         if self.model.settings.path.endswith("pydoc-draft.gguf"):
             raise DecodeError("llama_decode answered -3: device lost")
-        return decode(self, batch)
+        return decode(self, batch, *filled)
 
     monkeypatch.setattr(LlamaContext, "decode", fail_second)
     front = Front.of_pair(tmp_path, 5)

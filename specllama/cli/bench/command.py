@@ -14,7 +14,7 @@ from specllama.bench.record import record
 from specllama.bench.report import report
 from specllama.bench.runner import BenchRunner
 from specllama.bench.summary import summarise
-from specllama.bench.verdict import verdict
+from specllama.bench.verdict import advice, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
@@ -23,7 +23,7 @@ from specllama.cli.bench.text import lines
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
-from specllama.cli.measuring import LONG, PartialResults, provenance
+from specllama.cli.measuring import PartialResults, provenance
 from specllama.cli.progress import Progress
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
@@ -85,6 +85,8 @@ def bench(given: Mapping[str, Any]) -> int:
             _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
         _show(plan, results, settings.exact, values.get("json", False))
+    else:
+        results.say_nothing_measured()
     return results.exit_code()
 
 
@@ -119,11 +121,19 @@ def _measure(
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
     ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
     into.planned = len(plan.cases) * len(ways) * plan.runs
+    most = "" if plan.n_tokens is None else f" of up to {plan.n_tokens} tokens"
+    console.note(
+        f"measuring takes {into.planned} answers{most}, after {len(ways)} to warm up; Ctrl-C shows the "
+        "results by then, --runs, -n, --k, --temp and --workloads make it shorter"
+    )
     began = running_time()
     with Progress(delay=1.0) as progress:
         for n, config in enumerate(runner.warm_up(ways, plan.cases), 1):
+            if n == 1:  # plain decoding
+                progress.clear()
+                seconds = (running_time() - began) * (len(ways) + into.planned)
+                console.note(f"that takes about {rough_duration(seconds)} by the first of them")
             progress.show("warming up", n / len(ways), config.name)
-    _announce(into.planned, (running_time() - began) / len(ways) * into.planned)
     began = running_time()
     with Progress(delay=1.0, every=15.0) as progress:
         for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
@@ -143,14 +153,6 @@ def _drafters(info: LoadInfo) -> list[str]:
     return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
 
 
-def _announce(planned: int, seconds: float) -> None:
-    if seconds > LONG:
-        console.note(
-            f"{planned} answers, about {rough_duration(seconds)}; Ctrl-C shows the results by then, "
-            "--runs, -n, --k, --temp and --workloads make it shorter"
-        )
-
-
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
@@ -161,7 +163,7 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
     if as_json:
         console.data(json.dumps(record(summary, results.samples, about, sentence)) + "\n")
     else:
-        report_lines = lines(summary, about, sentence, columns(sys.stdout))
+        report_lines = lines(summary, about, sentence, advice(summary, off), columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
         write_report(plan.report, report(summary, about, sentence))

@@ -29,7 +29,7 @@ from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.bench.server_text import lines
 from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, counted, rough_duration
-from specllama.cli.measuring import LONG, PartialResults, now
+from specllama.cli.measuring import PartialResults, now
 from specllama.cli.progress import Progress
 from specllama.client.event_loop import run
 from specllama.clock import running_time
@@ -62,8 +62,8 @@ def bench_server(given: Mapping[str, Any]) -> int:
         run(_measure(plan, results))
     if results.answers:
         _show(plan, results, given.get("json", False))
-    elif results.interrupted:
-        console.note("nothing was measured yet")
+    else:
+        results.say_nothing_measured()
     return results.exit_code()
 
 
@@ -80,7 +80,11 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
         if not any(answer.n_tokens for answer in first):
             console.warning("the first answer has no text; the model or --prompts may not suit chats")
         planned = _planned(plan, into)
-        _announce(planned, planned * max(answer.seconds for answer in first))
+        longest = rough_duration(planned * max(answer.seconds for answer in first))
+        console.note(
+            f"measuring takes {planned} answers, about {longest} if sent one by one; Ctrl-C shows the "
+            "results by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
+        )
         began = running_time()
 
         def on_answer(cell: ServingCell, n: int) -> None:
@@ -116,14 +120,6 @@ def _start_line(about: ServerInfo) -> str:
 def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
     settings = plan.sweep
     return len(results.series) * len(settings.concurrencies) * settings.runs * len(settings.prompts)
-
-
-def _announce(planned: int, seconds: float) -> None:
-    if seconds > LONG:
-        console.note(
-            f"{planned} answers, about {rough_duration(seconds)} if sent one by one; Ctrl-C shows the "
-            "results by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
-        )
 
 
 def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:

@@ -15,11 +15,17 @@ from specllama.config.defaults import is_draft_model
 from specllama.text.terminal import printable
 
 _POSITIONS, _MAX_NAME = 16, 16
+_LEGEND = (
+    "auto, speed: times plain decoding; best: the fixed length that turned out to be the fastest; regret: "
+    "the share of its speed that auto misses; 95 %: the interval in which the value before it lies."
+)
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
-def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
-    """All tables, no line longer than `width` where possible."""
+def lines(
+    s: BenchSummary, about: Mapping[str, Any], verdict: str, advice: str, width: int | None
+) -> Iterator[str]:
+    """All tables, no line longer than `width` where possible; the advice is the last one."""
     yield from wrapped(_head(about), width)
     yield from wrapped(
         f"{s.answers} of {about['planned']} answers, {extent(about['settings'])}, measured in "
@@ -33,7 +39,7 @@ def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int | 
     yield from _positions(s, width)
     yield from _curve(s, width)
     yield ""
-    for text in [*notes(s, about), verdict]:
+    for text in [*notes(s, about), verdict, advice]:
         yield from wrapped(text, width)
 
 
@@ -65,7 +71,7 @@ def _speeds(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 
 def _hindsight(s: BenchSummary, width: int | None) -> Iterator[str]:
-    header = ["workload", "temp", "auto", "95 %", "best", "its", "auto/best", "95 %", "regret"]
+    header = ["workload", "temp", "auto", "95 %", "best", "speed", "auto/best", "95 %", "regret"]
     rows = []
     for row in [*s.rows, s.total]:
         auto = row.cells[AUTO].speedup if AUTO in row.cells else None
@@ -78,6 +84,7 @@ def _hindsight(s: BenchSummary, width: int | None) -> Iterator[str]:
     yield ""
     yield from wrapped("Auto against plain decoding, and against the best fixed length in hindsight:", width)
     yield from table(header, rows, width, 2)
+    yield from wrapped(_LEGEND, width)
 
 
 def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:

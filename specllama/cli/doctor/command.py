@@ -14,24 +14,26 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.doctor import Problem
-from specllama.cli.doctor.text import lines
+from specllama.cli.doctor.text import short, whole
 from specllama.cli.formatting import columns
 
 EXAMPLES = """
 Examples:
-  specllama doctor
+  specllama doctor              # does it work, is a GPU used, are texts exact, do drafts pay
+  specllama doctor --all
   specllama doctor --rpc 192.168.1.20:50052 --json
 """
 SCHEMA = "specllama.doctor/1"
 
 
 def doctor(given: Mapping[str, Any]) -> int:
-    """Print the report; returns 0 unless something makes `run` impossible."""
+    """Print the verdict, or the whole report; returns 0 unless something makes `run` impossible."""
     report, problems = examine(given.get("rpc"))
     if given.get("json"):
         console.data(json.dumps(report) + "\n")
     else:
-        console.data("\n".join(lines(report, columns(sys.stdout))) + "\n")
+        found = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
+        console.data("\n".join(found) + "\n")
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,9 +15,11 @@ from typing import Any
 from specllama.cli.doctor import Problem
 from specllama.clock import running_time
 from specllama.config import store
+from specllama.core.policy.break_even import acceptance_needed
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 
 _SECONDS = 2.0  # for adding up a directory
+_MIN_SAMPLES = 3  # of a width, to say what it costs
 
 
 def cache(problems: list[Problem]) -> dict[str, Any]:
@@ -53,7 +56,8 @@ def prompts() -> dict[str, int]:
 
 def exactness() -> list[dict[str, Any]]:
     """Each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
-    compared, after how many tokens at most, from how many rows on batches differ, and what that means.
+    compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
+    which acceptance copied drafts pay.
     """
     found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
     newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
@@ -69,10 +73,24 @@ def exactness() -> list[dict[str, Any]]:
             "meaning": meaning(
                 *(_number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike"))
             ),
+            "pays_from": pays_from(data.get("curves")),
             "file": str(file),
         }
         for _, file, data in newest
     ]
+
+
+def pays_from(curves: Any) -> float | None:
+    """The acceptance from which copied drafts of the best length pay, by the stored times of decodes; None
+    where they are unknown. curves: of a calibration, each with [rows, seconds, samples].
+    """
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ArithmeticError):
+        for curve in curves.values():
+            seconds = {int(n): float(t) for n, t, count in curve["widths"] if count >= _MIN_SAMPLES and t > 0}
+            needed = [acceptance_needed(n - 1, t / seconds[1]) for n, t in seconds.items() if n > 1]
+            if needed:
+                return min(needed)
+    return None
 
 
 def meaning(

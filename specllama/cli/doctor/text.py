@@ -5,16 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.formatting import wrapped
+from specllama.cli.formatting import counted, wrapped
+from specllama.config.store import ENOUGH_ROWS
 from specllama.models.sizes import size
 
-_LABEL = 16  # columns
+_LABEL, _SHORT_LABEL = 16, 8  # columns
+_MODELS = 3  # in the verdict
 _NARROW = 50  # columns of a terminal in which values go below their labels
 Rows = Iterator[tuple[str, str]]
 
 
-def lines(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
-    """The report, then the problems and what to do about them."""
+def short(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
+    """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; then the problems."""
+    yield from wrapped(_works(report), columns, "", "  ")
+    for label, value in _verdict(report):
+        yield from _row(label, value, columns, _SHORT_LABEL)
+    if "rpc" in report:
+        yield from ("", "RPC workers")
+        for label, value in _rpc(report["rpc"]):
+            yield from _row(label, value, columns)
+    if report["problems"]:
+        yield ""
+        yield from _problems(report, columns)
+    yield ""
+    yield from wrapped("specllama doctor --all shows versions, devices, caches and figures", columns)
+
+
+def whole(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
+    """The verdict, all that was found, then the problems and what to do about them."""
+    yield from wrapped(_works(report), columns, "", "  ")
+    for label, value in _verdict(report):
+        yield from _row(label, value, columns, _SHORT_LABEL)
+    yield ""
     sections = {
         "versions": _versions(report),
         "machine": _machine(report["machine"]),
@@ -30,6 +52,80 @@ def lines(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
         for label, value in rows:
             yield from _row(label, value, columns)
         yield ""
+    yield from _problems(report, columns)
+
+
+def _works(report: Mapping[str, Any]) -> str:
+    version = report["versions"]["specllama"]
+    if report["ok"]:
+        return f"specllama {version} works"
+    return f"specllama {version} does not work: {report['problems'][0]['what']}"
+
+
+def _verdict(report: Mapping[str, Any]) -> Rows:
+    """GPU, texts, drafting, in a sentence each."""
+    machine = report["machine"]
+    processor = f"the processor decodes ({machine['cpu']}, {counted(machine['physical_cores'], 'core')})"
+    used = [gpu["backend"] for gpu in machine["gpus"] if gpu["usable"]]
+    if used:
+        yield "GPU", f"used ({', '.join(used)})"
+    elif machine["gpus"]:
+        yield "GPU", f"present ({machine['gpus'][0]['backend']}) and not used; {processor}"
+    else:
+        yield "GPU", f"none found; {processor}"
+    measured = list(_newest(report["exactness"]))[:_MODELS]
+    yield from _said("texts", [(_model(one), exactness_verdict(one)) for one in measured])
+    yield from _said("drafting", [(_model(one), pays_verdict(one["pays_from"])) for one in measured])
+    if not measured:
+        yield "texts", "not measured yet; specllama run does it after an answer, specllama tune at once"
+        yield "drafting", "not measured yet"
+
+
+def _said(label: str, verdicts: Sequence[tuple[str, str]]) -> Rows:
+    """Verdicts on models, those that are alike together. verdicts: (model, sentence)."""
+    models: dict[str, list[str]] = {}
+    for model, sentence in verdicts:
+        models.setdefault(sentence, []).append(model)
+    for n, (sentence, names) in enumerate(models.items()):
+        which = f" ({', '.join(dict.fromkeys(names))})" if len(models) > 1 else ""
+        yield "" if n else label, sentence + which
+
+
+def exactness_verdict(one: Mapping[str, Any]) -> str:
+    """Whether the texts of a model are the same with and without drafts. one: of the report's "exactness"."""
+    if one["epsilon"] is None or one["behind"] is None:
+        return "not measured yet"
+    if one["epsilon"] == 0 and one["unlike"] is None:
+        return "exact: the same with and without drafts, bit for bit, as far as measured"
+    if one["alike"] is not None and one["alike"] >= ENOUGH_ROWS:
+        return "exact: the same with and without drafts, with decodes as wide as are used"
+    return "not exact: two tokens that are almost equally likely can change places; --exact prevents it"
+
+
+def pays_verdict(pays_from: float | None) -> str:
+    """Whether drafts pay. pays_from: the acceptance from which copied drafts do."""
+    if pays_from is None:
+        return "not measured yet"
+    if pays_from >= 1:
+        return "does not pay here, and none is tried for long"
+    return f"copies pay from an acceptance of {max(1.0, 100 * pays_from):.0f} %, drafts of a model from more"
+
+
+def _newest(found: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The newest measurements of each model and number of threads."""
+    seen = set()
+    for one in found:
+        key = one["model"], one["quant"], str(one["threads"])
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def _model(one: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (one["model"] or "unknown model", one["quant"])))
+
+
+def _problems(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
     for problem in report["problems"]:
         yield from wrapped(f"problem: {problem['what']}", columns, "", "  ")
         yield from wrapped(problem["do"], columns, "  ", "  ")
@@ -92,13 +188,12 @@ def _cache(c: Mapping[str, Any]) -> Rows:
 
 
 def _exactness(found: Sequence[Mapping[str, Any]]) -> Rows:
-    for one in found:
-        name = " ".join(filter(None, (one["model"] or "unknown model", one["quant"])))
+    for one in _newest(found):
         with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
         figures = [f"t(1) {1000 * one['t1']:.2f} ms"] if one["t1"] is not None else []
         if one["epsilon"] is not None:
             figures.append(f"epsilon {one['epsilon']:.2g}")
-        yield name, f"{', '.join([*with_, *figures]) or 'no figures'}: {one['meaning']}"
+        yield _model(one), f"{', '.join([*with_, *figures]) or 'no figures'}: {one['meaning']}"
     if not found:
         yield "models", "nothing measured yet; `specllama run` does it after an answer"
 
@@ -139,9 +234,9 @@ def _total(part: Mapping[str, Any], name: str) -> str:
     return size(part[name]) if part[f"{name}_complete"] else f"at least {size(part[name])}"
 
 
-def _row(label: str, value: str, columns: int | None) -> Iterator[str]:
+def _row(label: str, value: str, columns: int | None, width: int = _LABEL) -> Iterator[str]:
     if columns is not None and columns < _NARROW:
         yield from wrapped(label, columns, "  ", "  ")
         yield from wrapped(value, columns, "    ", "    ")
     else:
-        yield from wrapped(f"{label:{_LABEL}} {value}", columns, "  ", " " * (_LABEL + 3))
+        yield from wrapped(f"{label:{width}} {value}", columns, "  ", " " * (width + 3))

@@ -53,6 +53,8 @@ def tune(given: Mapping[str, Any]) -> int:
             _measure(client, plan, variables, verbose, results)
     if results.curves:
         _show(results, plan, values.get("json", False))
+    else:
+        results.say_nothing_measured()
     return results.exit_code()
 
 

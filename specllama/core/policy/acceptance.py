@@ -258,7 +258,7 @@ class PairState:
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
             "priced": {name: state.to_dict() for name, state in self.priced.items()},
-            "credit": self.budget.credit,
+            "credit": self.budget.stored_credit,
         }
 
     def restore(self, data: object) -> None:

@@ -14,16 +14,31 @@ class SpeculationBudget:
 
     credit: what may still be lost. Rounds that spent time on drafts change it; `config.overhead` refills it
     up to the allowance. It is stored, so that the allowance is granted once per pair, not once per answer.
-    since_plain: time since the last round without drafts. there_and_back: what one round of another width
-    costs because of the change; where that is something, the allowance is larger by half of it, the way back,
-    and is refilled faster.
+    since_plain: time since the last round without drafts.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.credit = config.allowance
         self.since_plain = 0.0
-        self.there_and_back = 0.0
+        self._there_and_back = 0.0
+
+    @property
+    def there_and_back(self) -> float:
+        """What one round of another width costs because of the change. Where that is something, the allowance
+        is larger by half of it, the way back, and is refilled faster.
+        """
+        return self._there_and_back
+
+    @there_and_back.setter
+    def there_and_back(self, cost: float) -> None:
+        self.credit += (cost - self._there_and_back) / 2
+        self._there_and_back = cost
+
+    @property
+    def stored_credit(self) -> float:
+        """The credit without what changes of the width add to it."""
+        return self.credit - self.there_and_back / 2
 
     @property
     def plain_due(self) -> bool:
@@ -60,7 +75,7 @@ class SpeculationBudget:
         """Continue from the stored credit of an earlier process; anything but a number is ignored."""
         if is_number(credit):
             low, high = self.config.stored_credit
-            self.credit = max(low, min(high, float(credit)))
+            self.credit = max(low, min(high, float(credit))) + self.there_and_back / 2
 
     def _refill(self, worth: float) -> None:
         c = self.config

@@ -122,7 +122,7 @@ class PolicyConfig:
     excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
-    changing_max_gain: float = 12.0  # the same where changes of the width cost something
+    changing_max_gain: float = 5.0  # the same where changes of the width cost something
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 

@@ -353,8 +353,8 @@ class Planner(PolicyBase):
             verify = min(verify, disturbed * costs.next_seconds(width))
         plain_width = plain and width == costs.plain_width(active)
         costs.observe(width, done.verify_seconds, plain_width)
-        steady = plain_width and costs.changes.alike(costs.changes.place)
-        t1 = costs.predict(1)
+        changes, t1 = costs.changes, costs.predict(1)
+        steady = plain_width and changes.alike(changes.place)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
@@ -362,7 +362,7 @@ class Planner(PolicyBase):
             self.budget.plain(worth)
         else:
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
-            self.budget.drafted(worth, (verify + drafting) / t1)
+            self.budget.drafted(worth, (verify - changes.unavoidable + drafting) / t1)
         plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
         used = [p.priced.name for _, p in plans if p.priced is not None and p.modelled is not None]
         for outcome, plan in plans:

@@ -43,6 +43,7 @@ class WidthChanges:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
+        self._n_after = 0  # decodes since the last interruption
         self.change = self.loading = False
         self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
         self._n_run = 0  # decodes of the last width in a row
@@ -62,6 +63,7 @@ class WidthChanges:
             self._changed = self.last > 0
             self.last, self._n_run, self._run, self._fresh = width, 0, [], not self._seen[width]
         self._n_run += 1
+        self._n_after += 1
         self._seen[width] += 1
         if self._n_run < Place.STEADY:
             self._run.append(seconds)
@@ -106,8 +108,17 @@ class WidthChanges:
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
-        self.last, self._n_run, self._run = 0, 0, []
+        self.last, self._n_run, self._run, self._n_after = 0, 0, [], 0
         self.version += 1
+
+    @property
+    def unavoidable(self) -> float:
+        """Seconds that the last decode took longer than a steady one whatever its width: as one of the first
+        two after an interruption, which decoding without drafts has too.
+        """
+        if not self.change or self._n_after > Place.SECOND:
+            return 0.0
+        return self.more(Place(self._n_after)) if self._n_after else 0.0
 
     def alike(self, place: Place) -> bool:
         """Whether a decode of this place takes as long as a steady one, as far as is known."""

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.core.replay.simulator import Seconds, curve
+from specllama.core.replay.curves import curve
+from specllama.core.replay.simulator import Seconds
 
 MAX_ROWS = 1024
 
@@ -29,6 +30,10 @@ class ChangingDevice:
         self.steady, self.first, self.second, self.loading = steady, first, second, loading
         self._last, self._run = 0, 0
         self._seen: Counter[int] = Counter()
+
+    def interrupt(self) -> None:
+        """A prompt was decoded: the next decode is the first of its width."""
+        self._last, self._run = 0, 0
 
     def __call__(self, n_rows: int) -> float:
         if n_rows != self._last:

@@ -196,7 +196,8 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; `replay.heads` has those for heads. second: another draft that competes with it.
+    choices; `replay.heads` has those for heads. second: another draft that competes with it. prompt: called
+    when the prompt of a text is decoded, if given; the policy is told that others' decodes were made then.
     """
 
     def __init__(
@@ -211,7 +212,9 @@ class Replay:
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
         draft: MakeDraft = TraceDrafter,
         second: SecondDraft | None = None,
+        prompt: Callable[[], None] | None = None,
     ) -> None:
+        self._prompt = prompt
         self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
@@ -244,6 +247,9 @@ class Replay:
         if self._second is not None and self._choices is not None:
             self._second.begin(slot, self._choices(trace), self.prefilled)
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
+        if self._prompt is not None:
+            self._prompt()
+            self.policy.interrupted()
 
     def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
         began = self.machine.now
@@ -282,17 +288,3 @@ def steps_at(step: float) -> Seconds:
 def as_steps(step: Seconds | float) -> Seconds:
     """The seconds of a step by the number of ids that it evaluates. step: these, or the seconds of one id."""
     return step if callable(step) else steps_at(step)
-
-
-def curve(points: Mapping[int, float], max_rows: int = 66) -> Seconds:
-    """From 1 to `max_rows` rows to the seconds of a decode. points: seconds by rows; times between them are
-    interpolated, times outside are those of the nearest one.
-    """
-    widths = sorted(points)
-    table = [0.0] * (max_rows + 1)
-    for n in range(1, max_rows + 1):
-        high = next((i for i, w in enumerate(widths) if w >= n), len(widths) - 1)
-        low = max(0, high - 1) if widths[high] != n else high
-        a, b = widths[low], widths[high]
-        table[n] = points[b] if a == b else points[a] + (points[b] - points[a]) * (n - a) / (b - a)
-    return table.__getitem__

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from specllama.server.dialects.fields import AtMost, Body, FieldError
 
-MAX_PARTS = 4096
+MAX_PARTS, MAX_IMAGES = 4096, 4096
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _THOUGHTS = ("thinking", "reasoning")
 _SILENT = ("redacted_thinking",)
@@ -136,6 +136,10 @@ class Read:
         """One text of all parts as they follow each other: what the model wrote comes back in pieces."""
         return "".join(self.texts)
 
+    def with_more(self, other: Read) -> Read:
+        """This, and then another."""
+        return Read(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
+
 
 def placeholder(kind: str, name: str = "") -> str:
     """What the model reads in place of a picture, sound or file."""
@@ -150,6 +154,15 @@ def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
     found = Read()
     for i, part in enumerate(content):
         read_part(part, f"{path}[{i}]", found)
+    return found
+
+
+def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
+    """A content with the pictures that stand next to it. path: of the message."""
+    field = f"{path}.images"
+    for _ in images or ():
+        found.texts.append(placeholder("image"))
+        found.media.append(MediaPart(field, field, "image"))
     return found
 
 
@@ -183,10 +196,13 @@ def _joined(given: str | Iterable[InnerText]) -> str:
     return given if isinstance(given, str) else "".join(part.text for part in given)
 
 
-class Thoughts(Body):
-    """A message with reasoning, under any of the names that APIs and clients have for it."""
+class MessageFields(Body):
+    """What messages have besides their content in some of the APIs: reasoning, under any of the names that
+    APIs and clients have for it, and Ollama's images.
+    """
 
     reasoning_content: str | None = None
+    images: Annotated[list[Any], AtMost(MAX_IMAGES)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from specllama.server.dialects.fields import FieldError
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A field that restricts the text. path: its own in the body. params: the parameter that it sets.
+    strict: whether what cannot be enforced of a schema is an error.
+    """
+
+    path: str
+    params: Mapping[str, Any]
+    strict: bool = False
+
+    @classmethod
+    def of(cls, path: str, schema: Mapping[str, Any], strict: bool | None = False) -> Self:
+        """A schema."""
+        return cls(path, {"json_schema": schema}, bool(strict))
+
+    @property
+    def goes_with_tools(self) -> bool:
+        """Whether an answer may be calls or this text: schemas that are the form of answers."""
+        return "grammar" not in self.params and self.path != "json_schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +48,16 @@ class Restriction:
         return dict.fromkeys(self.params, self.path)
 
 
-def restriction(
-    given: Mapping[str, Mapping[str, Any]], own: str, strict: bool | None, has_tools: bool
-) -> Restriction:
-    """The only one of those that are given: field to parameter. own: the API's own field. Raises FieldError
-    for two of them, and for tools with another grammar than that of their calls.
+def restriction(given: Sequence[Given], own: str, has_tools: bool) -> Restriction:
+    """The only one of those that are given. own: the API's own field. Raises FieldError for two of them, and
+    for tools with another grammar than that of their calls.
     """
-    found = list(given)
-    if len(found) > 1:
-        first = found[0]
-        raise FieldError(f"{first} and {found[1]} are both given; only one can be", first.partition(".")[0])
-    if not found:
+    if len(given) > 1:
+        first, second = given[0].path, given[1].path
+        raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
+    if not given:
         return Restriction()
-    name, params = found[0], given[found[0]]
-    if has_tools and name != own and ("grammar" in params or name == "json_schema"):
-        goes = own.removesuffix(".schema").removesuffix(".json_schema")
-        raise FieldError(f"tools and {name} are both given; {goes} goes with tools", name)
-    return Restriction(name, params, bool(strict) and name == own)
+    one = given[0]
+    if has_tools and not one.goes_with_tools:
+        raise FieldError(f"tools and {one.path} are both given; {own} goes with tools", one.path)
+    return Restriction(one.path, one.params, one.strict)

@@ -1,18 +1,21 @@
-"""vLLM's fields that restrict the text, old names and new, as a schema or a grammar."""
+"""All fields that restrict the text, as a schema or a grammar: the forms of answers, and vLLM's fields under
+their old names and new.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError, RequestBody
+from specllama.server.dialects.answer_forms import FormFields
+from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.restriction import ANY_OBJECT, Given, Restriction, restriction
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
-_ANY_OBJECT = {"type": "object"}
 _DOUBLE = "::="  # in a text it would say that it is GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
 SchemaOrText = Text | Annotated[dict[str, Any], SMALL]
@@ -33,8 +36,10 @@ class StructuredOutputs(Body):
     structural_tag: None = None
 
 
-class StructuredFields(RequestBody):
-    """The fields of a request. guided_: the older names."""
+class StructuredFields(FormFields):
+    """The fields of a request. guided_: vLLM's older names. own_form: the API's own field, for errors."""
+
+    own_form: ClassVar[str] = "response_format"
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
@@ -43,18 +48,33 @@ class StructuredFields(RequestBody):
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
 
-    def structure(self) -> tuple[str, dict[str, Any]]:
-        """(The field that restricts the text, "" for none; the parameter that it sets). Raises FieldError for
-        two of them, and for JSON that is none.
-        """
-        found = {}
-        for field, kind, value in self._given():
-            if value not in (None, False, "", []):
-                found[field] = _KINDS[kind](field, value)
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return False
+
+    @property
+    def limits(self) -> Restriction:
+        """What restricts the text. Raises FieldError for two fields, and for JSON that is none."""
+        return restriction(
+            [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
+        )
+
+    def _parameters(self) -> list[Given]:
+        """The parameters of sampling that restrict the text."""
+        return []
+
+    def _structures(self) -> list[Given]:
+        """vLLM's fields. Raises FieldError."""
+        found = [
+            Given(field, _KINDS[kind](field, value))
+            for field, kind, value in self._given()
+            if value not in (None, False, "", [])
+        ]
         if len(found) > 1:
-            one, other, *_ = found
+            one, other, *_ = (given.path for given in found)
             raise FieldError(f"{one} and {other} are both given", other)
-        return next(iter(found.items()), ("", {}))
+        return found
 
     def _given(self) -> list[tuple[str, str, Any]]:
         inner = self.structured_outputs
@@ -91,7 +111,7 @@ def _literal(text: str) -> str:
 
 _KINDS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
     "json": lambda field, value: {"json_schema": _schema(field, value)},
-    "json_object": lambda _, __: {"json_schema": _ANY_OBJECT},
+    "json_object": lambda _, __: {"json_schema": ANY_OBJECT},
     "regex": lambda _, value: {"grammar": f"start: {_regex(value)}"},
     "choice": lambda _, value: {"grammar": f"start: {' | '.join(map(_literal, value))}"},
     "grammar": lambda _, value: {"grammar": value},

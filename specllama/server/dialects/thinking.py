@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import SMALL, Body, FieldError, RequestBody
+from specllama.server.dialects.answer_forms import NestedFields
+from specllama.server.dialects.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")
@@ -37,7 +38,7 @@ class ReasoningFields(Body):
     enabled: bool | None = None
 
 
-class ThinkingFields(RequestBody):
+class ThinkingFields(NestedFields):
     """The fields. chat_template_kwargs: any variables of the template, which count before the others."""
 
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
@@ -61,12 +62,12 @@ class ThinkingFields(RequestBody):
         """
         level = self.think if isinstance(self.think, str) else None
         inner = self.reasoning.effort if self.reasoning else None
-        found = effort_variables(effort or self.reasoning_effort or inner or level)
+        found = effort_variables(effort or self.reasoning_effort or inner or self.configured_effort or level)
         switch = self._switch
         if switch is not None:
             found["enable_thinking"] = switch
-        if self.verbosity is not None:
-            found["verbosity"] = self.verbosity
+        if verbosity := self.verbosity or (self.text and self.text.verbosity):
+            found["verbosity"] = verbosity
         return {**found, **self._given_variables()}
 
     @property

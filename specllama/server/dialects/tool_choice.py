@@ -14,7 +14,7 @@ from pydantic import Field
 from specllama.calls import definitions
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_JSON, SMALL, FieldError
+from specllama.server.dialects.fields import MAX_JSON, SMALL, FieldError, RequestBody
 
 MAX_TOOLS = 1024
 MAX_CALLS = 1024  # of one message
@@ -23,6 +23,20 @@ _SHOWN = 10  # names in a message
 Name = Annotated[str, Field(max_length=512)]
 Description = Annotated[str, Field(max_length=MAX_JSON)]
 Schema = Annotated[dict[str, Any], SMALL]
+
+
+class ParallelFields(RequestBody):
+    """Whether an answer may have several calls, under both names."""
+
+    parallel_tool_calls: bool | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether it may; by default it may."""
+        if self.parallel_tool_calls is not None:
+            return self.parallel_tool_calls
+        return not self.disable_parallel_tool_use
 
 
 def tool_of(
@@ -56,7 +70,7 @@ def tools_of(
     tools: Sequence[Tool],
     choice: Choice = "auto",
     names: Sequence[str] = (),
-    parallel: bool | None = None,
+    parallel: bool = True,
     *,
     field: str = "tools",
     choice_field: str = "tool_choice",
@@ -77,4 +91,4 @@ def tools_of(
             raise FieldError(
                 f"{choice_field}: there is no tool {name[:80]!r}; the tools are {shown}", choice_field
             )
-    return Tools(list(tools), choice, tuple(dict.fromkeys(names)), parallel is not False)
+    return Tools(list(tools), choice, tuple(dict.fromkeys(names)), parallel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.bench.summary import summarise
-from specllama.bench.verdict import nothing_pays, verdict
+from specllama.bench.verdict import advice, nothing_pays, verdict
 from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
@@ -32,6 +32,7 @@ def test_the_verdict_says_what_auto_gains_and_where_it_loses() -> None:
         "a fixed length is faster on edit at temperature 0 (length 4: 2.00 x), json at temperature 0" in text
     )
     assert not nothing_pays(s)
+    assert advice(s) == "Advice: keep the default; for texts like edit alone try --draft-max 4."
 
 
 def test_the_verdict_says_why_nothing_can_pay() -> None:
@@ -60,6 +61,8 @@ def test_the_verdict_says_why_nothing_can_pay() -> None:
         one.stats.rounds = 60
     assert verdict(summarise(cheap, NAMES)).endswith("but only 10 % of rounds had a draft.")
     assert verdict(s, "no drafter") == "Only plain decoding was measured: no drafter."
+    assert advice(s).startswith("Advice: keep the default, which drafts where that pays")
+    assert advice(s, "no drafter").startswith("Advice: name a draft with -md")
 
 
 def test_the_verdict_claims_no_more_than_the_intervals_say() -> None:
@@ -70,3 +73,20 @@ def test_the_verdict_claims_no_more_than_the_intervals_say() -> None:
         "Auto decoded at 1.40 x (0.80 - 1.50) the speed of plain decoding and no fixed length"
     )
     assert "No gain is certain yet" in text
+    assert advice(summarise(samples, NAMES)).startswith(
+        "Advice: keep the default; measure again with more --runs"
+    )
+
+
+def test_the_advice_names_a_fixed_length_only_where_it_is_certainly_faster() -> None:
+    def summary(**speeds: float) -> str:
+        names = ["plain", "4", "auto"]
+        rows = [(name, tps) for name, tps in zip(names, speeds.values(), strict=True)]
+        samples = [sample(name, tps, number=i, run=r) for name, tps in rows for i in (1, 2) for r in (1, 2)]
+        return advice(summarise(samples, names))
+
+    assert summary(plain=100, four=200, auto=150) == (
+        "Advice: --draft-max 4 was faster here than the default; try it for such texts."
+    )
+    assert summary(plain=100, four=150, auto=200) == "Advice: keep the default, --draft-max auto."
+    assert advice(summarise([sample("plain", 10)], NAMES)).startswith("Advice: let it run to the end")

@@ -144,3 +144,29 @@ def test_every_character_is_judged_alone() -> None:
 def test_a_name_stays_in_one_line() -> None:
     assert printable("a\x1b[2Jb\n\x9b\u202e") == "a\\x1b[2Jb\\n\\x9b\\u202e"
     assert printable("日本 é") == "日本 é"
+
+
+@pytest.mark.parametrize(
+    ("show", "first"), [(console.note, ""), (console.warning, "warning: "), (console.error, "error: ")]
+)
+def test_messages_are_wrapped_at_words_on_a_terminal(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, show: Callable[[str], None], first: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = "a sentence that has many more words than one line has room for, and "
+    text += "/a/path/that/is/never/broken/to/copy\nnext"
+    stream = attach(True)
+    show(text)
+    found = stream.got().splitlines()
+    assert found[0].startswith(f"{first}a sentence that")
+    assert " ".join(line.strip() for line in found) == f"{first}{text}".replace("\n", " ")
+    assert all(len(line) <= 40 or line.strip() == "/a/path/that/is/never/broken/to/copy" for line in found)
+    assert found[-1] == "next"
+
+
+def test_messages_in_pipes_keep_their_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    stream = attach(False)
+    console.note("word " * 60)
+    assert stream.got() == "word " * 60 + "\n"

@@ -31,3 +31,10 @@ def test_nothing_is_shown_before_the_delay(capsys: pytest.CaptureFixture[str]) -
     progress = Progress(delay=3600.0)
     progress.show("tuning", 0.5, stage="a")
     assert shown(capsys) == []
+
+
+def test_without_an_interval_there_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(delay=0.0, every=None)
+    progress._last = -7200.0
+    progress.show("loading", 0.5, stage="a")
+    assert shown(capsys) == []

@@ -52,6 +52,37 @@ def test_a_chunk_takes_half_a_second_and_longer_where_no_other_waits():
     assert target.chunks() == [192, 192, 192, 192, 128, 104]
 
 
+class Growing(Slow):
+    """Attention: each row takes `per_cell` seconds more for each cell before it."""
+
+    def __init__(self, per_row: float, per_cell: float, round_seconds: float) -> None:
+        super().__init__(per_row)
+        self.per_cell, self.round_seconds = per_cell, round_seconds
+
+    def decode(self, batch, *filled):
+        one = len(batch) <= 2
+        self.now += self.round_seconds if one else self.per_cell * sum(row.pos for row in batch)
+        return super().decode(batch, *filled)
+
+
+@pytest.mark.parametrize("per_row", [0.0003, 0.0005, 0.001, 0.002])
+@pytest.mark.parametrize("per_cell", [0.0, 2e-7, 5e-7])
+@pytest.mark.parametrize("round_seconds", [0.005, 0.02, 0.1])
+def test_others_wait_half_a_second_at_most_from_one_token_to_the_next(per_row, per_cell, round_seconds):
+    target = Growing(per_row, per_cell, round_seconds)
+    target.n_batch = 2048
+    engine = engine_of(target)
+    fill(engine, prompt(200))
+    generation = engine.submit(Request(prompt(2300, first=5), FOREVER, 1))
+    gaps, before = [], target.now
+    while not generation.prefilled:
+        engine.step()
+        gaps.append(target.now - before)
+        before = target.now
+    assert max(gaps) <= 0.5
+    assert target.now < 2 * (2500 * per_row + len(gaps) * round_seconds + per_cell * 2500**2)
+
+
 @pytest.mark.parametrize("n", [1, 63, 64, 127, 128, 129, 500, 1000])
 def test_the_widths_that_affect_rounding_do_not_depend_on_speed(n):
     """Every decode but the last has a multiple of 64 rows, the last one 64 and the remainder."""
@@ -86,9 +117,9 @@ def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
     engine = engine_of(target)
     fill(engine, prompt(200))
-    row_seconds = engine._row_seconds
+    row_seconds = engine.row_seconds
     fill(engine, prompt(n, first=5))
-    assert engine._row_seconds == row_seconds
+    assert engine.row_seconds == row_seconds
 
 
 def test_a_slow_machine_still_evaluates_whole_chunks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
 from specllama.server.dialects.fields import MAX_NAMED, FieldError, checked
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.llama_server.infill_request import InfillRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.completions_request import CompletionRequest
@@ -26,6 +28,7 @@ CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
 TEXTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "completions": (CompletionRequest, {"prompt": "x"}),
     "native": (NativeRequest, {"prompt": "x"}),
+    "infill": (InfillRequest, {"input_prefix": "x", "input_suffix": "y"}),
     "generate": (OllamaGenerateRequest, {"prompt": "x"}),
 }
 ALL = {**CHATS, **TEXTS}
@@ -45,7 +48,7 @@ def asked(api: str, **fields: Any) -> protocol.Generate:
         return found.request({}, {})
     if api == "generate":
         return found.request({}, {}, True)
-    if api in ("completions", "native"):
+    if api in ("completions", "native", "infill"):
         return found.generations({})[0]
     return found.generation({}, {})
 
@@ -60,6 +63,15 @@ def test_unknown_fields_are_ignored_and_named(api: str) -> None:
 @every
 def test_fields_that_clients_send_always_are_not_named(api: str) -> None:
     assert body(api, user="u", metadata={"a": "b"}, store=True, cache_prompt=True).ignored_fields == ()
+
+
+def test_what_runs_elsewhere_is_not_named() -> None:
+    """Agents send it with every request, and it is left out as a whole."""
+    hosted = [{"type": "mcp", "server_label": "x", "headers": {"a": "b"}}, {"type": "file_search", "x": 1}]
+    assert body("responses", tools=hosted).ignored_fields == ()
+    searches = [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
+    assert body("messages", tools=searches).ignored_fields == ()
+    assert body("messages", context_management={"edits": [{"type": "x"}]}).ignored_fields == ()
 
 
 @every
@@ -257,3 +269,29 @@ def test_seeds_below_0_become_small_ones() -> None:
     assert asked("chat", seed=-5).params["seed"] == 2**53 - 5
     assert asked("chat", seed=-1).params == {}
     assert asked("chat", seed=2**63).params["seed"] == 2**63
+
+
+@every
+@pytest.mark.parametrize(
+    ("speculation", "asked_for"),
+    [
+        ({}, {}),
+        ({"exact": True}, {"exact": True}),
+        ({"exact": False}, {"exact": False}),
+        ({"enabled": False}, {"speculate": False}),
+        ({"max": 3}, {"draft_max": 3}),
+        ({"max": 3.0, "exact": None}, {"draft_max": 3}),
+        ({"exact": True, "enabled": False, "max": 0}, {"exact": True, "speculate": False, "draft_max": 0}),
+    ],
+)
+def test_speculation_reaches_the_engine(api: str, speculation, asked_for) -> None:
+    assert asked(api, speculation=speculation) == replace(asked(api), **asked_for)
+
+
+@every
+@pytest.mark.parametrize("name", ["exact", "enabled", "memory", "trace"])
+@pytest.mark.parametrize("value", [1, 0, 1.0, "true", "", [], {}])
+def test_switches_of_speculation_are_booleans(api: str, name: str, value: Any) -> None:
+    with pytest.raises(FieldError, match=f"speculation.{name}: must be a valid boolean") as error:
+        body(api, speculation={name: value})
+    assert error.value.details["param"] == f"speculation.{name}"

@@ -44,7 +44,20 @@ def test_what_a_pattern_allows(pattern: str, allowed: list[str], others: list[st
 
 @pytest.mark.parametrize(
     "pattern",
-    ["", " ", "https://", "http://a/b", "https://a?b", "a b", ":3000", "http://a:b", "http://u@a", "//a"],
+    [
+        "",
+        " ",
+        "https://",
+        "http://a/b",
+        "https://a?b",
+        "a b",
+        ":3000",
+        "http://a:b",
+        "http://u@a",
+        "//a",
+        "http://a:0",
+        "a:65536",
+    ],
 )
 def test_what_is_no_pattern(pattern: str) -> None:
     with pytest.raises(UsageError, match="origin") as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specllama.config.options import as_flag
 from specllama.core.engine import Engine
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
@@ -17,6 +18,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
+from specllama.errors import spelled
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.no_draft_reason import drafting_verdict
 
@@ -133,6 +135,26 @@ def test_without_candidate_drafts_the_reason_says_so():
     assert (
         off_reason(World(EXPENSIVE), fixed) == "there is no draft model, and the text hardly repeats anything"
     )
+
+
+def test_drafts_that_the_settings_of_a_fixed_length_leave_out():
+    def reason(confidence: float, n_min: int, p_min: float) -> str:
+        drafter = ScriptedDrafter(lambda _history, draft: None if draft else 7, "model", confidence)
+        return off_reason(World(EXPENSIVE), Fixed([drafter], 8, n_min, p_min), 100)
+
+    assert spelled(reason(0.4, 0, 0.5), as_flag) == "all drafts were less probable than --draft-p-min 0.5"
+    assert spelled(reason(0.9, 2, 0.0), as_flag) == "all drafts were shorter than --draft-min 2"
+    assert spelled(reason(0.4, 2, 0.5), as_flag) == (
+        "all drafts were less probable than --draft-p-min 0.5 or shorter than --draft-min 2"
+    )
+
+
+@pytest.mark.parametrize("names", [("copy",), ("model",), ("copy", "model")])
+def test_an_answer_of_few_tokens_was_too_short_whatever_drafts_cost(names: tuple[str, ...]):
+    world = World(EXPENSIVE, right=0.1)
+    policy = world.planner(*names)
+    policy.budget.credit = -1e9  # nothing can be tried
+    assert verdict(policy, world.answer(policy, 5))["reason"] == "the answer was too short to try drafts"
 
 
 def test_a_draft_model_that_proposes_nothing():

@@ -14,7 +14,7 @@ from pydantic import Field
 from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, FieldError
 from specllama.server.dialects.openai.messages import Arguments
-from specllama.server.dialects.parts import ContentPart, Read, Thoughts, read, read_part
+from specllama.server.dialects.parts import ContentPart, MessageFields, Read, read, read_part, with_images
 
 MAX_BLOCKS, MAX_ID = 4096, 512
 _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
@@ -55,7 +55,7 @@ class ContentBlock(ContentPart):
     is_error: bool | None = None
 
 
-class MessageTurn(Thoughts):
+class MessageTurn(MessageFields):
     """One turn, or instructions between turns."""
 
     unnamed = frozenset(
@@ -73,13 +73,13 @@ class MessageTurn(Thoughts):
         """Add the turn to a conversation, of a user's turn the results before the text. path: its field.
         Raises FieldError.
         """
-        here = f"{path}.content"
+        here, pictures = f"{path}.content", with_images(Read(), self.images, path)
         if self.role == "assistant":
-            _Answer(conversation, here).add(self.content, self.reasoning_content or "")
+            _Answer(conversation, here).add(self.content, self.reasoning_content or "", pictures.run)
         elif self.role == "user" and not isinstance(self.content, str):
-            _add_user(conversation, self.content, here)
+            _add_user(conversation, self.content, here, pictures)
         else:
-            conversation.say(self.role, read(self.content, here), here)
+            conversation.say(self.role, read(self.content, here).with_more(pictures), here)
 
 
 def system_text(system: Texts | None) -> str:
@@ -98,7 +98,10 @@ def _without_header(text: str) -> str:
     return text[found.end() :] if found else text
 
 
-def _add_user(conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str) -> None:
+def _add_user(
+    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, pictures: Read
+) -> None:
+    """pictures: those next to the blocks."""
     said, has_results = Read(), False
     for i, block in enumerate(blocks):
         here = f"{path}[{i}]"
@@ -110,6 +113,7 @@ def _add_user(conversation: ConversationReader, blocks: Sequence[ContentBlock], 
             conversation.leave_out(block.type)
         else:
             read_part(block, here, said, "tool_result")
+    said = said.with_more(pictures)
     if said.texts or not has_results:
         conversation.say("user", said, path)
 
@@ -124,14 +128,15 @@ class _Answer:
         self._thoughts: list[str] = []
         self._ended = self._left_out = False
 
-    def add(self, content: str | Sequence[ContentBlock], thought: str) -> None:
-        """Add the turn. thought: reasoning next to its content."""
+    def add(self, content: str | Sequence[ContentBlock], thought: str, pictures: str) -> None:
+        """Add the turn. thought, pictures: reasoning and placeholders next to its content."""
         self._thoughts += filter(None, [thought])
         if isinstance(content, str):
             self._texts[-1] = content
         else:
             for i, block in enumerate(content):
                 self._block(block, f"{self._path}[{i}]")
+        self._texts[-1] += pictures
         if self._has_more or not (self._ended or self._left_out):
             self._end()
 

@@ -9,16 +9,17 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
+from specllama.server.dialects.answer_forms import OutputConfig
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
 from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
 from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.openai.sampling_fields import SamplingFields, StopList
-from specllama.server.dialects.restriction import Restriction
 from specllama.server.dialects.thinking import ThinkingFields
 from specllama.server.dialects.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,
+    ParallelFields,
     Schema,
     tool_of,
     tools_of,
@@ -27,7 +28,6 @@ from specllama.text.template_variables import reasoning_variables
 
 _CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a message of the system is a part
-_EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
 class MessageTool(Body):
@@ -38,6 +38,14 @@ class MessageTool(Body):
     description: Description | None = None
     input_schema: Schema | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_type(cls, data: Any) -> Any:
+        """Of tools that are not the client's own what names them: they are left out as a whole."""
+        if not isinstance(data, Mapping) or data.get("type") in (None, "custom"):
+            return data
+        return {name: data[name] for name in ("type", "name") if name in data}
 
     @property
     def own(self) -> bool:
@@ -53,20 +61,6 @@ class MessageToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class OutputFormat(Body):
-    """The schema that the text must obey."""
-
-    type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], SMALL] = Field(alias="schema")
-
-
-class OutputConfig(Body):
-    """effort: for templates that know it."""
-
-    effort: Annotated[str, Field(max_length=64)] | None = None
-    format: OutputFormat | None = None
-
-
 class ThreadError(FieldError):
     """For a conversation that the server should keep: the code makes SDKs send all of it."""
 
@@ -75,11 +69,13 @@ class ThreadError(FieldError):
         self.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-class PromptRequest(ThinkingFields):
+class PromptRequest(ThinkingFields, ParallelFields):
     """What the prompt is made of. Unknown fields have no effect.
 
     dropped: names of tools that the client cannot run, which the model does not see.
     """
+
+    unnamed = frozenset({"context_management"})
 
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[MessageTurn], AtMost(MAX_MESSAGES, 1)]
@@ -162,15 +158,15 @@ class PromptRequest(ThinkingFields):
             what = "is missing" if choice.name is None else 'is for the type "tool"'
             raise FieldError(f"tool_choice.name {what}", "tool_choice.name")
         names = [choice.name] if choice.name is not None else []
-        single = choice.disable_parallel_tool_use or choice.type == "tool"
-        return tools_of(tools, _CHOICES[choice.type], names, not single)
+        inner = choice.disable_parallel_tool_use
+        parallel = choice.type != "tool" and (self.parallel if inner is None else not inner)
+        return tools_of(tools, _CHOICES[choice.type], names, parallel)
 
     def _variables(self, server: Mapping[str, Any]) -> dict[str, Any]:
         """The variables of the template. Without a word of the client, the server's settings hold, and else
         there is no thinking, as in Anthropic's own API; nor is there in an answer whose text has begun.
         """
-        effort = self.output_config.effort if self.output_config else None
-        found = self.thinking_variables(_EFFORTS.get(effort, effort) if effort else None)
+        found = self.thinking_variables(self.configured_effort)
         off = reasoning_variables("off")
         if self._conversation.prefix and "enable_thinking" not in self.chat_template_kwargs:
             found |= off
@@ -187,7 +183,9 @@ class MessagesRequest(SamplingFields, PromptRequest):
     model: Annotated[str, Field(max_length=512)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     n: Literal[1] = 1
-    aliases: ClassVar[Mapping[str, str]] = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens"}
+    output_config: OutputConfig | None = None
+    own_form: ClassVar[str] = "output_config.format"
+    aliases: ClassVar[Mapping[str, str]] = {"n_predict": "max_tokens"}
     stop_sequences: StopList = None
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
@@ -207,11 +205,8 @@ class MessagesRequest(SamplingFields, PromptRequest):
         )
 
     @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        form = self.output_config.format if self.output_config else None
-        schema = form.schema_ if form else None
-        return self.restriction("output_config.format.schema", schema, None, self._tools is not None)
+    def has_tools(self) -> bool:
+        return self._tools is not None
 
     def _params(self) -> dict[str, Any]:
         more: dict[str, Any] = {"stop": self.stop_sequences, **self.limits.params}

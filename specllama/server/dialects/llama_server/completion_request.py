@@ -12,7 +12,6 @@ from specllama.client import protocol
 from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, Body, FieldError
 from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
-from specllama.server.dialects.restriction import Restriction
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
@@ -84,6 +83,7 @@ class NativeRequest(SamplingFields):
                 -1,
                 **one,
                 params=params,
+                strict_schema=limits.strict,
                 **self.engine_fields(),
                 show_prompt=self.shows("prompt"),
                 progress=self.shows_progress,
@@ -91,11 +91,6 @@ class NativeRequest(SamplingFields):
             )
             for one in inputs
         ]
-
-    @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        return self.restriction()
 
     @property
     def place(self) -> str:

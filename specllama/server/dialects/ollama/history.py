@@ -9,11 +9,9 @@ from pydantic import Field
 
 from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.openai.messages import CalledFunction, CallId, with_images
-from specllama.server.dialects.parts import Content, Thoughts, read
+from specllama.server.dialects.openai.messages import CalledFunction, CallId
+from specllama.server.dialects.parts import Content, MessageFields, read, with_images
 from specllama.server.dialects.tool_choice import MAX_CALLS, Name
-
-MAX_IMAGES = 64
 
 
 class OllamaCall(Body):
@@ -26,7 +24,7 @@ class OllamaCall(Body):
     type: Literal["function"] | None = None
 
 
-class OllamaMessage(Thoughts):
+class OllamaMessage(MessageFields):
     """thinking: the reasoning before an answer. tool_name, tool_call_id: of a tool's result, either or
     none.
     """
@@ -40,7 +38,6 @@ class OllamaMessage(Thoughts):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    images: Annotated[list[Any], AtMost(MAX_IMAGES)] | None = None
     tool_calls: Annotated[list[OllamaCall], AtMost(MAX_CALLS)] | None = None
     tool_name: Name | None = None
     tool_call_id: CallId | None = None
@@ -51,7 +48,7 @@ class OllamaMessage(Thoughts):
         called, here = f"{path}.tool_calls", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only the assistant calls tools", called)
-        found = with_images(read(self.content, here), self.images, f"{path}.images")
+        found = with_images(read(self.content, here), self.images, path)
         if self.role == "tool":
             id_, name = self.tool_call_id or None, self.tool_name or self.name
             id_path = path if id_ is None else f"{path}.tool_call_id"

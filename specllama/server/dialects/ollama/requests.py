@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
+from specllama.server.dialects.answer_forms import Format
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.fields import (
     SMALL,
@@ -20,13 +21,23 @@ from specllama.server.dialects.fields import (
     RequestBody,
 )
 from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation_of, no_images
+from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation, TokenIds
-from specllama.server.dialects.restriction import ANY_OBJECT, Restriction, restriction
+from specllama.server.dialects.parts import MAX_IMAGES
+from specllama.server.dialects.restriction import Given
+from specllama.server.dialects.sibling_names import as_options
 from specllama.server.dialects.structured import StructuredFields
 from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
+from specllama.server.dialects.tool_choice import (
+    MAX_TOOLS,
+    Description,
+    Name,
+    ParallelFields,
+    Schema,
+    tool_of,
+    tools_of,
+)
 from specllama.server.http.body import MAX_VALUES
 
 ModelName = Annotated[str, Field(max_length=512)]
@@ -70,7 +81,7 @@ class OllamaRequest(ThinkingFields, StructuredFields):
 
     model: ModelName | None = None
     stream: bool = True
-    format: Annotated[str, Field(max_length=64)] | Annotated[dict[str, Any], SMALL] | None = None
+    format: Format | None = None
     options: OllamaOptions = OllamaOptions()
     keep_alive: KeepAlive = None
     stop_token_ids: TokenIds = Field([])
@@ -81,6 +92,12 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
     speculation: Speculation = Speculation()
     cache: CacheChoice = CacheChoice()
+    own_form: ClassVar[str] = "format"
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the fields of sampling in `options`, and those that this model has next to it."""
+        return as_options(data, cls.model_fields, OllamaOptions.model_fields)
 
     @property
     def kept(self) -> bool:
@@ -108,18 +125,8 @@ class OllamaRequest(ThinkingFields, StructuredFields):
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
-    @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        free = self.format is None or self.format == ""
-        schema = ANY_OBJECT if self.format == "json" else self.format
-        given = {} if free else {"format": {"json_schema": schema}}
-        name, params = self.structure()
-        return restriction(given | ({name: params} if name else {}), "format", None, self.has_tools)
-
-    @property
-    def has_tools(self) -> bool:
-        return False
+    def _parameters(self) -> list[Given]:
+        return self.options.given_parameters()
 
     def generation(self, defaults: Mapping[str, Any], **more: Any) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
@@ -128,9 +135,8 @@ class OllamaRequest(ThinkingFields, StructuredFields):
             -1,
             params={**defaults, **self.options.sampling(logprobs=top, **limits.params)},
             strict_schema=limits.strict,
-            speculate=self.speculation.enabled,
-            draft_max=self.speculation.max,
-            exact=self.speculation.exact,
+            **self.options.engine_fields(),
+            **self.speculation.engine_fields(),
             stop_ids=self.stop_token_ids,
             **more,
         )
@@ -140,7 +146,7 @@ class OllamaRequest(ThinkingFields, StructuredFields):
         return {**defaults, **self.thinking_variables()}
 
 
-class OllamaChatRequest(OllamaRequest):
+class OllamaChatRequest(OllamaRequest, ParallelFields):
     """The body of /api/chat. Without messages, the model is loaded. tool_choice: not in Ollama's own API, as
     in OpenAI's.
     """
@@ -181,7 +187,7 @@ class OllamaChatRequest(OllamaRequest):
         ]
         if isinstance(self.tool_choice, OllamaToolChoice):
             return tools_of(tools, "required", [self.tool_choice.function.name], parallel=False)
-        return tools_of(tools, self.tool_choice)
+        return tools_of(tools, self.tool_choice, parallel=self.parallel)
 
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""

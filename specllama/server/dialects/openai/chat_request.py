@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.fields import AtMost, FieldError
 from specllama.server.dialects.openai.messages import Message, conversation_of
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
 from specllama.server.dialects.openai.tools import ToolChoice, ToolList, requested_tools
-from specllama.server.dialects.restriction import ANY_OBJECT, Restriction
 from specllama.server.dialects.thinking import ThinkingFields
+from specllama.server.dialects.tool_choice import ParallelFields
 
 
-class JsonSchema(Body):
-    """response_format.json_schema. The schema is enforced, strict or not; other fields have no effect."""
-
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    schema_: Annotated[dict[str, Any], SMALL] | None = Field(None, alias="schema")
-
-
-class ResponseFormat(Body):
-    """type: json_object may have a schema, json_schema must; json and value are huggingface_hub's names."""
-
-    type: Literal["text", "json_object", "json_schema", "json"]
-    json_schema: JsonSchema | None = None
-    schema_: Annotated[dict[str, Any], SMALL] | None = Field(None, alias="schema")
-    value: Annotated[dict[str, Any], SMALL] | None = None
-
-    def as_schema(self) -> tuple[str, Mapping[str, Any] | None]:
-        """(The field, the schema that the text must obey, None for free text). Raises FieldError."""
-        if self.type == "text":
-            return "", None
-        if self.json_schema is not None and self.json_schema.schema_ is not None:
-            return "response_format.json_schema.schema", self.json_schema.schema_
-        if self.value is not None:
-            return "response_format.value", self.value
-        if self.schema_ is None and self.type == "json_schema":
-            raise FieldError("response_format.json_schema.schema is missing", "response_format")
-        return "response_format.schema", first(self.schema_, ANY_OBJECT)
-
-    @property
-    def strict(self) -> bool:
-        """Whether what cannot be enforced is an error."""
-        return self.json_schema is not None and bool(self.json_schema.strict)
-
-
-class TemplateInput(ThinkingFields):
+class TemplateInput(ThinkingFields, ParallelFields):
     """A conversation with its tools, and the variables of its chat template."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -63,7 +28,6 @@ class TemplateInput(ThinkingFields):
     continue_final_message: bool | None = None
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     _conversation: ReadConversation = PrivateAttr()
     _allowed: Tools | None = PrivateAttr(None)
 
@@ -72,7 +36,7 @@ class TemplateInput(ThinkingFields):
         """Here, so that large bodies are converted in the thread that checks them."""
         self._check_continuation()
         self._conversation = conversation_of(self.messages).read(self._continues)
-        self._allowed = requested_tools(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        self._allowed = requested_tools(self.tools or (), self.tool_choice, self.parallel)
         return self
 
     @property
@@ -114,7 +78,6 @@ class ChatRequest(SamplingFields, TemplateInput):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    response_format: ResponseFormat | None = None
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
@@ -143,9 +106,5 @@ class ChatRequest(SamplingFields, TemplateInput):
         )
 
     @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        form = self.response_format
-        own, schema = form.as_schema() if form else ("", None)
-        strict = form is not None and form.strict
-        return self.restriction(own or "response_format", schema, strict, self.allowed is not None)
+    def has_tools(self) -> bool:
+        return self.allowed is not None

@@ -10,7 +10,6 @@ from pydantic import Field
 from specllama.client import protocol
 from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
-from specllama.server.dialects.restriction import Restriction
 from specllama.server.http.body import MAX_VALUES
 
 MAX_PROMPTS, MAX_CHOICES = 64, 64
@@ -45,17 +44,13 @@ class CompletionRequest(SamplingFields):
                 -1,
                 **self._input(prompt),
                 params=params,
+                strict_schema=limits.strict,
                 show_prompt=bool(self.verbose),
                 progress=self.shows_progress,
                 **self.engine_fields(),
             )
             for prompt in prompts
         ]
-
-    @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        return self.restriction()
 
     def _input(self, prompt: str | list[int]) -> dict[str, Any]:
         """The field of protocol.Generate for a prompt. Raises FieldError."""

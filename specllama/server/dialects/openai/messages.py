@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, GivenCall
+from specllama.server.dialects.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.parts import Content, MediaPart, Read, Thoughts, placeholder, read
+from specllama.server.dialects.parts import Content, MessageFields, read, with_images
 from specllama.server.dialects.tool_choice import MAX_CALLS, Name
 
 MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
@@ -53,7 +53,7 @@ class MessageToolCall(Body):
         return GivenCall(self.id, self.function.name, self.function.arguments, f"{path}.function.arguments")
 
 
-class Message(Thoughts):
+class Message(MessageFields):
     """One message. reasoning_content: the reasoning before it, for templates that show it. tool_call_id: the
     call of which a tool's message is the result. images: as Ollama's API has them.
     """
@@ -73,14 +73,13 @@ class Message(Thoughts):
     tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     function_call: None = None
-    images: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
 
     def add_to(self, conversation: ConversationReader, path: str) -> None:
         """Add the message to a conversation. path: its field. Raises FieldError."""
         called, result_of, here = f"{path}.tool_calls", f"{path}.tool_call_id", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only an assistant message has calls", called)
-        found = with_images(read(self.content or self.refusal, here), self.images, f"{path}.images")
+        found = with_images(read(self.content or self.refusal, here), self.images, path)
         if self.role == "tool":
             if self.tool_call_id is None:
                 raise FieldError(
@@ -92,14 +91,6 @@ class Message(Thoughts):
             conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
         else:
             conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
-
-
-def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
-    """A content with the pictures that stand next to it. path: their field."""
-    for _ in images or ():
-        found.texts.append(placeholder("image"))
-        found.media.append(MediaPart(path, path, "image"))
-    return found
 
 
 def conversation_of(messages: Sequence[Message]) -> ConversationReader:

@@ -22,8 +22,9 @@ from specllama.server.dialects.fields import (
     RequestBody,
 )
 from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.restriction import Restriction, restriction
+from specllama.server.dialects.restriction import Given
 from specllama.server.dialects.samplers import with_samplers
+from specllama.server.dialects.sibling_names import renamed, with_options
 from specllama.server.dialects.structured import StructuredFields
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
@@ -68,6 +69,10 @@ class Speculation(Body):
     memory: bool = True
     exact: bool = False
 
+    def engine_fields(self) -> dict[str, Any]:
+        """The fields of protocol.Generate that these set."""
+        return {"speculate": self.enabled, "draft_max": self.max, "exact": self.exact}
+
 
 _TYPES: Mapping[str, Any] = {
     "max_tokens": Count,
@@ -102,80 +107,68 @@ else:
     )
 
 
-class SamplingFields(ParameterFields, StructuredFields):
-    """How to generate, without the prompt. Of several names of a parameter, the first one given counts.
+class ParameterReader(ParameterFields):
+    """How to generate: sampling, and when to end. Of several names of a parameter, the first counts.
 
-    n_predict: 0 evaluates the prompt for later requests. n_indent: blanks with which each line after the
-    first begins. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none.
-    stop_token_ids: tokens that end the text. num_ctx: tokens of context that the client counts on.
+    n_indent: blanks with which each line after the first begins. t_max_prompt_ms, t_max_predict_ms: time
+    limits of prompt and text, 0 or less for none. path: what stands before the names of the fields in errors;
+    spelled: names in errors of parameters that other fields set.
     """
 
-    model: Annotated[str, Field(max_length=512)] | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
-    speculation: Speculation = Speculation()
-    cache: CacheChoice = CacheChoice()
-    timings_per_token: bool = False
-    return_progress: bool = False
-    verbose: bool | None = None
     n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
     t_max_prompt_ms: Milliseconds = 0
     t_max_predict_ms: Milliseconds = 0
-    stop_token_ids: TokenIds = Field([])
-    num_ctx: ContextLength | None = None
-    keep_alive: KeepAlive = None
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "max_new_tokens": "max_tokens",
-        "num_predict": "max_tokens",
-        "stop_sequences": "stop",
-    }
-
-    @property
-    def kept(self) -> bool:
-        """Whether the prompt and the text may be written to the disk."""
-        return self.cache.store
+    path: ClassVar[str] = ""
+    spelled: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the names of this model. aliases: names of other APIs; if both are given, the own one
-        counts.
+        """With the names of this model: those of other APIs for the same thing, and of aliases. If both are
+        given, the own one counts.
         """
-        found: dict[str, Any] = {}
-        for name, value in data.items():
-            meant = cls.aliases.get(name, name)
-            if meant == name or meant not in data:
-                found[meant] = value
+        found = renamed(data, cls.aliases, cls.model_fields)
         for name in _EMPTY_IS_ABSENT:
             if found.get(name) in ("", [], {}):
                 del found[name]
         return found
 
-    @property
-    def warms(self) -> bool:
-        """Whether the prompt is evaluated and nothing is written."""
-        return self.n_predict == 0 and self.max_tokens is None
-
     def engine_fields(self) -> dict[str, Any]:
         """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
         return {
-            "speculate": self.speculation.enabled,
-            "draft_max": self.speculation.max,
-            "exact": self.speculation.exact,
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
             "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
-            "warm": self.warms,
-            "stop_ids": self.stop_token_ids,
         }
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether the engine reports all of the prefill."""
-        return self.stream and (self.return_progress or self.timings_per_token)
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
+
+        Raises FieldError.
+        """
+        params: dict[str, Any] = {}
+        sent: dict[str, str] = dict(self.spelled)
+        for name, parameter in PARAMETERS.items():
+            field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
+            if field is not None:
+                params[name], sent[name] = _read(name, getattr(self, field)), f"{self.path}{field}"
+        steps = with_samplers(self.samplers) if self.samplers is not None else {}
+        params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        try:
+            SamplingParams.merge(params)
+        except UsageError as error:
+            message = error.spelled(lambda name, _: sent.get(name, name)).message
+            field = sent.get(error.option, error.option)
+            raise FieldError(message, field if error.option in params else None) from None
+        return params
+
+    def given_parameters(self) -> list[Given]:
+        """The parameters that restrict the text."""
+        found = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
+        return [Given(name, {name: value}) for name, value in found if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
         """The biases of `logit_bias` that are given for texts, as protocol.Generate has them. Raises
@@ -189,45 +182,68 @@ class SamplingFields(ParameterFields, StructuredFields):
             raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
         return found
 
-    def restriction(
-        self,
-        own: str = "",
-        schema: Mapping[str, Any] | None = None,
-        strict: bool | None = None,
-        has_tools: bool = False,
-    ) -> Restriction:
-        """What restricts the text. own, schema, strict: the API's own field, and what it holds. Raises
-        FieldError.
-        """
-        given: dict[str, Mapping[str, Any]] = {own: {"json_schema": schema}} if schema is not None else {}
-        for name in ("json_schema", "grammar"):
-            if getattr(self, name) is not None:
-                given[name] = {name: getattr(self, name)}
-        name, params = self.structure()
-        return restriction(given | ({name: params} if name else {}), own, strict, has_tools)
+
+class SamplingFields(ParameterReader, StructuredFields):
+    """How to generate, without the prompt.
+
+    n_predict: 0 evaluates the prompt for later requests. stop_token_ids: tokens that end the text. num_ctx:
+    tokens of context that the client counts on.
+    """
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool | None = None
+    stop_token_ids: TokenIds = Field([])
+    num_ctx: ContextLength | None = None
+    keep_alive: KeepAlive = None
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the names of this model, and what stands in `options` as in Ollama's API."""
+        return super().prepared(with_options(data, _OPTIONS))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the prompt and the text may be written to the disk."""
+        return self.cache.store
+
+    @property
+    def warms(self) -> bool:
+        """Whether the prompt is evaluated and nothing is written."""
+        return self.n_predict == 0 and self.max_tokens is None
+
+    def engine_fields(self) -> dict[str, Any]:
+        """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
+        more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
+        return super().engine_fields() | self.speculation.engine_fields() | more
 
     def sampling(self, **more: Any) -> dict[str, Any]:
         """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
 
         Raises FieldError.
         """
-        params: dict[str, Any] = {}
-        sent: dict[str, str] = {}
-        for name, parameter in PARAMETERS.items():
-            field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
-            if field is not None:
-                params[name], sent[name] = _read(name, getattr(self, field)), field
-        steps = with_samplers(self.samplers) if self.samplers is not None else {}
-        params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        params = super().sampling(**more)
         if self.warms:
             params.pop("max_tokens", None)
-        try:
-            SamplingParams.merge(params)
-        except UsageError as error:
-            message = error.spelled(lambda name, _: sent.get(name, name)).message
-            field = sent.get(error.option, error.option)
-            raise FieldError(message, field if error.option in params else None) from None
         return params
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the engine reports all of the prefill."""
+        return self.stream and (self.return_progress or self.timings_per_token)
+
+    def _parameters(self) -> list[Given]:
+        return self.given_parameters()
+
+
+_OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num_ctx")
+"""Fields that may stand in `options`, as in Ollama's API."""
 
 
 def _read(name: str, value: Any) -> Any:

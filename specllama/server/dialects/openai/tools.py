@@ -72,7 +72,7 @@ ToolList = Annotated[list[ToolDefinition], AtMost(MAX_TOOLS)]
 
 
 def requested_tools(
-    given: Sequence[ToolDefinition], choice: ToolChoice | None, parallel: bool | None
+    given: Sequence[ToolDefinition], choice: ToolChoice | None, parallel: bool
 ) -> Tools | None:
     """What a request allows; a tool that is named is called once. Raises FieldError."""
     found = [

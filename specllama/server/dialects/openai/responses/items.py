@@ -12,10 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.fields import AtMost, FieldError
 from specllama.server.dialects.openai.messages import Arguments, CallId
 from specllama.server.dialects.openai.responses.tools import flat_name
-from specllama.server.dialects.parts import Content, ContentPart, Read, read, read_part
+from specllama.server.dialects.parts import (
+    Content,
+    ContentPart,
+    MessageFields,
+    Read,
+    read,
+    read_part,
+    with_images,
+)
 from specllama.server.dialects.recent_items import is_reference
 from specllama.server.dialects.tool_choice import Name
 
@@ -50,7 +58,7 @@ class OutputPart(ContentPart):
 Output = str | OutputPart | Annotated[list[OutputPart], AtMost(MAX_ITEMS)]
 
 
-class InputItem(Body):
+class InputItem(MessageFields):
     """One item, of any type; a message may leave its type out."""
 
     unnamed = frozenset(
@@ -146,12 +154,13 @@ class _ItemReader:
         here = f"{path}.content"
         if item.role is None:
             raise FieldError(f"{path}.role is missing", f"{path}.role")
-        found = read(item.content, here)
+        found = with_images(read(item.content, here), item.images, path)
         if item.role == "assistant":
             if any(self._texts) and not self._calls:
                 self.end_turn()
             self._texts.append(found.run)
-            self._thoughts += filter(None, found.thoughts)
+            thoughts = [item.reasoning_content] if item.reasoning_content else found.thoughts
+            self._thoughts += [text for text in thoughts if text and text not in self._thoughts]
             return
         self.end_turn()
         self.conversation.say("user" if item.role == "user" else "system", found, here)
@@ -211,9 +220,11 @@ class _ItemReader:
         found, here = Read(), f"{path}.output"
         if isinstance(output, str):
             found.texts.append(output)
-        for i, part in enumerate([output] if isinstance(output, OutputPart) else output):
-            if isinstance(part, OutputPart):
-                _read_output(part, f"{here}[{i}]" if isinstance(output, list) else here, found)
+        elif isinstance(output, OutputPart):
+            _read_output(output, here, found)
+        else:
+            for i, part in enumerate(output):
+                _read_output(part, f"{here}[{i}]", found)
         self.conversation.result(id_, found, here, id_path=f"{path}.call_id")
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from specllama.client import protocol
+from specllama.server.dialects.answer_forms import TextFields, TextFormat
 from specllama.server.dialects.conversation import ReadConversation
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.fields import SMALL, AtMost
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
 from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, SamplingFields, first
-from specllama.server.dialects.restriction import ANY_OBJECT, Restriction
 from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import MAX_TOOLS
+from specllama.server.dialects.tool_choice import MAX_TOOLS, ParallelFields
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "responses are not stored here: send the whole conversation in input"
@@ -37,45 +37,12 @@ def _refuse(value: Any, field: ValidationInfo) -> Any:
 Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
-class TextFormat(Body):
-    """text.format. The schema is enforced, strict or not; other fields have no effect."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: Annotated[str, Field(max_length=512)] | None = None
-    schema_: Annotated[dict[str, Any], SMALL] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-    def as_schema(self) -> Mapping[str, Any] | None:
-        """The schema that the text must obey, None for free text. Raises FieldError."""
-        if self.type == "json_schema" and self.schema_ is None:
-            raise FieldError("text.format.schema is missing", "text.format.schema")
-        found = {"text": None, "json_object": ANY_OBJECT, "json_schema": self.schema_}
-        return found[self.type]
-
-    def echo(self) -> dict[str, Any]:
-        """The format as answers repeat it."""
-        if self.type != "json_schema":
-            return {"type": self.type}
-        return {
-            "type": self.type,
-            "name": self.name or "schema",
-            "schema": self.schema_,
-            "strict": bool(self.strict),
-        }
-
-
-class TextFields(Body):
-    """text: its format, and how much to write, a variable of the chat template."""
-
-    verbosity: Annotated[str, Field(max_length=64)] | None = None
-    format: TextFormat | None = None
-
-
-class ResponsesRequest(SamplingFields, ThinkingFields):
+class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
     answer are held for references to them, and prompt and answer may be written to the disk.
     """
 
+    own_form: ClassVar[str] = "text.format"
     previous_response_id: Refused = None
     conversation: Refused = None
     background: Refused = None
@@ -86,8 +53,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     tools: Annotated[list[ResponseTool], AtMost(MAX_TOOLS)] | None = None
     tool_choice: str | ChosenTool = "auto"
-    parallel_tool_calls: bool = True
-    text: TextFields = TextFields()
+    text: TextFields | None = None
     include: Annotated[list[Annotated[str, Field(max_length=128)]], AtMost(64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     metadata: Annotated[dict[str, Any], SMALL, AtMost(64)] | None = None
@@ -99,7 +65,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
 
     @model_validator(mode="after")
     def _read(self) -> ResponsesRequest:
-        self._tools = flat_tools(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        self._tools = flat_tools(self.tools or (), self.tool_choice, self.parallel)
         read = conversation_of(self.instructions, self.input)
         self._conversation = read.read(continues=False, path="input")
         return self
@@ -136,13 +102,13 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
 
     def echo(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """What answers repeat of the request. defaults: of the server."""
-        format_ = self.text.format or TextFormat()
+        format_ = (self.text and self.text.format) or TextFormat()
         choice = self.tool_choice
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": self.parallel_tool_calls,
+            "parallel_tool_calls": self.parallel,
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
@@ -156,11 +122,8 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
         }
 
     @property
-    def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError."""
-        form = self.text.format
-        schema, strict = (form.as_schema(), form.strict) if form else (None, None)
-        return self.restriction("text.format.schema", schema, strict, self._tools.allowed is not None)
+    def has_tools(self) -> bool:
+        return self._tools.allowed is not None
 
     def _params(self) -> dict[str, Any]:
         return self.sampling(
@@ -170,5 +133,4 @@ class ResponsesRequest(SamplingFields, ThinkingFields):
         )
 
     def _variables(self) -> dict[str, Any]:
-        more = {"verbosity": self.text.verbosity} if self.text.verbosity else {}
-        return more | self.thinking_variables(self.reasoning.effort if self.reasoning else None)
+        return self.thinking_variables(self.reasoning.effort if self.reasoning else None)

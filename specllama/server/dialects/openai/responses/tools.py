@@ -6,11 +6,11 @@ of them must be called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.server.dialects.fields import AtMost, Body, FieldError
@@ -50,6 +50,14 @@ class ResponseTool(FunctionFields):
     """A tool. tools: of a namespace."""
 
     tools: Annotated[list[FunctionFields], AtMost(MAX_TOOLS)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_type(cls, data: Any) -> Any:
+        """Of tools that run on OpenAI's servers the type alone: they are left out as a whole."""
+        if not isinstance(data, Mapping) or data.get("type") in ("function", "namespace"):
+            return data
+        return {name: data[name] for name in ("type",) if name in data}
 
 
 class AllowedTool(Body):
@@ -93,7 +101,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
 
 
-def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool | None) -> FlatTools:
+def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool) -> FlatTools:
     """The functions among the tools, and what the choice allows; one that is named is called once. Raises
     FieldError.
     """

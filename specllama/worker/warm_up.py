@@ -1,0 +1,79 @@
+"""The first decodes of the contexts of a load, so that no answer is slowed down by page faults, allocations
+and the loading of kernels. Where the width of decodes matters, they also refine the curves of their costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from specllama.core.heads import HeadRow
+from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.warm_up import warm_up
+from specllama.drafters import HEAD, MODEL
+from specllama.llama.heads import HeadContext
+from specllama.worker.draft import LoadedDraft
+from specllama.worker.head import LoadedHead
+from specllama.worker.profile import ModelProfile
+
+
+def warm_up_target(context: Context, token: int, curve: CostCurve, clock: Callable[[], float]) -> None:
+    """Decode in an empty context, with logits of all rows. token: any id."""
+
+    def decode(n: int) -> float:
+        return _seconds(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
+
+    warm_up(curve, decode, min(context.n_outputs_max, context.n_batch, context.n_ctx))
+
+
+def warm_up_drafts(
+    profile: ModelProfile,
+    drafters: Sequence[Drafter],
+    draft: LoadedDraft | None,
+    head: LoadedHead | None,
+    clock: Callable[[], float],
+) -> None:
+    """Measure the first steps of draft and head where the width of the target's decodes matters: there the
+    first of each width would look as if all of them were slow. Contexts that read the target's cache are left
+    out. A draft that cannot be decoded so is found out when it is used.
+    """
+    if not profile.curves.changes.change:
+        return
+    learnt = profile.planner_of(drafters).learnt.priced
+    if draft is not None and MODEL.name in learnt:
+        context, token = draft.context, max(0, draft.model.bos_id)
+
+        def decode(n: int) -> float:
+            return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
+
+        most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
+        with suppress(DecodeError, NoRoomError):
+            warm_up(learnt[MODEL.name].steps.curve, decode, most)
+    if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
+        layer = head.context
+        if not layer.reads_target:
+            most = min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
+            with suppress(DecodeError, NoRoomError):
+                warm_up(learnt[HEAD.name].steps.curve, lambda n: _head_seconds(layer, n, clock), most)
+
+
+def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:
+    began = clock()
+    context.decode(rows)
+    seconds = clock() - began
+    context.truncate(0, 0)
+    return seconds
+
+
+def _head_seconds(context: HeadContext, n: int, clock: Callable[[], float]) -> float:
+    hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
+    rows = [HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)]
+    began = clock()
+    context.decode(rows)
+    seconds = clock() - began
+    context.truncate(0, 0)
+    return seconds
