@@ -30,7 +30,8 @@ from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace, curve
+from specllama.core.replay.curves import curve
+from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace
 from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter

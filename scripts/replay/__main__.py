@@ -54,9 +54,10 @@ from specllama.core.policy.base import Draft, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
+from specllama.core.replay.curves import curve
 from specllama.core.replay.heads import TraceHead
 from specllama.core.replay.recording import record, record_head, write_text
-from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter, curve
+from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter

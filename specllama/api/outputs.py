@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specllama.core.stats import PlainRate, PlainSource, RunStats, speedup
+from specllama.core.gain import PlainRate, PlainSource, gain
+from specllama.core.stats import RunStats
 
 NOT_MEASURED = PlainRate(None, "none", 0)
 FinishReason = Literal["stop", "length", "context", "cancel"]
@@ -46,13 +47,18 @@ class CompletionStats(RunStats):
 
     @property
     def plain_source(self) -> PlainSource:
-        """The source of plain_tps: this "run", "stored" by an earlier one, or "none"."""
+        """The source of plain_tps: this "run", "stored" by earlier ones, or "none"."""
         return self.plain.source
 
     @property
     def speedup(self) -> float | None:
-        """decode_tps over plain_tps; None where one of them is unknown or nothing was drafted."""
-        return speedup(self, self.plain)
+        """decode_tps over plain_tps, without stalls; None where nothing was drafted or it cannot be told."""
+        return gain(self, self.plain).speedup
+
+    @property
+    def speedup_range(self) -> tuple[float, float] | None:
+        """The 95 % interval of the speed-up; None where that is."""
+        return gain(self, self.plain).range
 
     def to_dict(self) -> dict[str, Any]:
         """All counters and figures as plain data for JSON."""

@@ -24,7 +24,9 @@ _MODELS_COMMANDS = {
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
-    "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
+    "verify": CommandEntry(
+        "verify_models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."
+    ),
 }
 _CACHE_COMMANDS = {
     "ls": CommandEntry("cache:ls", "cli.options:CACHE", "List the prompts that are kept on disk."),

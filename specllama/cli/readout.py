@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
+from specllama.core.gain import PlainRate, gain
+from specllama.core.stats import RunStats
 from specllama.text.terminal import printable
 
-__all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line", "verdict"]
-
-_ALIKE = 0.03  # a speed-up that differs from 1 by less tells nothing
+_SOURCES = {"stored": ", stored", "compared": ", compared"}  # what else the speed of plain decoding is from
 _WIDTH = 80  # columns that lines of figures stay below
 
 
@@ -87,17 +86,13 @@ def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") 
     """
     if not _drafted(stats):
         return f"nothing was drafted: {off}" if off else "nothing was drafted"
-    gain = speedup(stats, plain)
-    if gain is None:
-        why = "the speed of plain decoding is unknown"
-        if stats.decode_tps is None:
-            why = "the answer was too short"
-        return f"cannot tell: {why}{f'; {advice}' if advice else ''}"
-    stored = ", stored" if plain.source == "stored" else ""
-    figure = f"{gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
-    if abs(gain - 1) < _ALIKE:
+    found = gain(stats, plain)
+    if found.speedup is None:
+        return f"cannot tell: {found.reason}{f'; {advice}' if advice else ''}"
+    figure = f"{found.speedup:.2f}x plain ({plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')})"
+    if found.verdict == "alike":
         return f"cannot tell: {figure} is too close to call"
-    return f"{'faster' if gain > 1 else 'slower'}: {figure}"
+    return f"{found.verdict}: {figure}"
 
 
 def _drafted(stats: RunStats) -> int:
@@ -135,6 +130,7 @@ def as_json(
     null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
     ties_known: whether near-ties could be detected.
     """
+    found = gain(stats, plain)
     models = {
         name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}
         if model is not None
@@ -167,7 +163,9 @@ def as_json(
         "plain_tps": _rounded(plain.tps),
         "plain_source": plain.source,
         "plain_rounds": plain.rounds,
-        "speedup": _rounded(speedup(stats, plain)),
+        "speedup": _rounded(found.speedup),
+        "speedup_range": [round(x, 4) for x in found.range] if found.range else None,
+        "verdict": found.verdict,
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
         "near_ties": stats.near_ties if ties_known else None,

@@ -19,6 +19,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config import build, defaults
 from specllama.config.load import LoadSettings
+from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError
 from specllama.text.template_variables import reasoning_variables
 
@@ -59,7 +60,7 @@ def run(given: Mapping[str, Any]) -> int:
         if compared is not None and compared.finish_reason == "cancel":
             interrupted, compared = True, None
         if compared is not None:
-            plain = readout.PlainRate(compared.stats.decode_tps, "run", compared.stats.rounds)
+            plain = compared_rate(compared.stats)
         _show(answer, compared, plain, info, as_json)
         if settings.calibrate and not interrupted and answer.unmeasured:
             calibrate(client)
@@ -125,7 +126,7 @@ def _compare(
 def _show(
     answer: GenerationResult,
     compared: GenerationResult | None,
-    plain: readout.PlainRate,
+    plain: PlainRate,
     info: LoadInfo,
     as_json: bool,
 ) -> None:

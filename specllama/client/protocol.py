@@ -464,7 +464,8 @@ class Done:
     stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
     request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
     was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
-    measured. unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
+    measured. pace: how many times stored_t1 a decode takes now, by the rounds of this run, None: unknown.
+    unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
     prompt: its text, control tokens spelt out, if that was asked for.
     """
 
@@ -477,6 +478,7 @@ class Done:
     queue_seconds: float | None = None
     off_reason: str = ""
     stored_t1: float | None = None
+    pace: float | None = None
     epsilon: float | None = None
     unmeasured: bool = False
     slot: int = -1

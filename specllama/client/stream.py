@@ -12,8 +12,9 @@ from specllama.calls.collector import CallCollector
 from specllama.calls.pieces import CallReader, TextPiece
 from specllama.calls.reading import ReadCall
 from specllama.client import protocol
+from specllama.core.gain import PlainRate, plain_rate
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.stats import PlainRate, RunStats, plain_rate
+from specllama.core.stats import RunStats
 
 
 @dataclass(slots=True)
@@ -102,7 +103,12 @@ class GenerationResult:
     @property
     def plain(self) -> PlainRate:
         """The rate of decoding without drafts, as far as it is known."""
-        return plain_rate(self.stats, self.done.stored_t1 if self.done is not None else None)
+        done = self.done
+        return (
+            plain_rate(self.stats, done.stored_t1, done.pace)
+            if done is not None
+            else plain_rate(RunStats(), None)
+        )
 
     @property
     def unmeasured(self) -> bool:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from specllama.core.policy.candidates import CandidateDraft
 
 if TYPE_CHECKING:
     from specllama.core.policy.base import Round, VerifyResult
 
-MIN_PLAIN_ROUNDS = 8  # of this run; the stored t(1) stands in for missing ones
-PlainSource = Literal["run", "stored", "none"]
+STALL = 4.0  # times the shortest round of its width: a longer round stalled, as on a busy machine
+STALL_SECONDS = 0.02  # and by at least so many seconds
 
 
 @dataclass(slots=True)
@@ -35,7 +35,10 @@ class RunStats:
     chosen with a margin below the rounding error of a batched row; redecided: those chosen again from a row
     decoded by itself. exact_width: the one width of all decodes, None where it could change. round_seconds:
     by number of rows, with those that fill a decode up, the number of such decodes and their seconds;
-    steady_by_rows: the same of those that followed two of their width.
+    steady_by_rows: the same of those that followed two of their width. steady_squares: sum of the squared
+    seconds of the steady rounds. shortest: seconds of the shortest round by its number of rows.
+    stalled_seconds: by which rounds took longer than the shortest one of their width where they took several
+    times as long; such rounds are not steady.
     """
 
     n_prompt: int = 0
@@ -70,6 +73,9 @@ class RunStats:
     exact_width: int | None = None
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
     steady_by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)
+    steady_squares: float = 0.0
+    shortest: dict[int, float] = field(default_factory=dict)
+    stalled_seconds: float = 0.0
 
     def drafted(
         self,
@@ -120,15 +126,29 @@ class RunStats:
         self.verify_seconds += done.verify_seconds
         self.draft_seconds += done.draft_seconds
         self.sampling_seconds += sampling_seconds
-        for times in (self.round_seconds, self.steady_by_rows)[: 1 + done.steady]:
+        steady = not self._stalled(done) and done.steady
+        for times in (self.round_seconds, self.steady_by_rows)[: 1 + steady]:
             count, seconds = times.get(done.width, (0, 0.0))
             times[done.width] = count + 1, seconds + done.verify_seconds
         if done.plain:
             self.plain_rounds += 1
             self.plain_seconds += done.seconds - done.draft_seconds
-            if done.steady and not done.padding:
+            if steady and not done.padding:
+                seconds = done.seconds - done.draft_seconds
                 self.steady_rounds += 1
-                self.steady_seconds += done.seconds - done.draft_seconds
+                self.steady_seconds += seconds
+                self.steady_squares += seconds * seconds
+
+    def _stalled(self, done: Round) -> bool:
+        """Whether the round took several times as long as others of its width."""
+        took, first = done.seconds - done.draft_seconds, self.round_seconds.get(done.width, (0, 0.0))[0] == 1
+        before = self.shortest.setdefault(done.width, took)
+        self.shortest[done.width] = min(took, before)
+        shorter, longer = sorted((took, before))
+        if longer < STALL * shorter or longer - shorter < STALL_SECONDS or not (took > before or first):
+            return False
+        self.stalled_seconds += longer - shorter  # of this round, or of the first one of its width
+        return took > before
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -192,6 +212,7 @@ class RunStats:
         by: dict[str, Any] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
         for name in ("round_seconds", "steady_by_rows"):
             by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
+        by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}
         return cls(**{**data, **by})
 
 
@@ -257,40 +278,3 @@ class OfferStats:
     def model_right(self) -> int:
         """Those in which its first token was right."""
         return sum(offers.right for offers in self.priced.values())
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRate:
-    """Speed of plain decoding. tps: tokens per second, None: unknown. source: whether it is from the plain
-    rounds of this run alone ("run"), also from a stored time ("stored"), or unknown ("none"). rounds: plain
-    rounds of this run that count.
-    """
-
-    tps: float | None
-    source: PlainSource
-    rounds: int
-
-
-def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
-    """The speed of plain decoding, from the plain rounds of the run that followed two others, since the first
-    ones after a change of the width can take longer; where they are fewer than
-    MIN_PLAIN_ROUNDS, `stored_t1` (seconds of a plain decode) stands in for the missing ones, and without it
-    the speed is unknown.
-    """
-    missing = MIN_PLAIN_ROUNDS - stats.steady_rounds
-    if missing <= 0:
-        return PlainRate(stats.plain_tps, "run", stats.steady_rounds)
-    if stored_t1:
-        # Besides its decode, a plain round samples a row and does other work.
-        sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
-        other = stats.time_shares["other"] / max(1, stats.rounds)
-        seconds = stats.steady_seconds + missing * (stored_t1 + sampling + other)
-        return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", stats.steady_rounds)
-    return PlainRate(None, "none", stats.steady_rounds)
-
-
-def speedup(stats: RunStats, plain: PlainRate) -> float | None:
-    """Decode rate over the plain rate; None where nothing was drafted or one of the rates is unknown."""
-    if not stats.decode_tps or not plain.tps or stats.plain_rounds == stats.rounds:
-        return None
-    return stats.decode_tps / plain.tps

@@ -44,7 +44,7 @@ class DirectoryContents:
         lock_: AbstractContextManager[object] = lock if lock is not None else contextlib.nullcontext()
         read_at = self._directory.changed_at()
         try:
-            sizes = self._directory.sizes()
+            sizes = self._directory.sizes() if self._directory.is_own() else {}
         except FileNotFoundError:
             sizes = {}  # somebody has removed it all
         self._directory.new_round()

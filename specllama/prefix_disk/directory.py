@@ -99,6 +99,12 @@ class StateDirectory:
         self._secret = self._secret or known
         return bool(known)
 
+    def is_own(self) -> bool:
+        """Whether the directory is still the one whose secret was read: in another one that has taken its
+        place, nothing can be checked, and nothing is to be removed. Raises OSError.
+        """
+        return bool(self._secret) and _read_secret(self.path / "secret") == self._secret
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes, and other threads, from changing the directory. Raises OSError."""
@@ -158,6 +164,9 @@ class StateDirectory:
 
     def discard(self, name: str, why: str) -> None:
         """Remove a state that cannot be used, with a line."""
+        with contextlib.suppress(OSError):
+            if not self.is_own():
+                return
         self._said += 1
         if self._said <= _MAX_LINES:
             self._say(f"prefix state {name} is not used and removed: {why}")

@@ -59,9 +59,9 @@ class DiskStore:
     """The states of one model in a directory that other models and processes share. For any thread.
 
     budget_bytes: of all states in the directory; 0: nothing is kept or found, and nothing is created. key: of
-    the model (model_key.py). model: its name for people. say: gets a line where something is wrong.
-    write_rate: bytes a second, in the background. queue_bytes: of records that wait; a single one may be
-    larger. reserve_bytes: of the disk that stay free.
+    the model (model_key.py); "": the same. model: its name for people. say: gets a line where something is
+    wrong. write_rate: bytes a second, in the background. queue_bytes: of records that wait; a single one may
+    be larger. reserve_bytes: of the disk that stay free.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class DiskStore:
         clock: Callable[[], float] = running_time,
     ) -> None:
         self.budget_bytes, self._say, self._said = budget_bytes, say, set[str]()
+        self._is_on = budget_bytes > 0 and bool(key)
         self._queue_bytes, self._clock = queue_bytes, clock
         self._changed = threading.Condition()
         self._directory = StateDirectory(directory, say)
         self._contents = DirectoryContents(self._directory, key)
         self._pace, self._load_rate = WritePace(write_rate, clock), LoadRate()
-        if budget_bytes > 0:
+        if self._is_on:
             self._open()
         self._writer = StateWriter(
             self._directory,
@@ -101,7 +102,7 @@ class DiskStore:
         self._saved, self._busy, self._closing, self._stale = 0.0, True, False, False
         self._paused_until = float("-inf")
         self._thread: threading.Thread | None = None
-        if budget_bytes > 0:
+        if self._is_on:
             self._thread = threading.Thread(target=self._work, name="specllama_prefixes", daemon=True)
             self._thread.start()
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specllama.client import protocol
+from specllama.core.gain import PlainRate
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.stats import RunStats
 
 Runs = Sequence[tuple[int, str]]
 Logprobs = Sequence[protocol.PositionLogprobs]

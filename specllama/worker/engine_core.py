@@ -5,6 +5,7 @@ Runs in the worker's main thread, or in a test. Knows nothing about how messages
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from specllama.clock import running_time
 from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
+from specllama.core.gain import MIN_PLAIN_ROUNDS
 from specllama.core.interfaces import DecodeError, Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
@@ -258,9 +260,11 @@ class EngineCore:
         s, directory = loaded.settings, default_directory()
         if not s.cache_disk or not loaded.prefix_key or s.rpc:
             return None
-        budget = s.cache_disk
+        budget, held = s.cache_disk, 0
         if budget == AUTO:
-            budget = automatic_budget(directory, sum(StateDirectory(directory).sizes().values()))
+            with contextlib.suppress(OSError):
+                held = sum(StateDirectory(directory).sizes().values())
+            budget = automatic_budget(directory, held)
         if budget <= 0:
             return None
         name = loaded.header.name
@@ -414,6 +418,10 @@ class EngineCore:
         verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
         if verdict.by_costs:
             profile.distrust_stored_t2()
+        stored_t1, pace = profile.plain_t1(len(g.history))
+        count, seconds = g.stats.steady_by_rows.get(1, (0, 0.0))
+        if count >= MIN_PLAIN_ROUNDS:
+            profile.observe_plain(len(g.history), seconds / count)
         return protocol.Done(
             r.id,
             text,
@@ -423,7 +431,8 @@ class EngineCore:
             stop_string=r.writer.stopped_by,
             queue_seconds=g.admitted - g.submitted if g.admitted else None,
             off_reason=verdict.reason,
-            stored_t1=profile.t1,
+            stored_t1=stored_t1,
+            pace=pace,
             epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
             unmeasured=unmeasured,
             slot=g.seq_id,

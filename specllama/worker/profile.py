@@ -6,7 +6,6 @@ steps of each priced drafter. A thread writes the file as a whole; several proce
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,28 +14,20 @@ from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Context, DecodeError, Drafter
 from specllama.core.policy.acceptance import PairState, PricedState
-from specllama.core.policy.config import DEFAULT, is_number
+from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.prefix.state import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
+from specllama.worker.profile_data import figures_of, length_class, merged, pairs_of, plain_times
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
+_FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of plain decodes, by its direction
 _MAX_PAIRS = 8  # kept for a target: those used last
-_FIGURES = {  # of a comparison, by store key, with their ranges
-    "t1": (1e-9, 1e6),
-    "epsilon": (0, 1e6),
-    "n_rows": (1, 1e12),
-    "alike": (0, 1e6),
-    "unlike": (2, 1e6),
-    "reach": (1, 1e12),
-    "exact_width": (1, 1e6),
-    "exact_chunk": (1, 1e6),
-}
 
 
 class ModelProfile:
@@ -57,8 +48,8 @@ class ModelProfile:
     ) -> None:
         self.store, self.key, self.pair, self.keep, self.clock = store, key, pair, keep, clock
         data = store.read(key)
-        self._figures = _figures(data)
-        self._learnt = next((p["learnt"] for p in _pairs(data) if p["pair"] == pair), None)
+        self._figures, self._plain = figures_of(data), plain_times(data)
+        self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
         self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
         self._one_width: dict[tuple[int, int], OneWidthCurve] = {}  # by range of context lengths, and rows
@@ -76,6 +67,23 @@ class ModelProfile:
         if curve.changes.change and curve.count(1):
             return curve.predict(1)  # of steady decodes, as the curve's times are
         return self._figures.get("t1")
+
+    def plain_t1(self, n_ids: int) -> tuple[float | None, float | None]:
+        """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
+        is not measured. The first follows a slower machine slowly, since most often it is busy for a while.
+        """
+        bucket = bucket_of(n_ids, POLICY)
+        t1 = self._plain.get(bucket) or (self.t1 if bucket == 0 else None)
+        curve = self.curves.at(n_ids)
+        return t1, curve.predict(1) / t1 if t1 and curve.count(1) else None
+
+    def observe_plain(self, n_ids: int, seconds: float) -> None:
+        """Record the seconds of a plain decode after `n_ids` ids, the mean of several in one answer."""
+        bucket = bucket_of(n_ids, POLICY)
+        before = self._plain.get(bucket, seconds)
+        rate = _FASTER_RATE if seconds < before else _SLOWER_RATE
+        self._plain[bucket] = before + rate * (seconds - before)
+        self._changed = True
 
     @property
     def epsilon(self) -> float | None:
@@ -189,7 +197,7 @@ class ModelProfile:
                 self._calibration, self._before = Calibration(), dict(self._figures)
             left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
-            self._figures = _merged(self._before, self._calibration)
+            self._figures = merged(self._before, self._calibration)
             self._refused = context.n_past(seq_id) != len(ids)
             self._compare_left -= self.clock() - began
         return n_timed
@@ -199,6 +207,7 @@ class ModelProfile:
         self.curves.put(n_ids, curve)
         if bucket_of(n_ids, POLICY) == 0:
             self._figures["t1"] = curve.predict(1)
+        self._plain[bucket_of(n_ids, POLICY)] = curve.predict(1)
         self._changed = True
         self.flush()
 
@@ -207,7 +216,7 @@ class ModelProfile:
         if found.n_rows:
             kept = ("t1", "exact_width", "exact_chunk")
             others = {name: self._figures[name] for name in kept if name in self._figures}
-            self._figures = _merged({}, found) | others
+            self._figures = merged({}, found) | others
             self._compared, self._compare_left = length_class(found.reach), 0.0
             self._changed = True
             self.flush()
@@ -216,7 +225,7 @@ class ModelProfile:
         """Store the times of the steps of the priced drafter of this name for a pair, which need not be the
         loaded one. Everything else that was learnt about that pair is kept.
         """
-        found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
+        found = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
         learnt.restore(next(found, None))
         learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
@@ -247,52 +256,18 @@ class ModelProfile:
         """A copy of what this process has measured and learnt, which a thread can write during decodes."""
         learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
         pairs = [{"pair": self.pair, "learnt": one} for one in learnt]
-        return {**self._figures, "curves": self.curves.to_dict(used=True), "pairs": pairs}
+        plain = {str(bucket): seconds for bucket, seconds in self._plain.items()}
+        return {**self._figures, "plain": plain, "curves": self.curves.to_dict(used=True), "pairs": pairs}
 
     def _write(self, ours: Mapping[str, Any]) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
         data = self.store.read(self.key)
         curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours["curves"]
         our_pairs = [p["pair"] for p in ours["pairs"]]
-        others = [p for p in _pairs(data) if p["pair"] not in our_pairs]
+        others = [p for p in pairs_of(data) if p["pair"] not in our_pairs]
         pairs = [*others, *ours["pairs"]][-_MAX_PAIRS:]
-        self.store.write(self.key, {**_figures(data), **ours, "curves": curves, "pairs": pairs})
-
-
-def length_class(n_ids: int) -> int:
-    """The class of a text length: 0 up to 256 tokens, 1 up to 512, 2 up to 1,024, ... Rows are compared once
-    per class: llama.cpp pads the cells in use to a multiple of 256 and chooses kernels by their number.
-    """
-    return max(0, (n_ids - 1).bit_length() - 8)
-
-
-def _figures(data: Mapping[str, Any]) -> dict[str, float]:
-    found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
-    return found if "reach" in found else {name: x for name, x in found.items() if name == "t1"}
-
-
-def _merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
-    """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
-    now = {name: x for name, x in found.to_dict().items() if x is not None}
-    if not found.n_rows or "epsilon" not in before:
-        return {**before, **now} if found.n_rows else dict(before)
-    unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
-    equal_up_to = [
-        x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)
-    ]
-    return {
-        **{name: x for name, x in now.items() if name == "t1"},
-        **before,
-        "epsilon": max(before["epsilon"], now["epsilon"]),
-        "n_rows": before.get("n_rows", 0) + now["n_rows"],
-        "alike": max(equal_up_to, default=0),
-        **({"unlike": min(unlike)} if unlike else {}),
-        "reach": max(before["reach"], now["reach"]),
-    }
-
-
-def _pairs(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The stored pairs that are well-formed."""
-    found = data.get("pairs")
-    shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
-    return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]
+        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | ours.get(
+            "plain", {}
+        )
+        found = {**figures_of(data), **ours, "plain": plain, "curves": curves, "pairs": pairs}
+        self.store.write(self.key, found)

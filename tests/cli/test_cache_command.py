@@ -126,4 +126,4 @@ def test_a_path_that_is_no_directory_is_an_error(command: Command) -> None:
 def test_doctor_counts_them(command: Command, kept: Path) -> None:
     n_bytes = sum((kept / name).stat().st_size for name in states(kept))
     assert command("doctor", "--json").json["cache"]["prompts"] == {"number": 3, "bytes": n_bytes}
-    assert "  prompts          3, 5.0 MB; specllama cache lists them\n" in command("doctor").out
+    assert "  prompts          3, 5.0 MB; specllama cache lists them\n" in command("doctor", "--all").out

@@ -13,7 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.server.events import (
     CallArgs,
     CallClose,

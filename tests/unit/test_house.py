@@ -33,6 +33,7 @@ LIGHT_CORE = (
         "core.seeds",
         "core.sampling.params",
         "core.sampling.parameter",
+        "core.gain",
         "core.stats",
         "core.policy.break_even",
     ),

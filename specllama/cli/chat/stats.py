@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from specllama.cli import readout
 from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
+from specllama.core.gain import gain
 from specllama.core.stats import RunStats
 
 
 def turn_line(answer: GenerationResult) -> str:
     """Rate, speed-up, acceptance, prompt tokens evaluated and reused, time to first token, if measured."""
     stats = answer.stats
-    gain = readout.speedup(stats, answer.plain)
+    found = gain(stats, answer.plain)
+    stored = " (stored)" if answer.plain.source == "stored" else ""
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
-        f"{gain:.2f}x plain" if gain is not None else "",
+        f"{found.speedup:.2f}x plain{stored}" if found.speedup is not None else "",
         f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
         if stats.n_drafted
         else "",

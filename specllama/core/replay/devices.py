@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.core.replay.simulator import Seconds, curve
+from specllama.core.replay.curves import curve
+from specllama.core.replay.simulator import Seconds
 
 MAX_ROWS = 1024
 

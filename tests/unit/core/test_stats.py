@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.stats import RunStats, plain_rate, speedup
+from specllama.core.gain import Gain, gain, plain_rate, speedup
+from specllama.core.policy.base import Draft, Round, VerifyResult
+from specllama.core.stats import RunStats
 
 
 def test_unmeasured_figures_are_none():
@@ -37,7 +39,8 @@ def test_rates_are_tokens_per_second():
         (8, 0.02, "run", 100),
         (7, None, "none", None),  # too few to be called a rate
         (0, None, "none", None),
-        (4, 0.02, "stored", 8 / (4 * 0.01 + 4 * 0.02)),
+        (4, 0.011, "stored", 8 / (4 * 0.01 + 4 * 0.011)),
+        (4, 0.02, "none", None),  # the plain rounds disagree with it
         (0, 0.02, "stored", 50),
     ],
 )
@@ -99,3 +102,53 @@ def test_time_shares_add_up():
     stats = RunStats(decode_seconds=10.0, verify_seconds=6.0, draft_seconds=2.0, sampling_seconds=0.5)
     assert stats.time_shares == {"verify": 6.0, "draft": 2.0, "sampling": 0.5, "other": 1.5}
     assert RunStats(decode_seconds=1.0, verify_seconds=1.1).time_shares["other"] == 0
+
+
+def test_a_stored_time_does_not_count_where_decodes_take_longer_now():
+    stats = RunStats(n_predict=41, rounds=20, decode_seconds=0.2)
+    assert plain_rate(stats, 0.01, 1.1).source == "stored"
+    slow, fast = plain_rate(stats, 0.01, 1.3), plain_rate(stats, 0.01, 0.7)
+    assert (slow.tps, slow.reason) == (None, "decodes were slower than at other times")
+    assert (fast.tps, fast.reason) == (None, "decodes were faster than at other times")
+    assert gain(stats, slow) == Gain(reason=slow.reason)
+
+
+def rounds_of(*seconds: float, width: int = 1) -> RunStats:
+    """Plain rounds of these lengths, and one with a draft."""
+    stats = RunStats(n_predict=len(seconds) + 4)
+    for n, took in enumerate(seconds, 1):
+        done = Round(width, took, 0.0, took, [VerifyResult(0, Draft(), 0, 1)], 0, n)
+        stats.add_round(done, done.outcomes[0], 0.0)
+    took = 0.01
+    done = Round(4, took, 0.0, took, [VerifyResult(0, Draft([1, 2, 3], ["copy"] * 3), 2, 3)])
+    stats.add_round(done, done.outcomes[0], 0.0)
+    return stats
+
+
+def test_the_interval_is_that_of_the_plain_rounds():
+    even, uneven = rounds_of(*[0.01] * 40), rounds_of(*[0.002, 0.018] * 20)
+    assert plain_rate(even, None).error == 0.02
+    assert plain_rate(uneven, None).error == pytest.approx(2 * 0.008 / 38**0.5 / 0.01, rel=0.05)
+    few = rounds_of(0.01, 0.01, *[0.0001] * 7, 0.013)  # one long round among few: as wide as itself
+    assert gain(few, plain_rate(few, None)).reason == "the plain rounds took too different times"
+
+
+def test_rounds_that_stall_do_not_count():
+    stats = rounds_of(*[0.01] * 60, 0.05)
+    assert stats.stalled_seconds == pytest.approx(0.04)
+    assert plain_rate(stats, None).tps == pytest.approx(100)
+    found = gain(stats, plain_rate(stats, None))
+    assert found.speedup == pytest.approx((len(range(61)) + 3) / 0.62 / 100)
+    assert found.verdict == "faster"
+    busy = rounds_of(*[0.01] * 20, 0.2)
+    assert gain(busy, plain_rate(busy, None)).reason == "the machine was busy with something else"
+
+
+def test_a_first_round_that_stalled_is_found_out_later():
+    assert rounds_of(0.1, *[0.01] * 5).stalled_seconds == pytest.approx(0.09)
+    assert rounds_of(0.003, *[0.0005] * 5).stalled_seconds == 0  # too short to tell
+
+
+def test_stats_survive_the_way_to_a_front():
+    stats = rounds_of(*[0.01] * 9, 0.08)
+    assert RunStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
+from specllama.core.gain import plain_rate, speedup
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -18,7 +19,6 @@ from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import SimulatedClock
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
-from specllama.core.stats import plain_rate, speedup
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import Memory, TableContext, table_row

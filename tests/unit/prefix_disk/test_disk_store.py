@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,8 +219,9 @@ def test_a_state_worth_less_than_all_others_is_not_written_at_first(tmp_path: Pa
         assert all(one.find("local", each.ids) for each in dear)
 
 
-def test_without_a_budget_nothing_is_made(tmp_path: Path) -> None:
-    with store(tmp_path / "p", 0) as one:
+@pytest.mark.parametrize("off", [{"budget": 0}, {"key": ""}])
+def test_without_a_budget_or_a_key_nothing_is_made(tmp_path: Path, off: dict[str, Any]) -> None:
+    with store(tmp_path / "p", **off) as one:
         assert not one.put(record(ids((1, 300))))
         assert one.find("local", ids((1, 300))) == []
         assert one.flush(1)

@@ -11,7 +11,8 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
 from specllama.server.dialects.anthropic.writer import SIGNATURE, MessageWriter
 from specllama.server.dialects.writer import to_json

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.writer import ResponseOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Reasoning, Start, TextEvent

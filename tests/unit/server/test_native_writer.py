@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.core.gain import PlainRate
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.stats import RunStats
 from specllama.errors import EngineError
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.events import End, Prefill, RoundEvent, RunTotals, Start, TextEvent

@@ -11,7 +11,8 @@ import ollama
 import pytest
 from hypothesis import given
 
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Start, TextEvent

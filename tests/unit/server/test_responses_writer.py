@@ -13,7 +13,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, EngineDiedError
 from specllama.server.dialects.fields import checked
 from specllama.server.dialects.openai.responses.request import ResponsesRequest

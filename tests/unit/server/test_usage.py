@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specllama.core.stats import PlainRate, RunStats
+from specllama.core.gain import PlainRate
+from specllama.core.stats import RunStats
 from specllama.server.dialects.openai.usage import figures, usage
 from specllama.server.events import Accumulator, End, Start, TextEvent
 

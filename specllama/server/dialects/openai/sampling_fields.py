@@ -214,6 +214,11 @@ class SamplingFields(ParameterReader, StructuredFields):
         return super().prepared(with_options(data, _OPTIONS))
 
     @property
+    def kept(self) -> bool:
+        """Whether the prompt and the text may be written to the disk."""
+        return self.cache.store
+
+    @property
     def warms(self) -> bool:
         """Whether the prompt is evaluated and nothing is written."""
         return self.n_predict == 0 and self.max_tokens is None

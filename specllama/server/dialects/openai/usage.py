@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specllama.core.stats import RunStats, speedup
+from specllama.core.gain import Gain, gain
+from specllama.core.stats import RunStats
 from specllama.server.events import AccumulatedChoice, Accumulator, End
 
 
@@ -121,6 +122,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
     seconds.
     """
     all_ = list(ends)
+    found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
     by: Counter[str] = Counter()
     for end in all_:
         by.update(end.stats.drafted_by)
@@ -135,7 +137,8 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
         "drafted_by": dict(by),
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
-        "speedup": speedup(all_[0].stats, all_[0].plain) if all_ else None,
+        "speedup": found.speedup,
+        "speedup_range": found.range,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
         "reason": all_[0].off_reason if all_ else "",

@@ -1,0 +1,71 @@
+"""What the file of a profile holds: reading its parts, of which malformed ones count as missing, and merging
+comparisons of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from specllama.core.policy.config import DEFAULT, is_number
+from specllama.worker.calibrate import Calibration
+
+_FIGURES = {  # of a comparison, by store key, with their ranges
+    "t1": (1e-9, 1e6),
+    "epsilon": (0, 1e6),
+    "n_rows": (1, 1e12),
+    "alike": (0, 1e6),
+    "unlike": (2, 1e6),
+    "reach": (1, 1e12),
+    "exact_width": (1, 1e6),
+    "exact_chunk": (1, 1e6),
+}
+
+
+def length_class(n_ids: int) -> int:
+    """The class of a text length: 0 up to 256 tokens, 1 up to 512, 2 up to 1,024, ... Rows are compared once
+    per class: llama.cpp pads the cells in use to a multiple of 256 and chooses kernels by their number.
+    """
+    return max(0, (n_ids - 1).bit_length() - 8)
+
+
+def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """The well-formed figures of a comparison; without the length of the text, only t(1)."""
+    found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+    return found if "reach" in found else {name: x for name, x in found.items() if name == "t1"}
+
+
+def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
+    """Seconds of plain decodes by range of context lengths."""
+    found = data.get("plain")
+    stored: Mapping[Any, Any] = found if isinstance(found, Mapping) else {}
+    seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
+    return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
+
+
+def merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
+    """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
+    now = {name: x for name, x in found.to_dict().items() if x is not None}
+    if not found.n_rows or "epsilon" not in before:
+        return {**before, **now} if found.n_rows else dict(before)
+    unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
+    equal_up_to = [
+        x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)
+    ]
+    return {
+        **{name: x for name, x in now.items() if name == "t1"},
+        **before,
+        "epsilon": max(before["epsilon"], now["epsilon"]),
+        "n_rows": before.get("n_rows", 0) + now["n_rows"],
+        "alike": max(equal_up_to, default=0),
+        **({"unlike": min(unlike)} if unlike else {}),
+        "reach": max(before["reach"], now["reach"]),
+    }
+
+
+def pairs_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The stored pairs that are well-formed."""
+    found = data.get("pairs")
+    shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
+    return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]
