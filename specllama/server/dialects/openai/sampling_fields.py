@@ -203,11 +203,6 @@ class SamplingFields(ParameterReader, StructuredFields):
     num_ctx: ContextLength | None = None
     keep_alive: KeepAlive = None
 
-    @property
-    def kept(self) -> bool:
-        """Whether the prompt and the text may be written to the disk."""
-        return self.cache.store
-
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """With the names of this model, and what stands in `options` as in Ollama's API."""
