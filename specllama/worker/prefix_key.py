@@ -54,6 +54,7 @@ def prefix_key(
         "system": [platform.system(), platform.machine()],
         "long": context.n_ctx + context.n_spare > _n_ctx_original(header, own),
         "rollback": context.max_rollback,
+        "swa_full": own.swa_full is not False,
         "rpc": list(settings.rpc),
         "exact": [settings.exact, settings.exact_width],
     }

@@ -13,6 +13,7 @@ from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.state import Ids, PartialState, Slot, StoredText, as_ids, n_common, usable
 
 MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
+_MIN_LOADED = 16  # ids for which a stored text is loaded
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class PrefixFinder:
                 continue
             common = min(n_common(ids, wanted), most)
             n, partial = self._reusable(holder, len(ids), common)
-            if n:
+            if n >= (_MIN_LOADED if isinstance(holder, StoredText) else 1):
                 n_bytes = partial.n_bytes if partial is not None else 0
                 n_bytes += holder.n_bytes if isinstance(holder, StoredText) else 0
                 yield PrefixSource(holder, n, common, partial, n_bytes / rate)
