@@ -352,7 +352,8 @@ class SlotState:
 class Slots:
     """From the engine: what its slots are doing. n_waiting: generations without one. n_used: tokens in the
     cache, of n_ctx. decode_seconds: (rows, seconds of such a decode) as measured at the context length used
-    last, by rows; empty where drafts have a fixed length. more: always False.
+    last, by rows; empty where drafts have a fixed length. n_states, state_bytes: evaluated texts and partial
+    states in memory outside of the context. more: always False.
     """
 
     id: int
@@ -361,6 +362,8 @@ class Slots:
     n_used: int
     n_ctx: int
     decode_seconds: list[tuple[int, float]] = field(default_factory=list)
+    n_states: int = 0
+    state_bytes: int = 0
     more: bool = False
 
 

@@ -173,7 +173,9 @@ class Scheduler:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None
             generation.boundaries = ahead(known, n_past, n_prompt, chunk)
-        generation.stats.n_reused = min(n_past, generation.n_prompt)
+        stats = generation.stats
+        stats.n_reused = min(n_past, generation.n_prompt)
+        stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
 

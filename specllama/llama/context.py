@@ -87,6 +87,7 @@ class LlamaContext(SequenceStates):
         # Further rows take the place of cells that the window of the next token has left already.
         self.can_pad = not self.cuts_need_checkpoint
         self._windowed = bool(model.n_swa) and s.swa_full is False
+        self.swa_full = not self._windowed  # layers with a sliding window, if any, keep all cells
         self.cuts_anywhere = not model.has_state and not model.n_swa
         self.n_decoded = 0
         self.features: FeatureOutput | None = None

@@ -228,9 +228,11 @@ class RequestIntake:
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
             )
+            n_read = 0
             if self.kept is not None:
-                self.kept.fetch(prompt.ids, request.cache_scope, message.disk_scope)
+                n_read = self.kept.fetch(prompt.ids, request.cache_scope, message.disk_scope)
             generation = self._engine.submit(request)
+            generation.stats.n_from_disk = n_read
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)

@@ -127,7 +127,17 @@ def slots(
                 speculate=g.request.speculate,
             )
         )
-    return protocol.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx, list(decode_seconds))
+    memory = engine.store.memory
+    return protocol.Slots(
+        id_,
+        found,
+        len(engine.waiting),
+        n_used,
+        engine.target.n_ctx,
+        list(decode_seconds),
+        len(memory.texts) + sum(1 for _ in memory.partials()),
+        memory.n_bytes,
+    )
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
