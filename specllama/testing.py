@@ -57,8 +57,7 @@ class TableContext:
         row_multiple: int = 1,
         n_spare: int = 0,
     ) -> None:
-        self.n_spare = n_spare
-        self.row_multiple = row_multiple
+        self.n_spare, self.row_multiple = n_spare, row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
@@ -144,10 +143,9 @@ class TableContext:
         return keep
 
     def can_truncate(self, seq_id: int, n_past: int) -> bool:
-        back = len(self.cells[seq_id]) - n_past
-        if self.memory == "rollback":
-            return back <= 0 or back <= min(self.max_rollback, self.last_rows[seq_id] - 1)
-        return back <= {"full": self.n_ctx, "window": 8, "checkpoint": 0}[self.memory]
+        most = {"full": self.n_ctx, "window": 8, "checkpoint": 0}
+        most["rollback"] = min(self.max_rollback, self.last_rows[seq_id] - 1)
+        return len(self.cells[seq_id]) - n_past <= max(0, most[self.memory])
 
     def can_copy(self, seq_id: int, n_past: int) -> bool:
         return self.memory == "full" or n_past == self.n_past(seq_id)
@@ -176,14 +174,12 @@ class TableContext:
     def size(self, seq_id: int) -> int:
         return len(self.cells[seq_id])
 
-    def save(self, seq_id: int) -> list[int] | None:
-        return self.save_partial(seq_id)
+    save = save_partial
 
     def load(self, seq_id: int, saved: list[int]) -> int:
         self.cells[seq_id] = []
-        if sum(map(len, self.cells.values())) + len(saved) > self.n_ctx:
-            return 0
-        return self._put(seq_id, saved)
+        fits = sum(map(len, self.cells.values())) + len(saved) <= self.n_ctx
+        return self._put(seq_id, saved) if fits else 0
 
     def _put(self, seq_id: int, ids: list[int]) -> int:
         self.cells[seq_id], self.padding[seq_id], self.last_rows[seq_id] = list(ids), 0, 0

@@ -8,11 +8,11 @@ memory in memory.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.counts import CopyRate, PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
 from specllama.core.prefix.memory import StateMemory, merge
 from specllama.core.prefix.state import (
@@ -28,21 +28,6 @@ from specllama.core.prefix.state import (
 from specllama.core.prefix.value import Chances
 
 _HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt
-_RATE = 1e9  # bytes per second that are copied, until it was measured
-
-
-@dataclass(slots=True)
-class PrefixCounts:
-    """Counters since the load. n_tokens, seconds: tokens that were not evaluated again, and the predicted
-    seconds of doing so. n_restored: states that were copied back into the context.
-    """
-
-    n_lookups: int = 0
-    n_hits: int = 0
-    n_tokens: int = 0
-    seconds: float = 0.0
-    n_restored: int = 0
-    n_saved: int = 0
 
 
 class PrefixStore:
@@ -67,7 +52,7 @@ class PrefixStore:
         self.room = room
         self.counts = PrefixCounts()
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._rate = _RATE
+        self._rate = CopyRate()
         self._finder = PrefixFinder(target, self.slots, self.memory)
 
     @property
@@ -86,7 +71,7 @@ class PrefixStore:
         """
         wanted, idle = as_ids(ids), self.idle()
         self.counts.n_lookups += 1
-        for source in self._finder.sources(wanted, scope, self.row_seconds, self._rate):
+        for source in self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate):
             slot, n = self._taken(source, idle)
             if n:
                 self._hit(source, n)
@@ -167,7 +152,7 @@ class PrefixStore:
             self.memory.remove_text(text)
             return slot, 0
         self.counts.n_restored += 1
-        self._timed(text.n_bytes, self.clock() - started)
+        self._rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
         if source.n == n:
@@ -203,7 +188,7 @@ class PrefixStore:
 
     def longest(self, wanted: Ids, scope: str) -> int:
         """How many of these ids `take` would find."""
-        found = self._finder.sources(wanted, scope, self.row_seconds, self._rate)
+        found = self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate)
         return found[0].n if found else 0
 
     def accepts(self, n_bytes: int, n_ids: int) -> bool:
@@ -242,7 +227,7 @@ class PrefixStore:
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
-        self._timed(n_bytes, self.clock() - started)
+        self._rate.timed(n_bytes, self.clock() - started)
         self.memory.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:
@@ -296,7 +281,7 @@ class PrefixStore:
         saved = self.target.save(slot.seq_id)
         if saved is None:
             return False
-        self._timed(n_bytes, self.clock() - started)
+        self._rate.timed(n_bytes, self.clock() - started)
         self.counts.n_saved += 1
         text = StoredText(
             ids,
@@ -312,8 +297,3 @@ class PrefixStore:
         )
         self.memory.add_text(text)
         return True
-
-    def _timed(self, n_bytes: int, seconds: float) -> None:
-        """Learn how fast states are copied, from those that take long enough to time."""
-        if n_bytes > 1 << 20 and seconds > 0:
-            self._rate += 0.3 * (n_bytes / seconds - self._rate)
