@@ -54,7 +54,8 @@ OBJECT = {
     "load_ms": NUMBER, "ttft_ms": NUMBER, "encode_tps": NUMBER, "decode_tps": NUMBER,
     "plain_tps": (int, float, type(None)), "plain_source": str, "plain_rounds": int,
     "speedup": (int, float, type(None)),
-    "speedup_range": (list, type(None)), "verdict": str, "time": dict, "rounds": int, "near_ties": (int, type(None)),
+    "speedup_range": (list, type(None)), "verdict": str, "time": dict,
+    "rounds": int, "near_ties": (int, type(None)),
     "redecided": int, "target": dict, "draft": (dict, type(None)), "head": str, "head_in_target": bool,
     "speculation": str, "reason": str,
 }  # fmt: skip
