@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
@@ -267,15 +268,15 @@ class EngineCore:
             budget = automatic_budget(directory, held)
         if budget <= 0:
             return None
-        name = loaded.header.name
-        disk = DiskStore(
+        open_disk = partial(
+            DiskStore,
             directory,
             budget,
             loaded.prefix_key,
-            model=name,
+            model=loaded.header.name,
             say=lambda text: self.send(protocol.Notice(text)),
         )
-        return KeptPrefixes(engine, disk, s.kept_seconds, running_time)
+        return KeptPrefixes(engine, open_disk, directory.exists(), s.kept_seconds, running_time)
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters

@@ -24,17 +24,32 @@ WHOLE, _AT = "target", "at"  # names of the parts of a record
 
 
 class KeptPrefixes:
-    """Keeps the texts of an engine on disk. disk: of this model. kept_seconds: that reading a text again
-    would cost, from which on it is kept. clock: seconds.
+    """Keeps the texts of an engine on disk. open_disk: makes the store of this model and its directory, which
+    waits until there is something to write, unless is_there. kept_seconds: that reading a text again would
+    cost, from which on it is kept. clock: seconds.
     """
 
     def __init__(
-        self, engine: Engine, disk: DiskStore, kept_seconds: float, clock: Callable[[], float]
+        self,
+        engine: Engine,
+        open_disk: Callable[[], DiskStore],
+        is_there: bool,
+        kept_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
-        self._engine, self.disk, self._kept_seconds, self._clock = engine, disk, kept_seconds, clock
+        self._engine, self._kept_seconds, self._clock = engine, kept_seconds, clock
+        self._open_disk = open_disk
+        self._disk = open_disk() if is_there else None
         self._scopes: dict[str, str] = {}  # on disk, by those of the engine's caches
         self._written: list[tuple[str, Ids]] = []
         self._due: float | None = None
+
+    @property
+    def disk(self) -> DiskStore:
+        """The store, opened when it is first needed."""
+        if self._disk is None:
+            self._disk = self._open_disk()
+        return self._disk
 
     @property
     def due_in(self) -> float | None:
@@ -52,7 +67,7 @@ class KeptPrefixes:
         """
         self._scopes[scope] = disk_scope
         store, wanted = self._engine.store, as_ids(ids)
-        if not disk_scope or len(wanted) <= MIN_SHARED:
+        if not disk_scope or len(wanted) <= MIN_SHARED or self._disk is None:
             return 0
         known, most = store.longest(wanted, scope), len(wanted) - 1
         worth = []
@@ -85,8 +100,9 @@ class KeptPrefixes:
     def close(self) -> None:
         """Write what is worth it, in bounded time."""
         self.keep()
-        self.disk.flush(END_SECONDS)
-        self.disk.close()
+        if self._disk is not None:
+            self._disk.flush(END_SECONDS)
+            self._disk.close()
 
     def _keep_slot(self, slot: Slot) -> None:
         ids = as_ids(slot.ids)

@@ -310,7 +310,8 @@ VALUES = {
     "temperature": "0.5", "top_k": "20", "top_p": "0.9", "min_p": "0.1", "repeat_penalty": "1.1",
     "repeat_last_n": "32", "presence_penalty": "0.1", "frequency_penalty": "0.1", "logit_bias": "5-1",
     "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
-    "json_schema": '{"type": "string"}', "logprobs": "1",
+    "json_schema": '{"type": "string"}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
+    "ctx_checkpoints": "4",
 }  # fmt: skip
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",

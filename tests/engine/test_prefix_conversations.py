@@ -22,10 +22,23 @@ MODELS = {"qwen35": tinymtp.qwen35, "lfm2": tinygguf.lfm2, "gemma3": tinygguf.ge
 TEMPLATES = ("Qwen3.5-4B", "LFM2-8B-A1B", "NVIDIA-Nemotron-Nano-v2", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
 PARAMS = {"max_tokens": 24, "seed": 3, "temperature": 0.8, "ignore_eos": True}
 SYSTEM = "You answer questions about a machine that sorts letters. " * 8
+STRIPPING = """{%- set last = namespace(user=0) %}{%- for m in messages %}{%- if m.role == "user" %}
+{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}{%- for m in messages %}
+{{- "<|im_start|>" + m.role + "\n" }}{%- if m.role == "assistant" and loop.index0 > last.user %}
+{{- "<think>\n" + (m.reasoning_content or "") + "\n</think>\n\n" }}{%- endif %}{{- m.content }}
+{%- for call in m.tool_calls or [] %}{{- "<tool_call>\n" + (call.function | tojson) + "\n</tool_call>" }}
+{%- endfor %}{{- "<|im_end|>\n" }}{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\n<think>\n" }}{%- endif %}"""
+"""Strips the reasoning of answers before the last message of the user, as Qwen 3.5's template does."""
+
+OWN = {"stripping": STRIPPING, "chatml": tinygguf.CHATML}
 CASES = [
-    pytest.param(kind, name, marks=pytest.mark.skipif(name not in SOURCES, reason="not fetched"))
-    for kind in MODELS
-    for name in TEMPLATES
+    *((kind, name) for kind in MODELS for name in OWN),
+    *(
+        pytest.param(kind, name, marks=pytest.mark.skipif(name not in SOURCES, reason="not fetched"))
+        for kind in MODELS
+        for name in TEMPLATES
+    ),
 ]
 
 
@@ -44,7 +57,7 @@ def opened(paths: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., Fro
             path=str(paths[kind]), n_threads=1, n_ctx=6144, n_ubatch=64, n_batch=256, **more.pop("target", {})
         )
         more = {"drafters": (), "memory": False, "calibrate": False} | more
-        source = SOURCES[template] if template is not None else tinygguf.CHATML
+        source = (OWN | SOURCES)[template] if template is not None else tinygguf.CHATML
         settings = LoadSettings(target=target, n_slots=n_slots, chat_template=source, **more)
         made.append(Front(settings, Store(tmp_path)))
         assert isinstance(made[-1].messages[-1], m.Ready), made[-1].messages[-1]
