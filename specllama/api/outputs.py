@@ -64,7 +64,15 @@ class CompletionStats(RunStats):
         """All counters and figures as plain data for JSON."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__ if name not in _INTERNAL}
         names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
-        more = ("accept_by_source", "plain_source", "speedup", "time_shares", "speculation", "reason")
+        more = (
+            "accept_by_source",
+            "plain_source",
+            "speedup",
+            "speedup_range",
+            "time_shares",
+            "speculation",
+            "reason",
+        )
         figures = {name: getattr(self, name) for name in (*names, *more)}
         return {**counters, **figures, "drafted_by": dict(self.drafted_by)}
 

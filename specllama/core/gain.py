@@ -85,12 +85,27 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
     found = [pace] if pace is not None else []
     if n >= 2:
         found.append(stats.steady_seconds / n / stored)
+    found.append(_beyond(stats, stored_t1))
     for ratio in found:
         if ratio > 0 and abs(log(ratio)) > AGREEMENT:
             slow = "slower" if ratio > 1 else "faster"
             return PlainRate(None, "none", n, reason=f"decodes were {slow} than at other times")
     seconds = stats.steady_seconds + (MIN_PLAIN_ROUNDS - n) * stored
     return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", n, _STORED_ERROR)
+
+
+def _beyond(stats: RunStats, t1: float) -> float:
+    """By how many times the decodes of a run took longer than decodes of their widths can where one of a row
+    takes `t1` seconds, or less than 1 where they were shorter; 1 where neither. A decode of n rows takes at
+    least as long as one of a row, and hardly longer than n of them.
+    """
+    stalled = stats.stalled_seconds
+    seconds = sum(s for _, s in stats.round_seconds.values())
+    least = t1 * sum(count for count, _ in stats.round_seconds.values())
+    most = t1 * sum(rows * count for rows, (count, _) in stats.round_seconds.items())
+    if seconds <= 0 or least <= 0:
+        return 1.0
+    return max(1.0, (seconds - stalled) / most) if seconds > least else seconds / least
 
 
 def compared_rate(plain: RunStats) -> PlainRate:
@@ -115,6 +130,9 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
         return Gain(reason="the plain rounds took too different times")
     seconds = stats.decode_seconds - stats.stalled_seconds
     ratio = (stats.n_predict - 1) / seconds / plain.tps
+    tokens = (stats.n_predict - 1) / stats.rounds  # a round takes no less than a plain one
+    if log(ratio / tokens) > AGREEMENT:
+        return Gain(reason="plain decodes took longer than those with drafts")
     return Gain(ratio, ratio * (1 - plain.error), ratio * (1 + plain.error))
 
 

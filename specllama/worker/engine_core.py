@@ -419,7 +419,7 @@ class EngineCore:
         verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
         if verdict.by_costs:
             profile.distrust_stored_t2()
-        stored_t1, pace = profile.plain_t1(len(g.history))
+        stored_t1, pace = profile.plain_t1(len(g.history), g.stats.exact_width)
         count, seconds = g.stats.steady_by_rows.get(1, (0, 0.0))
         if count >= MIN_PLAIN_ROUNDS:
             profile.observe_plain(len(g.history), seconds / count)

@@ -14,6 +14,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.width_changes import Place
 from specllama.core.prefix.state import empty
 from specllama.errors import Note, UsageError, option
+from specllama.llama.library import KERNELS
 from specllama.worker.calibrate import TIMED
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.loader import Loaded
@@ -35,7 +36,7 @@ class ExactMode:
         self.decided, self.notes = False, list[Note]()
         given, most = loaded.settings.exact_width, widest(loaded)
         if given is not None and given > most:
-            problem = f"a decode of this model has at most {most} rows here, not {given}"
+            problem = f"must be at most {most} rows, not {given}: decodes of this model have no more here"
             raise UsageError(problem, option="exact_width")
 
     def decide(self) -> None:
@@ -44,26 +45,41 @@ class ExactMode:
             return
         self.decided = True
         self._idle.measure_epsilon()
-        given, profile = self._loaded.settings.exact_width, self._loaded.profile
-        limit, epsilon = profile.row_limit(len(self._engine.slots), exact=True)
-        if given is None and (limit is not None and epsilon == 0):
+        given = self._loaded.settings.exact_width
+        if given is None and self._by_single_rows():
             return
         rows = self._rows(given)
         self._engine.exact_rows = rows
-        self.notes = [Note(note) for note in _notes(rows, len(self._engine.slots), self._loaded)]
+        notes = _notes(rows, len(self._engine.slots), self._loaded, given is not None)
+        self.notes = [Note(note) for note in notes]
+
+    def _by_single_rows(self) -> bool:
+        """Whether single rows are bit-equal to those of batches after any text. Comparisons after some texts
+        do not show that: llama.cpp chooses its own kernels by the number of cells in use, so specllama's must
+        compute everything.
+        """
+        loaded = self._loaded
+        on_gpu, flash = loaded.plan.target.n_gpu_layers, loaded.settings.target.flash_attn != "off"
+        if not KERNELS.level or on_gpu or not flash:
+            return False
+        limit, epsilon = loaded.profile.row_limit(len(self._engine.slots))
+        return limit is not None and epsilon == 0
 
     def _rows(self, given: int | None) -> ExactRows:
-        """The rows of decodes: as given, as stored, or those that promise most."""
+        """The rows of decodes: as given, as stored, or those that promise most. What was stored with other
+        sizes of batches is kept: here decodes have as many of those rows as fit.
+        """
         loaded, most = self._loaded, widest(self._loaded)
         profile, context = loaded.profile, loaded.context
         stored = profile.exact_rows
-        if stored is not None and stored.width > most:
-            stored = None  # it was stored for other settings
+        if stored is not None:
+            stored = ExactRows(min(stored.width, most), min(stored.chunk, context.n_batch))
         if given is not None:
             return ExactRows(given, stored.chunk if stored is not None else best_chunk(inf, context.n_batch))
         if stored is not None:
             return stored
-        if not profile.keep:  # nothing that was measured here could be repeated
+        narrow = min(context.n_batch, loaded.settings.target.n_ubatch) < max(TIMED)
+        if narrow or not profile.keep:  # nothing is stored that other runs could not repeat
             return ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
         width = best_width(self._curve(most), most) or min(DEFAULT_WIDTH, most)
         row_seconds = self._engine.row_seconds
@@ -97,15 +113,16 @@ def widest(loaded: Loaded) -> int:
     return min(context.n_outputs_max, context.n_batch, s.n_ubatch, context.max_rollback + 1)
 
 
-def _notes(rows: ExactRows, n_slots: int, loaded: Loaded) -> list[str]:
+def _notes(rows: ExactRows, n_slots: int, loaded: Loaded, given: bool) -> list[str]:
     notes = []
     if rows.width == 1:
         why = "" if loaded.context.can_pad else ", as this model's memory cannot remove further rows again"
         notes.append(f"{option('exact')} decodes row by row here{why}: nothing is drafted")
     else:
+        why = "" if given else ", since single rows and batches may round differently here"
         notes.append(
-            f"{option('exact')}: every decode has {rows.width} rows, since single rows and batches round "
-            f"differently here; {option('exact_width', rows.width)} gives the same texts elsewhere"
+            f"{option('exact')}: every decode has {rows.width} rows{why}; "
+            f"{option('exact_width', rows.width)} gives the same texts on machines of this kind"
         )
     if n_slots > 1:
         notes.append(f"{option('exact')}: texts are written one after another")

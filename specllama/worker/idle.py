@@ -64,7 +64,7 @@ class IdleMeasurer:
     def apply(self) -> None:
         """Set the engine's row limit and epsilon from the profile."""
         engine, slots = self._engine, len(self._engine.slots)
-        engine.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots, engine.exact)
+        engine.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots)
 
     def notes(self) -> list[Note]:
         """A note for the user if drafts are shorter than the requested length."""

@@ -119,10 +119,8 @@ def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaCon
             "the limit"
         )
     if KERNELS.reason:
-        notes.append(
-            f"specllama's kernels are not used: {KERNELS.reason}; drafts may change the text after 256 "
-            "tokens, and small batches are slower"
-        )
+        text = "" if settings.exact else "drafts may change the text after 256 tokens, and "
+        notes.append(f"specllama's kernels are not used: {KERNELS.reason}; {text}small batches are slower")
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(
             "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "

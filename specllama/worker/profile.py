@@ -69,13 +69,17 @@ class ModelProfile:
             return curve.predict(1)  # of steady decodes, as the curve's times are
         return measured
 
-    def plain_t1(self, n_ids: int) -> tuple[float | None, float | None]:
+    def plain_t1(self, n_ids: int, rows: int | None = None) -> tuple[float | None, float | None]:
         """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
         is not measured. The first follows a slower machine slowly, since most often it is busy for a while.
+        rows: of every decode now, None where their number may change.
         """
         bucket = bucket_of(n_ids, POLICY)
         t1 = self._plain.get(bucket) or (self.t1 if bucket == 0 else None)
         curve = self.curves.at(n_ids)
+        if rows is not None:  # decodes of one row are not timed now
+            now, before = self._one_width.get((bucket, rows)), curve.predict(rows)
+            return t1, now.predict(1) / before if now is not None and before else None
         return t1, curve.predict(1) / t1 if t1 and curve.count(1) else None
 
     def observe_plain(self, n_ids: int, seconds: float) -> None:
@@ -110,17 +114,15 @@ class ModelProfile:
         """Whether epsilon was measured after a text of this length class, or of a longer one."""
         return self.epsilon is not None and length_class(n_ids) <= length_class(self.reach)
 
-    def row_limit(self, n_slots: int, exact: bool) -> tuple[int | None, float | None]:
+    def row_limit(self, n_slots: int) -> tuple[int | None, float | None]:
         """(the most rows of a decode, None for no limit; epsilon of such decodes, None if not measured).
 
-        If decodes of up to ENOUGH_ROWS rows (with `exact`: of two rows) are bit-equal to single rows, the
-        limit is the widest decode known to be; otherwise there is none. Before anything was compared the
-        limit is ENOUGH_ROWS.
+        If decodes of up to ENOUGH_ROWS rows are bit-equal to single rows, the limit is the widest decode
+        known to be; otherwise there is none. Before anything was compared the limit is ENOUGH_ROWS.
         """
         equal_up_to, unlike = int(self._figures.get("alike", 0)), self._figures.get("unlike")
-        enough = 2 if exact else ENOUGH_ROWS
         limit = max(ENOUGH_ROWS, equal_up_to) if unlike is None else equal_up_to
-        if limit < max(enough, 2 * n_slots):
+        if limit < max(ENOUGH_ROWS, 2 * n_slots):
             return None, self.epsilon
         return limit, self.epsilon if unlike is None else 0.0
 

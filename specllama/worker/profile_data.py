@@ -31,9 +31,12 @@ def length_class(n_ids: int) -> int:
 
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """The well-formed figures of a comparison; without the length of the text, only t(1)."""
+    """The well-formed figures of a comparison; without the length of the text, or where widths are said to be
+    both bit-equal and not, only t(1).
+    """
     found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
-    return found if "reach" in found else {name: x for name, x in found.items() if name == "t1"}
+    whole = "reach" in found and found.get("alike", 0) < found.get("unlike", math.inf)
+    return found if whole else {name: x for name, x in found.items() if name == "t1"}
 
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:

@@ -5,6 +5,7 @@ text is the same with and without drafts.
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -43,6 +44,47 @@ def test_the_width_is_chosen_once_and_kept(command: Command, tmp_path) -> None:
     assert first.json["exact_width"] == again.json["exact_width"] > 1
     assert first.json["tokens"] == again.json["tokens"]
     assert f"exact: every decode has {first.json['exact_width']} rows" in first.err
+
+
+def test_other_sizes_of_batches_leave_the_width_as_it_is(command: Command, tmp_path) -> None:
+    """A decode has fewer rows where only fewer fit; what is stored stays."""
+    asked = ("run", "-p", PROMPTS[0], "-s", "1", "-n", "20", "--json", "-m", "pydoc", "--exact")
+    env = WITHOUT | {"SPECLLAMA_CACHE": str(tmp_path), "SPECLLAMA_N_THREADS": "2"}
+
+    def width(*args: str) -> int:
+        return command.batch(CommandLine((*asked, *args), env))[0].json["exact_width"]
+
+    assert width("-ub", "3", "-b", "64") == 3
+    usual = width()
+    (file,) = tmp_path.glob("calibration/*.json")
+    data = json.loads(file.read_text()) | {"exact_width": 20, "exact_chunk": 512}
+    file.write_text(json.dumps(data))
+    assert usual > 1
+    assert [width("-ub", "16", "-b", "16"), width()] == [16, 20]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_without_flash_attention_decodes_have_one_width(command: Command, tmp_path, kernels: str) -> None:
+    """llama.cpp's rows are bit-equal after some texts then, and not after others, some of 900 tokens."""
+    asked = (
+        "run",
+        "-p",
+        "def read(",
+        "--raw",
+        "-s",
+        "1",
+        "-n",
+        "40",
+        "--ignore-eos",
+        "-m",
+        "pydoc",
+        "--exact",
+    )
+    env = {"SPECLLAMA_KERNELS": kernels, "SPECLLAMA_CACHE": str(tmp_path), "SPECLLAMA_N_THREADS": "2"}
+    more = ("-fa", "off", "--json", "--draft-max")
+    plain, drafted = (command.batch(CommandLine((*asked, *more, n), env))[0].json for n in ("0", "1"))
+    assert plain["tokens"] == drafted["tokens"]
+    assert plain["exact_width"] == drafted["exact_width"] > 1
 
 
 def test_nothing_changes_where_rows_are_bit_equal(command: Command) -> None:

@@ -109,8 +109,6 @@ def meaning(
     if equal_up_to is not None and equal_up_to >= store.ENOUGH_ROWS:
         return f"{most}; wider ones are not used"
     differ = f"batched and single rows differ by up to {epsilon:.2g} {after}"
-    if equal_up_to is not None and equal_up_to >= 2:
-        return f"{differ}; near-ties are counted, --exact uses no batch wider than {equal_up_to:.0f} rows"
     return f"{differ}; near-ties are counted, --exact makes all decodes equally wide"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.gain import Gain, gain, plain_rate, speedup, was_busy
+from specllama.core.gain import Gain, PlainRate, gain, plain_rate, speedup, was_busy
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.stats import RunStats
 
@@ -46,7 +46,7 @@ def test_rates_are_tokens_per_second():
 )
 def test_the_plain_rate_needs_eight_plain_rounds_or_a_stored_time(plain_rounds, stored_t1, source, tps):
     seconds = plain_rounds / 100
-    stats = RunStats(n_predict=41, rounds=20, steady_rounds=plain_rounds, steady_seconds=seconds)
+    stats = RunStats(n_predict=41, rounds=10, steady_rounds=plain_rounds, steady_seconds=seconds)
     stats.decode_seconds = stats.verify_seconds = 0.2
     rate = plain_rate(stats, stored_t1)
     assert (rate.source, rate.rounds) == (source, plain_rounds)
@@ -111,6 +111,30 @@ def test_a_stored_time_does_not_count_where_decodes_take_longer_now():
     assert (slow.tps, slow.reason) == (None, "decodes were slower than at other times")
     assert (fast.tps, fast.reason) == (None, "decodes were faster than at other times")
     assert gain(stats, slow) == Gain(reason=slow.reason)
+
+
+@pytest.mark.parametrize(
+    ("t1", "reason"),
+    [
+        (0.011, "decodes were faster than at other times"),  # 36 decodes in 37 ms
+        (0.0002, "decodes were slower than at other times"),  # four rows in the time of five single ones
+    ],
+)
+def test_a_stored_time_that_the_decodes_of_a_run_rule_out_does_not_count(t1, reason):
+    stats = RunStats(n_predict=40, rounds=36, plain_rounds=32, n_drafted=5)
+    stats.round_seconds, stats.decode_seconds = {4: (36, 0.037)}, 0.042
+    found = plain_rate(stats, t1)
+    assert (found.tps, found.source, found.reason) == (None, "none", reason)
+    assert plain_rate(stats, 0.001).source == "stored"
+
+
+@pytest.mark.parametrize("source", ["run", "stored", "compared"])
+def test_no_answer_is_faster_than_its_tokens_per_decode(source):
+    """A decode with a draft takes no less than one without."""
+    stats = RunStats(n_predict=41, rounds=20, plain_rounds=10, decode_seconds=0.2)
+    assert gain(stats, PlainRate(105, source, 10)).verdict == "faster"
+    found = gain(stats, PlainRate(20, source, 10))
+    assert found == Gain(reason="plain decodes took longer than those with drafts")
 
 
 def rounds_of(*seconds: float, width: int = 1) -> RunStats:

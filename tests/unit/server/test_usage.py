@@ -33,3 +33,11 @@ class TestFigures:
         assert found["timings"]["predicted_per_second"] == 0
         assert found["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
         assert found["speculation"]["acceptance_rate"] is None
+        assert (found["speculation"]["speedup"], found["speculation"]["verdict"]) == (None, "unknown")
+
+    def test_the_verdict_is_that_of_the_speed_up(self) -> None:
+        fold = Accumulator()
+        stats = RunStats(n_predict=41, rounds=20, plain_rounds=10, decode_seconds=0.2)
+        fold.add([Start(0, 0, 1, 1), End(0, "stop", None, stats, PlainRate(150, "run", 10))])
+        found = figures(fold, True)["speculation"]
+        assert (round(found["speedup"], 3), found["verdict"]) == (1.333, "faster")

@@ -315,23 +315,16 @@ def compared(found: ModelProfile, context: TimedContext, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unlike", "known", "exactly"),
-    [
-        (64, (63, 0.0), (63, 0.0)),
-        (20, (17, 0.0), (17, 0.0)),
-        (8, (None, 0.02), (4, 0.0)),
-        (2, (None, 0.02), (None, 0.02)),
-    ],
+    ("unlike", "known"), [(64, (63, 0.0)), (20, (17, 0.0)), (8, (None, 0.02)), (2, (None, 0.02))]
 )
-def test_the_row_limit_is_the_widest_bit_equal_batch(tmp_path, unlike, known, exactly):
-    """If that is too narrow there is no limit, and near-ties are decided by epsilon; --exact allows it."""
+def test_the_row_limit_is_the_widest_bit_equal_batch(tmp_path, unlike, known):
+    """If that is too narrow there is no limit, and near-ties are decided by epsilon."""
     context = RoundingContext(unlike)
     found = new_profile(Store(tmp_path), context)
-    assert found.row_limit(1, exact=False) == found.row_limit(1, exact=True) == (ENOUGH_ROWS, None)
+    assert found.row_limit(1) == (ENOUGH_ROWS, None)
     compared(found, context, 600)
     for again in (found, new_profile(Store(tmp_path), context)):
-        for exact, (most, epsilon) in ((False, known), (True, exactly)):
-            assert again.row_limit(1, exact) == (most, pytest.approx(epsilon, rel=0.01))
+        assert again.row_limit(1) == (known[0], pytest.approx(known[1], rel=0.01))
 
 
 def test_there_is_no_row_limit_with_many_slots(tmp_path):
@@ -339,8 +332,8 @@ def test_there_is_no_row_limit_with_many_slots(tmp_path):
     context = RoundingContext(20)
     found = new_profile(Store(tmp_path), context)
     compared(found, context, 600)
-    assert found.row_limit(8, exact=False) == (17, 0.0)
-    assert found.row_limit(9, exact=False) == (None, pytest.approx(0.02, rel=0.01))
+    assert found.row_limit(8) == (17, 0.0)
+    assert found.row_limit(9) == (None, pytest.approx(0.02, rel=0.01))
 
 
 def test_longer_texts_are_compared_again(tmp_path):
@@ -357,7 +350,7 @@ def test_longer_texts_are_compared_again(tmp_path):
     compared(later, context, 600)
     assert later.epsilon == pytest.approx(0.02, rel=0.01)
     assert (later.reach, later.covers(1024), later.covers(1025)) == (600, True, False)
-    assert later.row_limit(1, exact=True)[0] is None
+    assert later.row_limit(1)[0] is None
     assert later.t1 == found.t1
     shorter = new_profile(store, context)
     assert shorter.unmeasured(context, 200) == []
@@ -375,7 +368,7 @@ def test_a_missing_figure_is_measured_and_the_others_are_kept(tmp_path):
     assert (found.t1, found.epsilon) == (None, pytest.approx(0.02, rel=0.01))
     compared(found, context, 200)
     assert found.t1 == pytest.approx(context.t1)
-    assert (found.reach, found.row_limit(1, exact=False)) == (300, (17, 0.0))
+    assert (found.reach, found.row_limit(1)) == (300, (17, 0.0))
 
 
 def test_a_comparison_stored_without_the_length_of_the_text_is_measured_again(tmp_path):
@@ -384,6 +377,17 @@ def test_a_comparison_stored_without_the_length_of_the_text_is_measured_again(tm
     found = new_profile(store, TimedContext())
     assert (found.t1, found.epsilon) == (0.5, None)
     assert 1 in found.unmeasured(TimedContext(), 100)
+
+
+def test_a_comparison_that_contradicts_itself_is_measured_again(tmp_path):
+    """Widths cannot be both bit-equal and not."""
+    store = Store(tmp_path)
+    equal = {"t1": 0.5, "epsilon": 0.0, "n_rows": 100, "alike": 63, "unlike": 2, "reach": 300}
+    store.write(KEY, equal)
+    found = new_profile(store, TimedContext())
+    assert (found.t1, found.epsilon, found.covers(10)) == (0.5, None, False)
+    store.write(KEY, {**equal, "unlike": 64})
+    assert new_profile(store, TimedContext()).row_limit(1) == (63, 0.0)
 
 
 # A store with malformed data
@@ -450,7 +454,7 @@ def test_malformed_stored_data_is_replaced_by_valid_figures(data):
         found = new_profile(store, context)
         assert found.t1 is None or 0 < found.t1 < math.inf
         assert found.epsilon is None or 0 <= found.epsilon < math.inf
-        most, _ = found.row_limit(1, exact=False)
+        most, _ = found.row_limit(1)
         assert most is None or most >= ENOUGH_ROWS
         assert answer(found, context, 12).finish_reason == "length"
         found.measure(context, filled(context, 40), 0.05)

@@ -139,6 +139,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
         "speedup": found.speedup,
         "speedup_range": found.range,
+        "verdict": found.verdict,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
         "reason": all_[0].off_reason if all_ else "",
