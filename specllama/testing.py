@@ -39,11 +39,10 @@ def _row(ids: tuple[int, ...], n_vocab: int, seed: int, spread: float) -> NDArra
 
 
 class TableContext:
-    """A context over a function from ids to logits.
-
-    rows: from the ids so far to logits, shape (n_vocab,). memory: "window" can be rolled back by at most 8
-    tokens, "rollback" only within the last decode, "checkpoint" only to the last checkpoint. Asserts
-    positions, sequence ids and batch limits. widths: rows of each decode so far.
+    """A context over a function from ids to logits. rows: from the ids so far to logits, shape (n_vocab,).
+    memory: "window" can be rolled back by at most 8 tokens, "rollback" only within the last decode,
+    "checkpoint" only to the last checkpoint. Asserts positions, sequence ids and batch limits. widths: rows
+    of each decode so far.
     """
 
     def __init__(
@@ -58,17 +57,17 @@ class TableContext:
         row_multiple: int = 1,
         n_spare: int = 0,
     ) -> None:
-        self.n_spare = n_spare
-        self.row_multiple = row_multiple
+        self.n_spare, self.row_multiple = n_spare, row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
+        self.cuts_anywhere, self.partial_bytes = memory == "full", 10
         self.max_rollback = max_rollback if memory == "rollback" else n_ctx
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.marks: dict[int, list[int]] = {}
         self.can_pad, self.n_decoded = not self.cuts_need_checkpoint and memory != "window", 0
-        self.padding = dict.fromkeys(range(n_seq_max), 0)  # cells at the end of each that are to be removed
+        self.padding = dict.fromkeys(range(n_seq_max), 0)  # cells at the end of each, to be removed
         self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # rows of each sequence in its last decode
         self.widths: list[int] = []
         self.reader: FeatureReader | None = None  # of the last ids before each row, for `TableHead`
@@ -134,11 +133,7 @@ class TableContext:
         cells, back = self.cells[seq_id], len(self.cells[seq_id]) - n_past
         if back <= 0:
             return len(cells)
-        gone = self.memory == "window" and back > 8
-        gone = gone or (
-            self.memory == "rollback" and back > min(self.max_rollback, self.last_rows[seq_id] - 1)
-        )
-        if gone:
+        if self.memory in ("window", "rollback") and not self.can_truncate(seq_id, n_past):
             keep = 0
         elif self.memory == "checkpoint":
             mark = self.marks.get(seq_id, [])
@@ -147,27 +142,49 @@ class TableContext:
         del cells[keep:]
         return keep
 
-    def copy(self, src: int, dst: int, n_past: int) -> int:
+    def can_truncate(self, seq_id: int, n_past: int) -> bool:
+        most = {"full": self.n_ctx, "window": 8, "checkpoint": 0}
+        most["rollback"] = min(self.max_rollback, self.last_rows[seq_id] - 1)
+        return len(self.cells[seq_id]) - n_past <= max(0, most[self.memory])
+
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        return self.memory == "full" or n_past == self.n_past(seq_id)
+
+    def copy(self, src: int, dst: int, n_past: int, partial: list[int] | None = None) -> int:
         self.truncate(src, self.n_past(src))
-        if self.memory != "full" and n_past != len(self.cells[src]):
+        if self.memory != "full" and n_past != len(self.cells[src]) and partial is None:
             return 0
+        assert partial is None or partial == self.cells[src][:n_past], "a partial state of another text"
         self.cells[dst] = self.cells[src][:n_past]
         self.last_rows[src] = self.last_rows[dst] = 0
+        self.marks.pop(dst, None)
         return n_past
 
-    def size(self, seq_id: int) -> int:
-        return len(self.cells[seq_id]) if self.memory == "full" else 0
+    def partial_size(self, seq_id: int) -> int:
+        return 0 if self.memory == "full" or not self.cells[seq_id] else self.partial_bytes
 
-    def save(self, seq_id: int) -> list[int] | None:
-        assert self.size(seq_id), "a sequence of this memory cannot be saved"
+    def save_partial(self, seq_id: int) -> list[int] | None:
+        self.truncate(seq_id, self.n_past(seq_id))
         return list(self.cells[seq_id])
+
+    def restore_partial(self, seq_id: int, n_past: int, partial: list[int]) -> int:
+        assert partial == self.cells[seq_id][:n_past], "the attention cells are those of another text"
+        return self._put(seq_id, partial)
+
+    def size(self, seq_id: int) -> int:
+        return len(self.cells[seq_id])
+
+    save = save_partial
 
     def load(self, seq_id: int, saved: list[int]) -> int:
         self.cells[seq_id] = []
-        if sum(map(len, self.cells.values())) + len(saved) > self.n_ctx:
-            return 0
-        self.cells[seq_id] = list(saved)
-        return len(saved)
+        fits = sum(map(len, self.cells.values())) + len(saved) <= self.n_ctx
+        return self._put(seq_id, saved) if fits else 0
+
+    def _put(self, seq_id: int, ids: list[int]) -> int:
+        self.cells[seq_id], self.padding[seq_id], self.last_rows[seq_id] = list(ids), 0, 0
+        self.marks.pop(seq_id, None)
+        return len(ids)
 
 
 def _last_ids(ids: Sequence[int]) -> NDArray[np.float32]:

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.hub import LocalHub, local_hub
+
+settings.register_profile("specllama", deadline=None)  # no test depends on the speed of the machine
+settings.load_profile("specllama")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

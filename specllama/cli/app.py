@@ -26,6 +26,11 @@ _MODELS_COMMANDS = {
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
 }
+_CACHE_COMMANDS = {
+    "ls": CommandEntry("cache:ls", "cli.options:CACHE", "List the prompts that are kept on disk."),
+    "rm": CommandEntry("cache:rm", "cli.options:CACHE_RM", "Remove prompts, or all of a model."),
+    "clear": CommandEntry("cache:remove_all", "cli.options:CACHE", "Remove all prompts from the disk."),
+}
 COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out."),
     "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model."),
@@ -45,6 +50,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "models:models", "cli.options:MODELS", "List models on this disk and known names.", _MODELS_COMMANDS
     ),
     "list": _LIST,
+    "cache": CommandEntry(
+        "cache:ls", "cli.options:CACHE", "List or remove evaluated prompts on disk.", _CACHE_COMMANDS
+    ),
     "bench": CommandEntry(
         "bench.command:bench",
         "config.options_measuring:BENCH",

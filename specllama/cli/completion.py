@@ -20,15 +20,16 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The function that Typer calls to complete the values of an option. completes: see Option."""
-    from specllama.config.options import DOWNLOADED, GGUF, LIST, RUNNING
+    from specllama.config.options import DOWNLOADED, GGUF, KEPT, LIST, RUNNING
 
     def complete(incomplete: str) -> list[str]:
-        words = [word for word in completes if word not in (GGUF, DOWNLOADED, RUNNING, LIST)]
+        words = [word for word in completes if word not in (GGUF, DOWNLOADED, RUNNING, KEPT, LIST)]
         if LIST in completes:
             return _next_in_list(words, incomplete)
         found = [word for word in words if word.startswith(incomplete)]
         found += model_names(incomplete) if GGUF in completes else []
         found += running_servers(incomplete) if RUNNING in completes else []
+        found += kept_prompts(incomplete) if KEPT in completes else []
         return found + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
 
     return complete
@@ -49,6 +50,18 @@ def model_names(incomplete: str) -> list[str]:
 def downloaded_names(incomplete: str) -> list[str]:
     """Names of downloaded models."""
     return _for_shell(incomplete, [name for name in _downloaded() if name.startswith(incomplete)])
+
+
+def kept_prompts(incomplete: str) -> list[str]:
+    """Ids of prompts on disk, and the models that they are for."""
+    from specllama.prefix_disk.directory import StateDirectory, default_directory
+    from specllama.prefix_disk.listing import listed
+
+    with contextlib.suppress(OSError):
+        states = listed(StateDirectory(default_directory()))
+        names = dict.fromkeys(name for state in states for name in (state.id, state.model) if name)
+        return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
+    return []
 
 
 def running_servers(incomplete: str) -> list[str]:

@@ -198,7 +198,7 @@ def _message(text: str, before: str = "") -> str:
     """A text for stderr, its lines wrapped at words where the width is known. before: what stands before the
     first line.
     """
-    found, width = list[str](), columns(sys.stderr)
+    found, width = list[str](), columns(sys.stderr) if sys.stderr.isatty() else None
     for line in _shown(sys.stderr, with_flags(text)).split("\n"):
         first = "" if found else before
         is_long = width is not None and len(first) + len(line) > width

@@ -40,7 +40,7 @@ _INSTEAD: Mapping[str, str] = {
     "--context-shift": "a text ends where the context is full; -c makes it larger",
     "--samplers": "--sampling-seq takes their letters",
     **dict.fromkeys(["-lm", "--load-mode"], "--no-mmap and --mlock are the options for that"),
-    "--prompt-cache": "what was evaluated is reused within serve and chat",
+    "--prompt-cache": "evaluated prompts are kept on disk (--cache-disk)",
     "--list-devices": "specllama doctor lists them",
 }
 _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,13 @@ class PartialResults:
         if self.failure is not None:
             raise self.failure
         return INTERRUPTED if self.interrupted else 0
+
+
+def warn_if_busy() -> None:
+    """Warn where other programs use all processors, by the processes that waited in the last minute."""
+    with contextlib.suppress(AttributeError, OSError):
+        if (load := os.getloadavg()[0]) >= (os.cpu_count() or 1):
+            console.warning(f"other programs keep the machine busy (load {load:.1f}): figures will be off")
 
 
 def now() -> str:

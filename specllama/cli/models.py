@@ -1,4 +1,4 @@
-"""`specllama models`: models on this disk and models known by name; `models rm`, `models verify`."""
+"""`specllama models`: models on this disk and models known by name; `models rm`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ EXAMPLES = """
 Examples:
   specllama models
   specllama models show 8B
-  specllama models verify
   specllama models rm 8B:Q8_0 user/repo
 
-`rm` without a quantisation removes all of a repository, unfinished downloads too. `verify` ends with exit
-code 6 where a file is not what the hub says it is.
+`rm` without a quantisation removes all of a repository, unfinished downloads too.
 """
 
 

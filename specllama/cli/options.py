@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.config.options import DOWNLOADED, GGUF, RUNNING, Option, row, table
+from specllama.config.options import DOWNLOADED, GGUF, KEPT, RUNNING, Option, row, table
 
 
 def _argument(
@@ -81,6 +81,8 @@ MODELS_VERIFY = [
     _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),
     *_OUTPUT,
 ]
+CACHE = _OUTPUT
+CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, many=True), *_OUTPUT]
 DOCTOR = [
     *table(
         "Report",

@@ -55,6 +55,11 @@ def lines(
     out += [
         _rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps),
         _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps),
+        *(
+            [f"kept      = {stats.n_from_disk} tokens of the prompt from the disk"]
+            if stats.n_from_disk
+            else []
+        ),
         "",
         f"n_predict = {stats.n_predict}",
     ]

@@ -17,7 +17,8 @@ from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
-from specllama.config import build
+from specllama.config import build, defaults
+from specllama.config.load import LoadSettings
 from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError
 from specllama.text.template_variables import reasoning_variables
@@ -39,7 +40,7 @@ def run(given: Mapping[str, Any]) -> int:
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
     values["no_memory"] = True  # there are no earlier requests to draft from
-    settings = prepared(build.load_settings(values), values.get("force", False))  # last: it may download
+    settings = prepared(_loaded(values), values.get("force", False))  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(engine_log(log, verbose)) as client:
@@ -66,6 +67,10 @@ def run(given: Mapping[str, Any]) -> int:
     if log is not None:
         log.close()
     return INTERRUPTED if interrupted else 0
+
+
+def _loaded(values: Mapping[str, Any]) -> LoadSettings:
+    return build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
 
 
 def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Generate:

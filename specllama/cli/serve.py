@@ -93,11 +93,12 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "log_prompts": v.get("log_prompts"),
         "strict_model": v.get("strict_model"),
         "root_path": v.get("root_path"),
+        "slot_save_path": v.get("slot_save_path"),
         "verbose": v.get("verbose"),
         "models_max": v.get("models_max"),
         "idle_seconds": 0.0 if v.get("idle_unload") == -1 else v.get("idle_unload"),
     }
-    load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS))
+    load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
     admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
         load=prepared(load, v.get("force", False)),

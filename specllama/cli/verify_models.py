@@ -17,6 +17,14 @@ from specllama.models.installed import verify as verify_file
 from specllama.models.names import DEMO
 from specllama.models.progress import DownloadState
 
+EXAMPLES = """
+Examples:
+  specllama models verify
+  specllama models verify 8B:Q8_0
+
+Ends with exit code 6 where a file is not what the hub says it is.
+"""
+
 
 def verify(given: Mapping[str, Any]) -> int:
     """Hash files in the cache again and print which are intact; returns the exit code.

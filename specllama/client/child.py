@@ -25,7 +25,7 @@ from specllama.clock import ended, exited, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.python_command import module_command
 
-_GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
+_GRACE_SECONDS = 6.0  # for the process to store what it has and exit, before it is killed
 _READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
 _SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
 _BAD_BUILD = (

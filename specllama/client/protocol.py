@@ -16,6 +16,7 @@ from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.prefix_disk.scopes import LOCAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,9 @@ class Generate:
     its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
     requests and write nothing; the limits do not apply. prefix_thought: reasoning of the answer before
     `prefix`; without a prefix it goes on itself. strict_schema: what cannot be enforced of params.json_schema
-    is an error; otherwise it is left out, with a Notice. stop_ids: tokens that end the text.
+    is an error; otherwise it is left out, with a Notice. stop_ids: tokens that end the text. disk_scope:
+    whose prompts on disk it may read, and whose its own becomes there (prefix_disk/scopes.py); "" for none,
+    which keeps and reads nothing. kept: whether its prompt and text may be written to the disk.
     """
 
     id: int
@@ -121,6 +124,8 @@ class Generate:
     prefix_thought: str = ""
     strict_schema: bool = False
     stop_ids: list[int] = field(default_factory=list)
+    disk_scope: str = LOCAL
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +240,59 @@ class GetSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveSlot:
+    """To the engine: write what a slot has in its cache to a file (prefix_disk/slot_file.py), once the slot
+    is idle. A slot that another owner used last is treated as an empty one. owner, disk_scope: as in
+    Generate. Answered by SlotDone; fails with UsageError for a slot that there is not, EngineError for a file
+    that cannot be written.
+    """
+
+    id: int
+    slot: int
+    path: str
+    owner: str = ""
+    disk_scope: str = LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSlot:
+    """To the engine: put what such a file holds into a slot, once the slot is idle, in place of what it has.
+    The fields are SaveSlot's. Fails with UsageError for a slot that there is not, and for a file that cannot
+    be used, after which the slot is empty.
+    """
+
+    id: int
+    slot: int
+    path: str
+    owner: str = ""
+    disk_scope: str = LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class EraseSlot:
+    """To the engine: forget what a slot has in its cache, once the slot is idle. One that another owner used
+    last stays as it is, and counts as empty. Fails with UsageError for a slot that there is not.
+    """
+
+    id: int
+    slot: int
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDone:
+    """From the engine: a slot was saved, restored or erased. n_tokens: saved, restored or erased. n_bytes: of
+    the file, 0 for none. more: always False.
+    """
+
+    id: int
+    n_tokens: int
+    n_bytes: int = 0
+    seconds: float = 0.0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """From the engine: ids of a text. pieces: the bytes of each if requested, as Latin-1 characters. more:
     whether the next part of the answer follows; a long answer comes in parts of bounded size.
@@ -294,7 +352,8 @@ class SlotState:
 class Slots:
     """From the engine: what its slots are doing. n_waiting: generations without one. n_used: tokens in the
     cache, of n_ctx. decode_seconds: (rows, seconds of such a decode) as measured at the context length used
-    last, by rows; empty where drafts have a fixed length. more: always False.
+    last, by rows; empty where drafts have a fixed length. n_states, state_bytes: evaluated texts and partial
+    states in memory outside of the context. more: always False.
     """
 
     id: int
@@ -303,6 +362,8 @@ class Slots:
     n_used: int
     n_ctx: int
     decode_seconds: list[tuple[int, float]] = field(default_factory=list)
+    n_states: int = 0
+    state_bytes: int = 0
     more: bool = False
 
 
@@ -470,8 +531,9 @@ class Heartbeat:
     allowed: float
 
 
-Question = Tokenize | Detokenize | Render | CountTokens | GetSlots
-Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots
+SlotAction = SaveSlot | RestoreSlot | EraseSlot
+Question = Tokenize | Detokenize | Render | CountTokens | GetSlots | SlotAction
+Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots | SlotDone
 Message = (
     Load
     | Generate

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from specllama.config.build import assemble, existing_file
+from specllama.config.build import assemble, disk_bytes, existing_file, ram_bytes
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, option_named
@@ -53,7 +53,7 @@ class LoadOptions(TypedDict, total=False):
     cache_type_k: str
     cache_type_v: str
     flash_attn: str
-    swa_full: bool
+    swa_full: bool | None
     use_mmap: bool
     use_mlock: bool
     lora: Sequence[tuple[str, float]]
@@ -83,6 +83,10 @@ class LoadOptions(TypedDict, total=False):
     memory: bool
     tool_format: str
     rpc: Sequence[str] | str
+    cache_disk: int | str
+    kept_seconds: float
+    cache_ram: int | str
+    ctx_checkpoints: int | None
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -163,6 +167,10 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
         kind = _TYPES[name].removesuffix(" | None")
         if name.startswith("n_gpu_layers"):
             checked[name] = _layers(value, name)
+        elif name == "cache_disk" and isinstance(value, str):
+            checked[name] = disk_bytes(value)
+        elif name == "cache_ram" and isinstance(value, str):
+            checked[name] = ram_bytes(value)
         elif kind.startswith("tuple"):
             checked[name] = _as_tuple(value, name)
         else:

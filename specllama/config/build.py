@@ -41,16 +41,21 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     return values
 
 
-def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
-    """The load settings, with models by name. v: option values by name, as on a command line.
+def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
+    """The load settings, with models by name. v: option values by name, as on a command line. kept_seconds:
+    see LoadSettings; None for commands that measure, which neither keep prompts on disk nor read them there.
 
     Raises UsageError, NotFoundError.
     """
     with _placed(v):
-        plain = ("draft_min", "draft_p_min", "exact", "exact_width", "schema_open")
+        plain = ("draft_min", "draft_p_min", "exact", "exact_width", "schema_open", "ctx_checkpoints")
         load: dict[str, Any] = {name: v[name] for name in plain if name in v}
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
+        if "cache_ram" in v:
+            load["cache_ram"] = ram_bytes(v["cache_ram"])
+        if kept_seconds is not None:
+            load |= {"cache_disk": disk_bytes(v.get("cache_disk", "auto")), "kept_seconds": kept_seconds}
         return assemble(
             _model_name(v, "model", "hf_repo", ""),
             _model_name(v, "draft_model", "hf_repo_draft", defaults.DRAFT_MODEL),
@@ -113,6 +118,29 @@ def existing_file(path: str, name: str) -> str:
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
     return str(found)
+
+
+def disk_bytes(text: str) -> int:
+    """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". Raises UsageError."""
+    return _bytes(text, "cache_disk")
+
+
+def ram_bytes(text: str) -> int:
+    """As `disk_bytes`; numbers alone are MiB, and -1 is no limit, as in llama.cpp. Raises UsageError."""
+    if re.fullmatch("[0-9]{1,12}", text.strip()):
+        return min(int(text) << 20, 2**60)
+    return 2**60 if text.strip() == "-1" else _bytes(text, "cache_ram")
+
+
+def _bytes(text: str, name: str) -> int:
+    if text.strip() == "auto":
+        return AUTO
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
+    if not found or (not found[2] and (found[3] or float(found[1]) != 0)):
+        more = f"must be a size with its unit, as 8G or 500M, or auto, or 0 for none, not {text!r}"
+        raise UsageError(more, option=name)
+    unit = float(1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
+    return min(round(float(found[1]) * unit), 2**60)
 
 
 @contextlib.contextmanager

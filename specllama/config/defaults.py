@@ -23,6 +23,9 @@ SERVED_SLOTS = 4  # of a server and of an LLM in Python; a command that generate
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 64
 MODELS_MAX = 4  # in a server's memory at once
+CACHE_DISK_BYTES, CACHE_DISK_SHARE = 8_000_000_000, 0.1  # at most, and of the free disk
+KEPT_SECONDS = 1.0  # that reading a prompt again would take, from which on chat and serve keep it on disk
+KEPT_SECONDS_OF_RUN = 5.0  # the same in `run`, whose prompts seldom come again
 TIMEOUT_SECONDS, DRAIN_SECONDS, CLIENT_SECONDS = 3600.0, 30.0, 30.0
 
 

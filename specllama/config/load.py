@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from specllama.config.defaults import CACHE_TYPE, DRAFTERS, N_BATCH, N_UBATCH
+from specllama.config.defaults import CACHE_TYPE, DRAFTERS, KEPT_SECONDS, N_BATCH, N_UBATCH
 from specllama.drafters import copies, wants_draft_model
 from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all
+AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk: by the free disk
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 # Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
 _OUTPUT_MULTIPLE = 16
-_HIGHEST = 2**31 - 1
+_HIGHEST, _MOST_BYTES = 2**31 - 1, 2**60
 _ROPE_NUMBERS = (
     "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -36,8 +36,8 @@ class ModelSettings:
     n_ctx: tokens, 0 for automatic. n_threads, n_threads_batch: 0 for the physical cores. n_gpu_layers: -1 for
     all that fit, -2 for all. devices: names, () for all, ("none",) for the CPU only. tensor_parallel_size:
     split over the first so many of them, 0 for all. n_cpu_moe: layers whose experts stay on the CPU, -1 for
-    all. swa_full: keep all cells of layers with a sliding window, so that the cache can be truncated; False
-    saves memory, and evaluates again after a truncation. override_tensor: (pattern, buffer type). lora:
+    all. swa_full: keep all cells of layers with a sliding window; None: where partial states
+    do not serve as well (models/memory/windows.py). override_tensor: (pattern, buffer type). lora:
     (path, scale). rope_*, yarn_*: None for the model's own values.
     """
 
@@ -58,7 +58,7 @@ class ModelSettings:
     cache_type_k: str = CACHE_TYPE
     cache_type_v: str = CACHE_TYPE
     flash_attn: str = "auto"
-    swa_full: bool = True
+    swa_full: bool | None = None
     use_mmap: bool = True
     use_mlock: bool = False
     lora: tuple[tuple[str, float], ...] = ()
@@ -133,7 +133,11 @@ class LoadSettings:
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
     "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
-    properties that the schemas do not name, where they do not say.
+    properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated
+    prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again
+    would take, from which on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a
+    quarter of what is free. ctx_checkpoints: most partial states of a text, None for as many as are worth
+    their memory.
     """
 
     target: ModelSettings
@@ -151,6 +155,10 @@ class LoadSettings:
     rpc: tuple[str, ...] = ()
     memory: bool = True
     schema_open: bool = False
+    cache_disk: int = 0
+    kept_seconds: float = KEPT_SECONDS
+    cache_ram: int = AUTO
+    ctx_checkpoints: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1, MAX_SLOTS)
@@ -162,6 +170,13 @@ class LoadSettings:
         if self.exact_width is not None:
             _at_least("exact_width", self.exact_width, 1, MAX_DRAFT)
             object.__setattr__(self, "exact", True)
+        _at_least("cache_disk", self.cache_disk, AUTO, _MOST_BYTES)
+        _at_least("cache_ram", self.cache_ram, AUTO, _MOST_BYTES)
+        if self.ctx_checkpoints is not None:
+            _at_least("ctx_checkpoints", self.ctx_checkpoints, 0)
+        kept = self.kept_seconds
+        if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not 0 <= kept <= 1e9:
+            raise UsageError(f"must be seconds from 0, not {kept!r}", option="kept_seconds")
         if self.draft_max and self.draft_min > self.draft_max:
             more = f"{self.draft_min} is more than {option('draft_max')} {self.draft_max}"
             raise UsageError(more, option="draft_min")

@@ -17,7 +17,8 @@ from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS
 
-GGUF, DOWNLOADED, RUNNING, LIST = "*.gguf", "downloaded", "running", ","  # in `completes`
+GGUF, DOWNLOADED, RUNNING, KEPT = "*.gguf", "downloaded", "running", "kept"  # in `completes`
+LIST = ","
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class Option:
 
     flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
     given several times. stored: allowed in files and environment. completes: the completions of its value:
-    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, LIST first for a
-    comma-separated list of the words; () leaves it to the shell, which completes file names. argument: its
-    name in Python.
+    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, KEPT for prompts on disk
+    and their models, LIST first for a comma-separated list of the words; () leaves it to the shell, which
+    completes file names. argument: its name in Python.
     """
 
     name: str
@@ -331,6 +332,43 @@ HARDWARE = table(
     ),
 )
 
+CACHE = table(
+    "Hardware",
+    row(
+        "cache_disk",
+        "--cache-disk",
+        str,
+        "room on disk for evaluated prompts, as 8G or 500M; auto (default): 8G or a tenth of what is free, "
+        "if that is less; 0 keeps none",
+        "SIZE",
+        ("auto", "0"),
+    ),
+    row(
+        "cache_ram",
+        "-cram --cache-ram",
+        str,
+        "memory for evaluated prompts that are not in use, as 8G, or a number of MiB; auto (default): a "
+        "quarter of what is free; 0 keeps none, -1 is no limit",
+        "SIZE",
+        ("auto", "0"),
+    ),
+    row(
+        "ctx_checkpoints",
+        "-ctxcp --ctx-checkpoints --swa-checkpoints",
+        int,
+        "most states that are kept of a text of recurrent and hybrid models and sliding windows (default: as "
+        "many as are worth their memory)",
+        "N",
+    ),
+    row(
+        "swa_full",
+        "--swa-full",
+        bool,
+        "keep all cells of layers with a sliding window (default: those of the window, where texts stay the "
+        "same)",
+    ),
+)
+
 
 def _sampling(parameter: Parameter) -> Option:
     default = parameter.default
@@ -489,6 +527,13 @@ SERVING = table(
         "web pages from this origin may send requests: https://host:port, * for any part, * for all",
         "ORIGIN",
     ),
+    row(
+        "slot_save_path",
+        "--slot-save-path",
+        str,
+        "a directory for slots that clients save with POST /slots/N?action=save",
+        "DIR",
+    ),
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
 )
 PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"), stored=False)
@@ -502,14 +547,14 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 
 
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
-RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
-CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
+RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *OUTPUT]
+CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *LOG]
 SERVE = [
     *SERVING,
     *PAGE,
     *ESCAPES,
     *TEMPLATE,
-    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]),
+    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE, *CACHE]),
     *LOG,
 ]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *CHATTING, *SERVING) if o.stored}
@@ -550,7 +595,7 @@ USERS_ONLY = frozenset(
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
         "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
-        "root_path",
+        "root_path", "cache_disk", "cache_ram", "ctx_checkpoints", "swa_full", "slot_save_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

@@ -6,6 +6,7 @@ numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, log, sqrt
 from typing import Literal
@@ -121,7 +122,7 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
         return Gain()
     if not stats.decode_tps:
         return Gain(reason="the answer was too short")
-    if stats.stalled_seconds > _STALLED_SHARE * stats.decode_seconds:
+    if was_busy([stats]):
         return Gain(reason="the machine was busy with something else")
     if not plain.tps:
         return Gain(reason=plain.reason or "the speed of plain decoding is unknown")
@@ -133,6 +134,12 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
     if log(ratio / tokens) > AGREEMENT:
         return Gain(reason="plain decodes took longer than those with drafts")
     return Gain(ratio, ratio * (1 - plain.error), ratio * (1 + plain.error))
+
+
+def was_busy(answers: Iterable[RunStats]) -> bool:
+    """Whether rounds of these answers stalled for much of the time of decoding."""
+    found = [(stats.stalled_seconds, stats.decode_seconds) for stats in answers]
+    return sum(stalled for stalled, _ in found) > _STALLED_SHARE * sum(seconds for _, seconds in found)
 
 
 def speedup(stats: RunStats, plain: PlainRate) -> float | None:

@@ -51,6 +51,9 @@ class Context(Protocol):
     n_outputs_max: int  # most rows with logits in one decode
     max_rollback: int  # tokens that `truncate` may remove after a decode; large for an ordinary KV cache
     cuts_need_checkpoint: bool  # recurrent memory: call `checkpoint` before a decode that may be truncated
+    cuts_anywhere: (
+        bool  # every prefix of a sequence can be kept; else those with a partial state at their end
+    )
     can_pad: bool  # a decode can be filled up with rows that are removed again
     n_decoded: int  # rows of the last decode, with those that filled it up
 
@@ -80,12 +83,38 @@ class Context(Protocol):
         """
         ...
 
-    def copy(self, src: int, dst: int, n_past: int) -> int:
-        """Replace `dst` by the first `n_past` tokens of `src`, cells shared; returns the number shared."""
+    def can_truncate(self, seq_id: int, n_past: int) -> bool:
+        """Whether `truncate` would keep exactly the first `n_past` tokens, without a checkpoint."""
+        ...
+
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        """Whether the first `n_past` tokens of the sequence can be copied without a partial state."""
+        ...
+
+    def copy(self, src: int, dst: int, n_past: int, partial: Saved | None = None) -> int:
+        """Replace `dst` by the first `n_past` tokens of `src`, cells shared; returns the number shared.
+        partial: the state of `src` there (`save_partial`), without which only some prefixes can be copied.
+        """
+        ...
+
+    def partial_size(self, seq_id: int) -> int:
+        """Bytes that `save_partial` needs."""
+        ...
+
+    def save_partial(self, seq_id: int) -> Saved | None:
+        """A copy of what cannot be cut of the sequence's state, in host memory: recurrent states, and the
+        cells of layers with a sliding window. None if that failed.
+        """
+        ...
+
+    def restore_partial(self, seq_id: int, n_past: int, partial: Saved) -> int:
+        """Return to the first `n_past` tokens of the sequence, or of another one of which this one has the
+        attention cells. partial: was saved there. Returns the number kept, 0 where that failed.
+        """
         ...
 
     def size(self, seq_id: int) -> int:
-        """Bytes that `save` needs; 0 where the sequence could not be truncated after a `load`."""
+        """Bytes that `save` needs."""
         ...
 
     def save(self, seq_id: int) -> Saved | None:

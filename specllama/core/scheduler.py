@@ -1,7 +1,7 @@
 """Scheduling: admission, prefill in chunks, prefix sharing, eviction, when idle caches are moved out.
 
 Knows contexts and policies by their interfaces; no files, no threads; the clock is passed in. The round
-itself is in engine.py, which slot to use in slots.py.
+itself is in engine.py; which slot to use, and what is kept of texts that make way, in prefix/.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
 from specllama.core.policy.base import Policy
 from specllama.core.prefill_cost import PrefillCost
+from specllama.core.prefix.boundaries import ahead, distances, next_stop
+from specllama.core.prefix.state import Slot
+from specllama.core.prefix.store import PrefixStore
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import (
     FinishReason,
@@ -25,7 +28,6 @@ from specllama.core.sequence import (
     ends_ignored,
     with_forced_limit,
 )
-from specllama.core.slots import Slot, empty, offload_idle, take_alone, take_slot
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 
@@ -45,9 +47,8 @@ class Scheduler:
     differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
     decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
     rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time
-    of a prefill chunk while other sequences wait. room: from a number of bytes to whether they may be used to
-    save an idle cache; None: idle caches stay in the context. draft_failed: the draft model raised
-    DecodeError and was removed; `notices` has a message.
+    of a prefill chunk while other sequences wait. room, cache_budget, max_partials: see `PrefixStore`.
+    draft_failed: the draft model raised DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Scheduler:
         prefill_seconds: float = 0.5,
         room: Callable[[int], bool] | None = None,
         exact_rows: ExactRows | None = None,
+        cache_budget: float = inf,
+        max_partials: int | None = None,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
         self.max_rows, self.exact_rows = max_rows, exact_rows
-        self.room, self._offloaded = room, 0.0
-        self.slots = [Slot(i) for i in range(target.n_seq_max)]
+        self.store, self._offloaded = PrefixStore(target, clock, room, cache_budget, max_partials), 0.0
         self.waiting: list[Generation] = []
         self.queue = FairQueue()
         self.active: list[Generation] = []
@@ -80,6 +82,11 @@ class Scheduler:
         self._timed_rows = CHUNK  # of the decode of which that was measured
         self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
         self._last_round = 0, inf  # generations in it, and its seconds
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The sequences of the target's cache."""
+        return self.store.slots
 
     @property
     def row_seconds(self) -> float | None:
@@ -133,21 +140,18 @@ class Scheduler:
                 g.n_chunks = g.prefix_owner.n_chunks
                 g.prefix_owner = None
                 g.prefix_owner = self._find_prefix_owner(g)
-        while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
+        while self.waiting and self.store.idle():
             if not self._fits(self.waiting[0]) or not self._may_join(self.waiting[0]):
                 break
             generation = self.waiting.pop(0)
             self.queue.served(generation)
             if (rows := generation.exact_rows) is not None:
                 scope = generation.request.cache_scope
-                self._seat(generation, *take_alone(self.target, idle, generation.history, rows.chunk, scope))
+                self._seat(generation, *self.store.take_alone(generation.history, rows.chunk, scope))
                 break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
-            cached = [
-                (g.seq_id, g.history[: g.n_past]) for g in self.active if not owner and _shares(g, scope)
-            ]
-            slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached, scope)
+            slot, n_past = self.store.take([] if owner else generation.history, scope)
             for other in self.slots:
                 other.n_whole = 0
             self._seat(generation, slot, n_past)
@@ -161,10 +165,17 @@ class Scheduler:
 
     def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
         """Give a slot to a generation, n_past of whose ids are in its cache."""
-        scope = generation.request.cache_scope
-        slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
+        slot.owner, slot.ids, slot.scope = generation, [], generation.request.cache_scope
+        slot.kept = generation.request.kept
         generation.seq_id, generation.n_past = slot.seq_id, n_past
-        generation.stats.n_reused = min(n_past, generation.n_prompt)
+        rows, n_prompt = generation.exact_rows, len(generation.history)
+        if self.store.needs_partials:
+            known = generation.request.boundaries or distances(n_prompt)
+            chunk = rows.chunk if rows is not None else None
+            generation.boundaries = ahead(known, n_past, n_prompt, chunk)
+        stats = generation.stats
+        stats.n_reused = min(n_past, generation.n_prompt)
+        stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
 
@@ -187,12 +198,9 @@ class Scheduler:
 
     def _release(self, generation: Generation, keep: bool = False) -> None:
         slot = self.slots[generation.seq_id]
-        slot.owner, slot.last_used = None, self.clock()
-        slot.ids = generation.history[: generation.n_past] if keep else []
-        rows = generation.exact_rows
-        slot.n_whole = min(generation.n_prompt, len(slot.ids)) if rows is not None else 0
-        if not keep:
-            self.target.truncate(slot.seq_id, 0)
+        ids = generation.history[: generation.n_past] if keep else []
+        n_whole = min(generation.n_prompt, len(ids)) if generation.exact_rows is not None else 0
+        self.store.release(slot, ids, generation.n_prompt, n_whole)
         self.policy.forget(slot.seq_id)
 
     def _abandon(self) -> None:
@@ -201,8 +209,7 @@ class Scheduler:
             generation.finish_reason = "cancel"
             self._release(generation)
         self.active.clear()
-        for slot in self.slots:
-            empty(self.target, slot)
+        self.store.clear()
 
     # Prefill
 
@@ -254,7 +261,8 @@ class Scheduler:
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
-        rest, exact = len(history) - generation.n_past, generation.exact_rows
+        stop, boundary = next_stop(generation.boundaries, generation.n_past, len(history))
+        rest, exact = stop - generation.n_past, generation.exact_rows
         fitting = self._cost.rows_within(generation.n_past, self._longest(decoding))
         n = self._chunk(rest, seconds, most, fitting) if exact is None else min(rest, exact.chunk)
         if decoding and n > CHUNK_GROWTH * self._timed_rows:
@@ -278,6 +286,9 @@ class Scheduler:
         if n >= CHUNK or self.row_seconds is None:  # in a small chunk a row costs more
             self._cost.observe(generation.n_past - n, n, took)
             self._timed_rows = max(n, CHUNK)
+            self.store.row_seconds = self.row_seconds or self.store.row_seconds
+        if boundary is not None and generation.n_past == stop:
+            self.store.mark(self.slots[generation.seq_id], boundary)
         stats.encode_seconds += took
         if last:
             self._share_prefix(generation, rows[0])
@@ -340,6 +351,8 @@ class Scheduler:
                 continue
             generation.prefix_owner = None
             generation.n_past = self.target.copy(prefix_owner.seq_id, generation.seq_id, prefix_owner.n_past)
+            partials = self.slots[prefix_owner.seq_id].partials if generation.n_past else []
+            self.slots[generation.seq_id].partials = list(partials)
             generation.stats.n_reused = generation.n_past
             if generation.n_past == len(generation.history) and generation.finish_reason is None:
                 self._begin(generation, row)
@@ -367,9 +380,7 @@ class Scheduler:
             try:
                 return self.target.decode(batch, n_rows, n_rows)
             except NoRoomError:
-                idle = [s for s in self.slots if s.owner is None and s.ids and s.saved is None]
-                if idle:
-                    empty(self.target, min(idle, key=lambda s: s.last_used))
+                if self.store.make_room():
                     continue
                 self._put_back()
                 return None
@@ -455,8 +466,8 @@ class Scheduler:
     def _offload(self) -> None:
         """Every UNUSED_SECONDS, move the caches of unused slots out of the context."""
         now = self.clock()
-        if self.room is not None and now - self._offloaded > UNUSED_SECONDS:
-            offload_idle(self.target, self.slots, now - UNUSED_SECONDS, self.room)
+        if now - self._offloaded > UNUSED_SECONDS:
+            self.store.offload(now - UNUSED_SECONDS)
             self._offloaded = now
 
 

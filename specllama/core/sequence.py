@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
+from specllama.core.prefix.boundaries import Boundary
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
@@ -53,11 +54,12 @@ class Request:
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
     None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
-    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`.
-    exact: the text is the same with and without drafts, whatever that costs; see `core.exact`.
-    prompt_seconds: time limit of the prompt, from submission to the first token.
-    predict_seconds: time limit of the text, from the first token. warm: evaluate the prompt for later
-    requests, and write nothing. infill: the sampling step of that name, None for none.
+    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
+    text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
+    limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
+    first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
+    that name, None for none. boundaries: places of the prompt that later prompts may share, () where they are
+    not known. kept: whether prompt and text may be written to the disk.
     """
 
     prompt: Sequence[int]
@@ -79,6 +81,8 @@ class Request:
     warm: bool = False
     infill: InfillRule | None = None
     exact: bool = False
+    boundaries: Sequence[Boundary] = ()
+    kept: bool = True
 
 
 @dataclass(slots=True)
@@ -107,6 +111,7 @@ class Generation:
     shared: bool = False  # the current row was decoded together with others
     finish_reason: FinishReason | None = None
     exact_rows: ExactRows | None = None
+    boundaries: Sequence[Boundary] = ()  # at which the evaluation of its prompt stops
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt

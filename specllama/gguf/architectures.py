@@ -52,6 +52,15 @@ ROLLBACK = _names(
 # Every `full_attention_interval`-th layer attends; elsewhere recurrent layers have a head_count_kv of 0.
 INTERVAL = _names("minimax-01 qwen35 qwen35moe qwen3next qwen4exp")
 
+# Layers with a sliding window where the header has no list of them: every so many layers one is without, the
+# last of them (False) or the first (True).
+SWA_PATTERNS = {
+    "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
+    "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False), "gemma3n": (5, False),
+    "gpt-oss": (2, False), "laguna": (4, True), "llama4": (4, False), "mellum": (4, False),
+    "muse-glimmer": (4, False), "olmo2": (4, False), "plamo3": (8, False), "smallthinker": (4, True),
+}  # fmt: skip
+
 # llama.cpp makes no KV cache for them: embedding, audio and diffusion models, which are not autoregressive.
 NOT_CAUSAL = _names(
     """

@@ -5,10 +5,8 @@ Conditions on which llama.cpp would abort the process are checked here and raise
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +22,9 @@ from specllama.llama.log import log
 from specllama.llama.logits import LogitRows
 from specllama.llama.model import LlamaModel
 from specllama.llama.rollbacks import rows_to_roll_back
+from specllama.llama.sequence_states import SequenceStates
 from specllama.llama.token_batch import TokenBatch, further_rows
 
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
 _UNLIMITED = 1 << 30
 
@@ -43,7 +41,7 @@ class FeatureOutput(Protocol):
         ...
 
 
-class LlamaContext:
+class LlamaContext(SequenceStates):
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods.
 
@@ -86,8 +84,11 @@ class LlamaContext:
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
         self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
-        # Where cells outside a window are not kept, those that further rows take the place of are lost.
-        self.can_pad = not self.cuts_need_checkpoint and (s.swa_full or not model.n_swa)
+        # Further rows take the place of cells that the window of the next token has left already.
+        self.can_pad = not self.cuts_need_checkpoint
+        self._windowed = bool(model.n_swa) and s.swa_full is False
+        self.swa_full = not self._windowed  # layers with a sliding window, if any, keep all cells
+        self.cuts_anywhere = not model.has_state and not model.n_swa
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
@@ -95,7 +96,7 @@ class LlamaContext:
         self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
-        self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
+        self._checkpoints: dict[int, tuple[int, bytearray]] = {}
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._batch = TokenBatch(self.n_batch)
 
@@ -185,15 +186,6 @@ class LlamaContext:
         self._limits.check_seqs(seq_id, seq_id)
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1 - self._padding[seq_id]
 
-    def checkpoint(self, seq_id: int) -> None:
-        self._limits.check_seqs(seq_id, seq_id)
-        self._remove_padding()
-        size = llama.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL)
-        state = (ctypes.c_uint8 * size)()
-        if llama.llama_state_seq_get_data_ext(self.handle, state, size, seq_id, _PARTIAL) != size:
-            raise DecodeError("llama.cpp cannot save the state of the sequence")
-        self._checkpoints[seq_id] = (self.n_past(seq_id), state)
-
     def truncate(self, seq_id: int, n_past: int) -> int:
         have, padding = self.n_past(seq_id), self._padding[seq_id]
         n_past = min(n_past, have)
@@ -204,14 +196,32 @@ class LlamaContext:
             return 0
         self._padding[seq_id] = 0
         removable = self._can_remove(seq_id, have + padding - n_past)
-        if removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
-            # With a sliding window the removal always succeeds, but cells outside the window are gone.
-            first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
-            if self.n_past(seq_id) == n_past and (
-                self.model.has_state or first <= max(0, n_past - self._n_swa)
-            ):
-                return n_past
+        removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
+        # With a sliding window the removal always succeeds, but cells outside the window are gone.
+        if removed and self.n_past(seq_id) == n_past and self._has_window(seq_id, n_past):
+            return n_past
         return self._restore_checkpoint(seq_id, n_past)
+
+    def can_truncate(self, seq_id: int, n_past: int) -> bool:
+        n_back = self.n_past(seq_id) + self._padding[seq_id] - n_past
+        if n_back <= 0:
+            return True
+        if self.model.has_state and not n_back <= min(self.max_rollback, self._last_rows[seq_id] - 1):
+            return False
+        return n_past > 0 and not self.cuts_need_checkpoint and self._has_window(seq_id, n_past)
+
+    def can_copy(self, seq_id: int, n_past: int) -> bool:
+        if n_past == self.n_past(seq_id):
+            return True
+        return not self.model.has_state and self._has_window(seq_id, n_past)
+
+    def _has_window(self, seq_id: int, n_past: int) -> bool:
+        """Whether layers with a sliding window have all cells that the token after n_past sees. Those that
+        it has left are not saved, not even where the cache keeps them.
+        """
+        if not self._n_swa:
+            return True
+        return bool(llama.llama_memory_seq_pos_min(self.memory, seq_id) <= max(0, n_past - self._n_swa))
 
     def _can_remove(self, seq_id: int, n_back: int) -> bool:
         """Whether the last `n_back` tokens can be removed: recurrent states roll back only within the last
@@ -223,71 +233,29 @@ class LlamaContext:
         self._last_rows[seq_id] = 0
         return not self.cuts_need_checkpoint and n_back <= possible
 
-    def _restore_checkpoint(self, seq_id: int, n_past: int) -> int:
-        """Restore the checkpoint if it is at or before n_past, else clear the sequence; the tokens left."""
-        at, state = self._checkpoints.get(seq_id, (0, None))
-        if state is None or at > n_past:
-            self._clear(seq_id)
-            return 0
-        done = llama.llama_state_seq_set_data_ext(self.handle, state, len(state), seq_id, _PARTIAL)
-        if (
-            done == len(state)
-            and llama.llama_memory_seq_rm(self.memory, seq_id, at, -1)
-            and self.n_past(seq_id) == at
-        ):
-            return at
-        self._clear(seq_id)
-        return 0
-
     def _clear(self, seq_id: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)
 
-    def copy(self, src: int, dst: int, n_past: int) -> int:
+    def copy(self, src: int, dst: int, n_past: int, partial: bytearray | None = None) -> int:
         self._limits.check_seqs(min(src, dst), max(src, dst))
         self._remove_padding()
-        if self.model.has_state and n_past != self.n_past(src):
+        at_end = n_past == self.n_past(src)
+        if partial is None and not at_end and (self.model.has_state or not self._has_window(src, n_past)):
+            self._clear(dst)
             return 0
+        if partial is None and at_end and self._windowed:
+            partial = self.save_partial(src)  # windowed cells that two texts share would never be free again
         self._clear(dst)
         self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
-        llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
-        first = llama.llama_memory_seq_pos_min(self.memory, dst)
-        if not self.model.has_state and not 0 <= first <= max(0, n_past - self._n_swa):
-            self._clear(dst)  # cells outside the sliding window are gone, from the caches of its layers only
-        return self.n_past(dst)
-
-    def size(self, seq_id: int) -> int:
-        self._limits.check_seqs(seq_id, seq_id)
-        if (
-            self.model.has_state or self._n_swa
-        ):  # cells outside a window, which truncation needs, are not saved
-            return 0
-        return int(llama.llama_state_seq_get_size(self.handle, seq_id))
-
-    def save(self, seq_id: int) -> mmap.mmap | None:
-        size = self.size(seq_id)
-        try:
-            saved = mmap.mmap(-1, size)  # a mapping of its own, returned to the system when freed
-        except (OSError, ValueError):
-            return None
-        written = llama.llama_state_seq_get_data(self.handle, _pointer_to(saved), size, seq_id)
-        return saved if written == size else None
-
-    def load(self, seq_id: int, saved: mmap.mmap) -> int:
-        self._clear(seq_id)
-        if not llama.llama_state_seq_set_data(self.handle, _pointer_to(saved), len(saved), seq_id):
-            self._clear(seq_id)
-        return self.n_past(seq_id)
+        whole = self.model.has_state and partial is None
+        llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if whole else n_past)
+        return self.n_past(dst) if partial is None else self.restore_partial(dst, n_past, partial)
 
     def close(self) -> None:
         """Free the cache."""
         if self.handle:
             llama.llama_free(self.handle)
             self.handle = None
-
-
-def _pointer_to(memory: mmap.mmap) -> Any:
-    """A pointer to the first byte. (An array type would be a new ctypes class for every size.)"""
-    return ctypes.byref(ctypes.c_uint8.from_buffer(memory))

@@ -33,7 +33,7 @@ def context_params(
     n_rs_seq = min(n_rs_seq, p.n_ctx - MORE_THAN_STATES)
     least = max(n_rs_seq + MORE_THAN_STATES, outputs) if n_rs_seq else 1
     p.n_batch, p.n_ubatch = max(p.n_batch, outputs, least), max(p.n_ubatch, least)
-    p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
+    p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full is not False, n_rs_seq
     p.n_outputs_max = p.n_outputs_max_per_seq = outputs
     p.n_threads = s.n_threads or physical_cores()
     p.n_threads_batch = s.n_threads_batch or p.n_threads

@@ -19,6 +19,7 @@ from specllama.server.dialects.base import ApiRequest, ApiRoute, Shared
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
+from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.access import AccessMiddleware
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
 from specllama.server.models import ModelPool
@@ -47,7 +48,7 @@ def build(models: ModelPool, say: Say) -> Starlette:
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
-    shared = Shared()
+    shared = Shared(DiskScopes(models.settings, say))
     made = Starlette(
         routes=[Route(r.path, _endpoint(r, models, say, shared), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],

@@ -70,6 +70,7 @@ class Metrics:
         self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
         self.queued = histogram("queue_seconds", "from the request to its slot", _SECONDS)
         self.first_token = histogram("time_to_first_token_seconds", "from the request", _SECONDS)
+        self.from_disk = counter("prompt_tokens_from_disk", "those whose state was read from the disk")
         self.between_tokens = histogram("inter_token_seconds", "between the tokens of a text", _GAPS)
         self.seconds = histogram("request_seconds", "from the request to the end of its last text", _SECONDS)
         self.running = gauge("texts_running", "texts that have a slot")
@@ -77,6 +78,8 @@ class Metrics:
         self.slots = gauge("slots", "texts that can be written at once")
         if not owner:
             self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
+            self.states = gauge("prefix_states", "evaluated texts and partial states outside of that cache")
+            self.state_bytes = gauge("prefix_state_bytes", "memory that they occupy")
         self.up = gauge("engine_up", "whether the engine process answers, of a model that shall be in memory")
         self.loaded = gauge("model_loaded", "whether the model is in memory")
         self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
@@ -88,6 +91,7 @@ class Metrics:
         if first_of_prompt:
             self.prompt.inc(stats.n_prompt)
             self.cached.inc(stats.n_reused)
+            self.from_disk.inc(stats.n_from_disk)
         self.generated.inc(stats.n_predict)
         self.drafts.inc(stats.reached[0] if stats.reached else 0)
         self.drafted.inc(stats.n_drafted)

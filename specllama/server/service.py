@@ -117,6 +117,8 @@ class Service:
             with contextlib.suppress(SpecllamaError, TimeoutError):
                 state = await self.supervisor.peek(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
                 found.kv.set(state.n_used / max(1, state.n_ctx))
+                found.states.set(state.n_states)
+                found.state_bytes.set(state.state_bytes)
         return found
 
     async def _launch(self, job: RequestStream) -> None:

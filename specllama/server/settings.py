@@ -10,6 +10,7 @@ from typing import Any
 
 from specllama.config import defaults
 from specllama.config.load import LoadSettings
+from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
 from specllama.server.http.origins import Origins
 from specllama.server.http.path import root_path
@@ -30,7 +31,8 @@ class ServerSettings:
     addition to those of the address itself. sampling, variables, verbose: defaults of requests. others: how
     other models are loaded, with names instead of paths; None: the server holds its one model alone.
     models_max: models in memory at once, 0 for as many as fit. idle_seconds: after which a model is unloaded
-    that nobody uses, 0 for never. Raises UsageError.
+    that nobody uses, 0 for never. slot_save_path: directory of slots that clients save, "" for none. Raises
+    UsageError.
     """
 
     load: LoadSettings
@@ -54,6 +56,7 @@ class ServerSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     root_path: str = ""
+    slot_save_path: str = ""
     log_prompts: bool = False
     verbose: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +80,8 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("needs an address or the name of one", option="host")
+        if self.slot_save_path and not expanded(self.slot_save_path).is_dir():
+            raise UsageError(f": not a directory: {self.slot_save_path}", option="slot_save_path")
         Origins(self.origins)
         root_path(self.root_path)
         if not set(self.admin_keys) <= set(self.keys):

@@ -31,6 +31,7 @@ Answer = TypeVar(
     protocol.Rendered,
     protocol.TokenCount,
     protocol.Slots,
+    protocol.SlotDone,
 )
 
 

@@ -5,13 +5,15 @@ Runs in the worker's main thread, or in a test. Knows nothing about how messages
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
 from specllama.clock import running_time
-from specllama.config.load import LoadSettings
+from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
@@ -25,21 +27,27 @@ from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
+from specllama.prefix_disk.budget import automatic_budget
+from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.disk_store import DiskStore
 from specllama.text.template_process import TemplateProcess
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, choice_ids, refuse
+from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt
 from specllama.worker.queries import compile_template, slots
+from specllama.worker.slot_actions import SlotActions
 from specllama.worker.template_notes import template_notes
 from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
+_CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 
 
@@ -66,6 +74,8 @@ class EngineCore:
         self._intake: RequestIntake | None = None
         self._idle: IdleMeasurer | None = None
         self._exact: ExactMode | None = None
+        self._kept: KeptPrefixes | None = None
+        self._slot_actions: SlotActions | None = None
         self._held: list[tuple[protocol.Generate, int]] = []  # wait until it is decided how to be exact
         self.busy_since: float | None = None
         self._step_seconds = 0.0
@@ -127,7 +137,10 @@ class EngineCore:
         """Seconds until `step` has work to do if no message arrives; None for never."""
         if self.decoding:
             return 0.0
-        return self._idle.due_in if self._idle is not None and not self._preparing else None
+        if self._preparing:
+            return None
+        due = [one.due_in for one in (self._idle, self._kept) if one is not None]
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def hang(self) -> tuple[float, float]:
         """How long the current work has run and how long it may, in seconds: of this thread, or of the
@@ -150,7 +163,7 @@ class EngineCore:
         if self._held and not self.running and not self._preparing and self.tuner is None:
             self._release_held()
         if not self.decoding:
-            self._measure_slice()
+            self._work_while_idle()
             return
         assert self.engine is not None
         assert self.loaded is not None
@@ -173,6 +186,10 @@ class EngineCore:
             self.send(protocol.Notice(notice))
         self.engine.notices.clear()
         self._report()
+        if self._slot_actions is not None and self._slot_actions.waiting:
+            waiting, self._slot_actions.waiting = self._slot_actions.waiting, []
+            for action in waiting:
+                self.handle(action)
 
     def _load(self, settings: LoadSettings, measure_when_idle: bool, open_draft: bool) -> None:
         if self.loaded is not None:
@@ -191,14 +208,30 @@ class EngineCore:
             clock=running_time,
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
+            cache_budget=_cache_budget(settings.cache_ram),
+            max_partials=settings.ctx_checkpoints,
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
         context = loaded.context
-        prompts = Prompts(loaded.model, context.n_ctx, context.n_batch, template, problem, calls)
-        self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)
+        prompts = Prompts(
+            loaded.model,
+            context.n_ctx,
+            context.n_batch,
+            template,
+            problem,
+            calls,
+            with_boundaries=not context.cuts_anywhere,
+        )
+        self._kept = self._opened_disk(loaded, self.engine)
+        self._slot_actions = SlotActions(
+            self.engine, loaded.prefix_key, loaded.header.name, self.send, running_time
+        )
+        self._intake = RequestIntake(
+            loaded, self.engine, prompts, self.running, self.send, self._post, self._kept
+        )
         notes = list[Note]()
         if problem is not None:
             notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
@@ -212,14 +245,38 @@ class EngineCore:
         works = template is not None and problem is None
         self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()], calls)))
 
-    def _measure_slice(self) -> None:
-        if self._idle is None:
-            return
+    def _work_while_idle(self) -> None:
+        """Copy prompts to be written to the disk; measure for one slice of time."""
         self.busy_since = running_time()
         try:
-            self._idle.measure()
+            if self._kept is not None and self._kept.due_in == 0.0:
+                self._kept.keep()
+            elif self._idle is not None:
+                self._idle.measure()
         finally:
             self.busy_since = None
+
+    def _opened_disk(self, loaded: Loaded, engine: Engine) -> KeptPrefixes | None:
+        """The prompts of the model on disk, None where none are kept."""
+        s, directory = loaded.settings, default_directory()
+        if not s.cache_disk or not loaded.prefix_key or s.rpc:
+            return None
+        budget, held = s.cache_disk, 0
+        if budget == AUTO:
+            with contextlib.suppress(OSError):
+                held = sum(StateDirectory(directory).sizes().values())
+            budget = automatic_budget(directory, held)
+        if budget <= 0:
+            return None
+        open_disk = partial(
+            DiskStore,
+            directory,
+            budget,
+            loaded.prefix_key,
+            model=loaded.header.name,
+            say=lambda text: self.send(protocol.Notice(text)),
+        )
+        return KeptPrefixes(engine, open_disk, directory.exists(), s.kept_seconds, running_time)
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
@@ -275,6 +332,10 @@ class EngineCore:
         if isinstance(question, protocol.GetSlots):
             costs = self.loaded.profile.decode_seconds
             self.send(slots(question.id, self.engine, self.running, costs))
+        elif isinstance(question, protocol.SlotAction):
+            assert self._slot_actions is not None
+            if not self._slot_actions.act(question):
+                self._slot_actions.waiting.append(question)
         else:
             self._intake.answer(question, size)
 
@@ -343,6 +404,8 @@ class EngineCore:
             assert self._intake is not None
             self._intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt)
         self.send(self._done(r, text, runs, unmeasured))
+        if self._kept is not None:
+            self._kept.generation_ended()
         if self.loaded is not None:
             self.loaded.profile.save()
 
@@ -384,6 +447,13 @@ class EngineCore:
         self.running.clear()
 
     def shut_down(self) -> None:
-        """Store what was learnt, when the front is gone."""
+        """Store what was learnt and the prompts that are worth it, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()
+        if self._kept is not None and not self.busy:
+            self._kept.close()
+
+
+def _cache_budget(cache_ram: int) -> float:
+    """Bytes for prefix states outside of the context; AUTO: a quarter of what is free after the load."""
+    return cache_ram if cache_ram != AUTO else _CACHE_SHARE * available_memory()

@@ -12,7 +12,7 @@ from specllama.core.exact import DEFAULT_WIDTH, ExactRows, best_chunk, best_widt
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.width_changes import Place
-from specllama.core.slots import empty
+from specllama.core.prefix.state import empty
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
 from specllama.worker.calibrate import TIMED
@@ -108,7 +108,7 @@ class ExactMode:
 def widest(loaded: Loaded) -> int:
     """The most rows of a decode, all of the same width, whose rejected rows can be removed again."""
     context, s = loaded.context, loaded.settings.target
-    if not context.can_pad:
+    if not context.can_pad or not context.swa_full:  # rows that take cells of a window move later ones
         return 1
     return min(context.n_outputs_max, context.n_batch, s.n_ubatch, context.max_rollback + 1)
 

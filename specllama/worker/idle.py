@@ -53,7 +53,7 @@ class IdleMeasurer:
         cache has changed since. with_widths: False measures t(1) and epsilon only.
         """
         slot, self._more = self._engine.slots[self._slot], False
-        if self._engine.busy or slot.owner is not None or slot.saved is not None or slot.ids != self._ids:
+        if self._engine.busy or slot.owner is not None or slot.ids != self._ids:
             return False
         self._more = self._loaded.profile.measure(self._loaded.context, slot, seconds, with_widths)
         self._engine.policy.interrupted()

@@ -28,6 +28,7 @@ from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
 from specllama.worker.file_sampling import sampling_defaults
+from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer, attempt
@@ -73,7 +74,7 @@ class RequestIntake:
     """Accepts requests for a loaded pair.
 
     running: gets the generations. send: sends a message to the front, in any thread. post: makes the engine's
-    thread call a function; None: large requests are prepared in that thread too.
+    thread call a function; None: large requests are prepared in that thread too. kept: prompts on disk.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class RequestIntake:
         running: list[SequenceOutput],
         send: Send,
         post: Callable[[Callable[[], None]], None] | None,
+        kept: KeptPrefixes | None = None,
     ) -> None:
-        self.prompts = prompts
+        self.prompts, self.kept = prompts, kept
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post, self._preparer = send, post, Preparer()
 
@@ -227,8 +229,14 @@ class RequestIntake:
                 predict_seconds=_limit(message.predict_seconds, message),
                 warm=message.warm,
                 infill=self._infill_rule if params.infill_sampling else None,
+                boundaries=prompt.boundaries,
+                kept=message.kept and bool(message.disk_scope),
             )
+            n_read = 0
+            if self.kept is not None:
+                n_read = self.kept.fetch(prompt.ids, request.cache_scope, message.disk_scope)
             generation = self._engine.submit(request)
+            generation.stats.n_from_disk = n_read
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)

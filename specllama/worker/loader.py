@@ -6,12 +6,12 @@ llama.cpp opens no file before its header has passed the check.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.client import protocol
 from specllama.clock import running_time
-from specllama.config.load import LoadSettings
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
@@ -28,12 +28,15 @@ from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
 from specllama.models.memory.plan import MemoryPlan
+from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict
+from specllama.prefix_disk.model_key import FileIdentity
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
 from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter
 from specllama.worker.head import LoadedHead, open_head
+from specllama.worker.prefix_key import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
 from specllama.worker.rpc.attach import attach
@@ -50,6 +53,7 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. memory: the output of earlier requests, None if it is not kept.
+    prefix_key: of its prefix states on disk, "" for none.
     """
 
     settings: LoadSettings
@@ -66,6 +70,7 @@ class Loaded:
     head: LoadedHead | None = None
     memory: RequestHistory | None = None
     load_seconds: float = 0.0
+    prefix_key: str = ""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -109,6 +114,8 @@ def load(
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
     plan, checked, n_rs_seq = _planned(settings, header, checked, send)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
+    fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
+    files = _model_files(settings, header, fitted)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
@@ -144,7 +151,16 @@ def load(
         head,
         memory,
         running_time() - started,
+        prefix_key(header, context, files, settings) if files else "",
     )
+
+
+def _model_files(settings: LoadSettings, header: Header, fitted: ModelSettings) -> tuple[FileIdentity, ...]:
+    """What tells the target's files from others, () where that is not known, or held by other machines."""
+    try:
+        return model_files(header, fitted) if not settings.rpc else ()
+    except OSError:
+        return ()
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_SECONDS = 0.5
 _MESSAGE_SECONDS = 0.05  # of handling messages between two steps
-_STORE_SECONDS = 0.5  # time to store what was learnt, once the front is gone
+_STORE_SECONDS = 5.0  # time to store what was learnt and evaluated, once the front is gone
 
 
 class _Sized(NamedTuple):

@@ -18,7 +18,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.slots import Slot
+from specllama.core.prefix.state import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 from specllama.worker.profile_data import figures_of, length_class, merged, pairs_of, plain_times
 
@@ -64,9 +64,10 @@ class ModelProfile:
     @property
     def t1(self) -> float | None:
         curve = self.curves.at(0)
-        if curve.changes.change and curve.count(1):
+        measured = self._figures.get("t1")
+        if measured is not None and curve.changes.change and curve.count(1):
             return curve.predict(1)  # of steady decodes, as the curve's times are
-        return self._figures.get("t1")
+        return measured
 
     def plain_t1(self, n_ids: int, rows: int | None = None) -> tuple[float | None, float | None]:
         """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
@@ -200,6 +201,9 @@ class ModelProfile:
             left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
             self._figures = merged(self._before, self._calibration)
+            if (t1 := self._calibration.t1) is not None:
+                bucket = bucket_of(len(ids), POLICY)
+                self._plain[bucket] = min(t1, self._plain.get(bucket, t1))
             self._refused = context.n_past(seq_id) != len(ids)
             self._compare_left -= self.clock() - began
         return n_timed

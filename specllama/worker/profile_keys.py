@@ -33,7 +33,7 @@ def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[s
         "n_gpu_layers": s.n_gpu_layers,
         "placed": [*placed, overrides],
         "threads": [context.n_threads, context.n_threads_batch],
-        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn, s.swa_full],
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
     }
 
 

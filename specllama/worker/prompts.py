@@ -5,31 +5,38 @@ Used by the thread that decodes for small requests, by the preparer's thread for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specllama.client import protocol
+from specllama.core.prefix.boundaries import GAP, Boundary
 from specllama.core.scheduler import context_length_error
 from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
-from specllama.text.prompt_parts import PromptTemplate
+from specllama.text.control_tokens import PromptPart
+from specllama.text.prompt_parts import PromptTemplate, encode
 from specllama.worker.conversations import ConversationCache
 from specllama.worker.infill import infill_ids
+from specllama.worker.prompt_boundaries import ChatPrompt, chat_boundaries
 from specllama.worker.text_limit import TextLimit
 from specllama.worker.tool_calls import ToolCalls
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of a prompt, and of the forced output, None where the model writes freely."""
+    """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: places
+    that later prompts may share, () where they are not known or not needed.
+    """
 
     ids: list[int]
     forced: list[int] | None
+    boundaries: Sequence[Boundary] = ()
 
 
 class Prompts:
     """Makes prompts for one loaded model. problem: why its template cannot be used, None if it can. calls:
-    how the model is shown tools.
+    how the model is shown tools. with_boundaries: whether the places that later prompts may share are needed.
     """
 
     def __init__(
@@ -40,7 +47,9 @@ class Prompts:
         template: PromptTemplate | None,
         problem: SpecllamaError | None,
         calls: ToolCalls,
+        with_boundaries: bool = False,
     ) -> None:
+        self._with_boundaries = with_boundaries
         self._model, self._n_ctx, self._n_batch = model, n_ctx, n_batch
         self._template, self._problem, self.calls = template, problem, calls
         self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
@@ -81,7 +90,23 @@ class Prompts:
         ids = self._ids(message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        return Prompt(ids, forced)
+        return Prompt(ids, forced, self._boundaries(message, ids) if self._with_boundaries else ())
+
+    def _boundaries(self, message: protocol.Generate, ids: Sequence[int]) -> Sequence[Boundary]:
+        """The places of a chat's prompt. Raises as `_ids`."""
+        if message.messages is None or len(ids) < GAP:
+            return ()
+        template, thought, model = self.template, message.prefix_thought, self._model
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
+            return self.calls.render(template, messages, message.variables, message.tools, thought)
+
+        parts = self.calls.continued(template, render(message.messages), message.prefix, thought)
+        return chat_boundaries(
+            ChatPrompt(
+                message.messages, parts, ids, render, lambda some: encode(some, model.tokenize, "", False)
+            )
+        )
 
     def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
         n = sum(len(part) for part in parts if not isinstance(part, str))

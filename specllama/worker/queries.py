@@ -108,7 +108,7 @@ def slots(
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
         r = by_sequence.get(slot.seq_id)
-        n_used += 0 if slot.saved is not None else len(slot.ids)
+        n_used += len(slot.ids)
         if r is None:
             found.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
             continue
@@ -127,7 +127,17 @@ def slots(
                 speculate=g.request.speculate,
             )
         )
-    return protocol.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx, list(decode_seconds))
+    memory = engine.store.memory
+    return protocol.Slots(
+        id_,
+        found,
+        len(engine.waiting),
+        n_used,
+        engine.target.n_ctx,
+        list(decode_seconds),
+        len(memory.texts) + sum(1 for _ in memory.partials()),
+        memory.n_bytes,
+    )
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:

@@ -253,7 +253,7 @@ class TestOptions:
     def test_a_wrong_name_gets_a_list_of_options(self) -> None:
         with pytest.raises(UsageError) as raised:
             Unloaded(gpu_memory_utilization=0.9)  # type: ignore[call-arg]
-        assert raised.value.hint.startswith("there are: cache_type_k, cache_type_k_draft, ")
+        assert raised.value.hint.startswith("there are: cache_disk, cache_ram, cache_type_k, ")
 
     def test_an_llm_that_was_not_made_leaves_no_process(self) -> None:
         with pytest.raises(UsageError):

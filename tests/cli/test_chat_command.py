@@ -403,7 +403,8 @@ class TestPipe:
         assert chat(command, "zip", args=args).code == 0
         (file,) = (command.cache / "calibration").iterdir()
         assert json.loads(file.read_text())["t1"] > 0
-        assert "x plain" in chat(command, "zip", args=(*args, "--ignore-eos", "--draft-max", "4")).err
+        told = r"x plain|decodes were (slower|faster) than at other times|the machine was busy"
+        assert re.search(told, chat(command, "zip", args=(*args, "--ignore-eos", "--draft-max", "4")).err)
         assert not (command.cache / "chat_history").exists()
 
 

@@ -139,6 +139,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     (home / "prompt.txt").write_text("What does shutil.copytree do?", "utf-8")
     (home / "schema.json").write_text('{"enum": ["a function", "a class", "a module"]}', "utf-8")
     (home / "keys.txt").write_text("secret\n", "utf-8")
+    (home / "saved").mkdir()
     (texts,) = (block for page, block in blocks("json") if page == "docs/measuring.md")
     (home / "edits.json").write_text(texts, "utf-8")
     subprocess.run(["git", "init", "-q"], cwd=home, check=True)

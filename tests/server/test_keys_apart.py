@@ -14,6 +14,7 @@ NAMES = ("alice", "bob", "carol")
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in (*NAMES, "watcher")}
 SECRET = "The password of the vault in the cellar is swordfish, and they meet on Thursday at nine."
 WRONG = "Whoever wrote this knew a word of it that nobody here has heard, least of all in the morning."
+OTHER = "Nobody is to know that the key to the cellar hangs behind the third picture in the hall."
 ENDLESS = {"prompt": "def ", "max_tokens": 900, "ignore_eos": True}
 
 
@@ -60,10 +61,10 @@ def until_idle(server: Server) -> None:
 
 
 def test_it_does_while_the_text_is_being_written(keyed: Server) -> None:
-    first_event(begin(keyed, "alice", prompt=SECRET, stream=True))
-    assert reused(ask(keyed, "bob", SECRET + " All of them.")) == (0, 0)
+    first_event(begin(keyed, "alice", prompt=OTHER, stream=True))
+    assert max(reused(ask(keyed, "bob", OTHER + " All of them."))) <= 1  # as its own earlier text begins
     until_idle(keyed)
-    n, not_evaluated = reused(ask(keyed, "alice", SECRET + " All of them."))
+    n, not_evaluated = reused(ask(keyed, "alice", OTHER + " All of them."))
     assert n == not_evaluated > 20  # for its own key, as ever
 
 

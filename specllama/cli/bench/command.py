@@ -23,7 +23,7 @@ from specllama.cli.bench.text import lines
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
-from specllama.cli.measuring import PartialResults, provenance
+from specllama.cli.measuring import PartialResults, provenance, warn_if_busy
 from specllama.cli.progress import Progress
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
@@ -31,6 +31,7 @@ from specllama.clock import running_time
 from specllama.config import build
 from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
+from specllama.core.gain import was_busy
 from specllama.errors import UsageError
 from specllama.text.template_variables import reasoning_variables
 
@@ -84,6 +85,8 @@ def bench(given: Mapping[str, Any]) -> int:
                 own.load(settings)
             _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
+        if was_busy(sample.stats for sample in results.samples):
+            console.warning("something else kept the machine busy, and figures are off; measure again later")
         _show(plan, results, settings.exact, values.get("json", False))
     else:
         results.say_nothing_measured()
@@ -118,6 +121,7 @@ def _measure(
     raw = not info.template_works
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
+    warn_if_busy()
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
     ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
     into.planned = len(plan.cases) * len(ways) * plan.runs

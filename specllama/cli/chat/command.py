@@ -24,7 +24,7 @@ from specllama.cli.chat.tools import read_tools
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.cli.formatting import counted
-from specllama.config import build
+from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, SpecllamaError, UsageError
@@ -51,7 +51,7 @@ def chat(given: Mapping[str, Any]) -> int:
     tools = read_tools(values["tools"]) if "tools" in values else None
     if tools is not None and ("json_schema" in params or "grammar" in params):
         raise UsageError("cannot be used with a schema or a grammar", option="tools")
-    settings = prepared(build.load_settings(values), values.get("force", False))
+    settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values.get("force", False))
     log = log_file(values)
     with contextlib.ExitStack() as stack:
         if log is not None:

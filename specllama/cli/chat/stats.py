@@ -18,7 +18,7 @@ def turn_line(answer: GenerationResult) -> str:
     stored = " (stored)" if answer.plain.source == "stored" else ""
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
-        f"{found.speedup:.2f}x plain{stored}" if found.speedup is not None else "",
+        f"{found.speedup:.2f}x plain{stored}" if found.speedup is not None else found.reason,
         f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
         if stats.n_drafted
         else "",

@@ -16,6 +16,7 @@ from specllama.cli.doctor import Problem
 from specllama.clock import running_time
 from specllama.config import store
 from specllama.core.policy.break_even import acceptance_needed
+from specllama.prefix_disk.directory import StateDirectory, default_directory
 
 _SECONDS = 2.0  # for adding up a directory
 _MIN_SAMPLES = 3  # of a width, to say what it costs
@@ -39,7 +40,18 @@ def cache(problems: list[Problem]) -> dict[str, Any]:
         "free_disk": free_disk(path),
         "calibrations": whole,
         "broken": broken,
+        "prompts": prompts(),
     }
+
+
+def prompts() -> dict[str, int]:
+    """How many evaluated prompts are on disk, and their bytes."""
+    directory = StateDirectory(default_directory())
+    try:
+        sizes = directory.sizes()
+    except OSError:
+        sizes = {}
+    return {"number": len(sizes), "bytes": sum(sizes.values())}
 
 
 def exactness() -> list[dict[str, Any]]:

@@ -182,6 +182,8 @@ def _cache(c: Mapping[str, Any]) -> Rows:
     yield "directory", c["path"] + ("" if c["writable"] else " (cannot be written)")
     broken = f", {c['broken']} broken and not used" if c["broken"] else ""
     yield "calibrations", f"{c['calibrations']}{broken}"
+    kept = c["prompts"]
+    yield "prompts", f"{kept['number']}, {size(kept['bytes'])}; specllama cache lists them"
     yield "size", f"{_total(c, 'bytes')}, {size(c['free_disk'])} free on the disk"
 
 

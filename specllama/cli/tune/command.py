@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from specllama.cli import console
 from specllama.cli.answer import engine_log, first_interrupt, load, log_file
 from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
-from specllama.cli.measuring import LONG, provenance
+from specllama.cli.measuring import LONG, provenance, warn_if_busy
 from specllama.cli.progress import Progress
 from specllama.cli.tune.plan import TunePlan, make_plan
 from specllama.cli.tune.results import TuneResults
@@ -67,19 +66,11 @@ def _measure(
     raw = not info.template_works
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
-    if (busy := _system_load()) >= (os.cpu_count() or 1):
-        console.warning(f"other programs keep the machine busy (load {busy:.1f}): figures will be off")
+    warn_if_busy()
     request = Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in client.tune(request):
             _receive(event, progress, into)
-
-
-def _system_load() -> float:
-    """The mean number of processes that ran or waited in the last minute; 0 where unknown."""
-    with contextlib.suppress(AttributeError, OSError):
-        return os.getloadavg()[0]
-    return 0.0
 
 
 def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> None:

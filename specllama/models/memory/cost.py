@@ -19,6 +19,7 @@ from specllama.errors import UsageError
 from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
 from specllama.gguf.types import row_bytes
+from specllama.models.memory.windows import window_cells, windowed_layers
 
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of it
 
@@ -43,6 +44,7 @@ class CostSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: FlashAttn = "auto"
+    swa_full: bool = True
 
     def __post_init__(self) -> None:
         for name in ("cache_type_k", "cache_type_v"):
@@ -204,12 +206,16 @@ class MemoryCosts:
         return tuple(each if recurrent else 0 for recurrent in self.recurrent)
 
     def layer_caches(self, n_ctx: int) -> tuple[int, ...]:
-        """Bytes of each layer's KV caches and recurrent state; sliding windows are whole (swa_full)."""
-        cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
-        k, v = self.settings.cache_type_k, self.settings.cache_type_v
+        """Bytes of each layer's KV caches and recurrent state."""
+        s, cells = self.settings, -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
+        of_window = window_cells(self.header, cells, s.n_slots, s.n_ubatch, N_CTX_PAD)
+        windowed = (False,) * self.header.n_layer if s.swa_full else windowed_layers(self.header)
         return tuple(
-            self.n_contexts * cells * (row_bytes(k, n_k) + row_bytes(v, n_v)) + state
-            for (n_k, n_v), state in zip(self.cache_widths, self.state_layers, strict=True)
+            self.n_contexts
+            * (of_window if window else cells)
+            * (row_bytes(s.cache_type_k, n_k) + row_bytes(s.cache_type_v, n_v))
+            + state
+            for (n_k, n_v), state, window in zip(self.cache_widths, self.state_layers, windowed, strict=True)
         )
 
     def kv(self, n_ctx: int) -> int:

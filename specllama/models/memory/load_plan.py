@@ -13,6 +13,7 @@ from specllama.errors import ResourceError, option
 from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
+from specllama.models.memory.windows import keeps_all_cells
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
 VISIBLE_CELLS = 256  # caches have a multiple of this many cells
@@ -85,6 +86,7 @@ def plan_load(
             n_ubatch=t.n_ubatch,
             n_outputs_max=rows_of_logits(settings) if n_outputs is None else n_outputs,
             n_rs_seq=rollback(settings) if n_rs_seq is None else n_rs_seq,
+            swa_full=keeps_all_cells(settings, head is not None or isinstance(draft, HeadInfo)),
             cache_type_k=t.cache_type_k,
             cache_type_v=t.cache_type_v,
             cache_type_k_draft=d.cache_type_k,

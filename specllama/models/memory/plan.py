@@ -51,6 +51,7 @@ class PlanSettings:
     n_ubatch: int = 512
     n_outputs_max: int = 64
     n_rs_seq: int = 0
+    swa_full: bool = True
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     cache_type_k_draft: str = "f16"
@@ -70,12 +71,12 @@ class PlanSettings:
         self.of_draft()
 
     def of_target(self) -> CostSettings:
-        return self._load(self.cache_type_k, self.cache_type_v)
+        return self._load(self.cache_type_k, self.cache_type_v, self.swa_full)
 
     def of_draft(self) -> CostSettings:
         return self._load(self.cache_type_k_draft, self.cache_type_v_draft)
 
-    def _load(self, cache_type_k: str, cache_type_v: str) -> CostSettings:
+    def _load(self, cache_type_k: str, cache_type_v: str, swa_full: bool = True) -> CostSettings:
         return CostSettings(
             n_slots=self.n_slots,
             n_batch=self.n_batch,
@@ -85,6 +86,7 @@ class PlanSettings:
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             flash_attn=self.flash_attn,
+            swa_full=swa_full,
         )
 
 

@@ -21,6 +21,7 @@ from specllama.server.dialects.conversation import ReadConversation
 from specllama.server.dialects.fields import Model, checked
 from specllama.server.dialects.recent_items import RecentItems
 from specllama.server.dialects.writer import DialectWriter
+from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ListedModel, ModelPool
@@ -39,13 +40,18 @@ class MemoryChoice(Protocol):
 
 
 class GeneratingBody(Protocol):
-    """The fields of bodies that ask for texts, in all APIs. keep_alive: seconds, negative for ever."""
+    """The fields of bodies that ask for texts, in all APIs. kept: whether the prompt and the text may be
+    written to the disk. keep_alive: seconds, negative for ever.
+    """
 
     @property
     def stream(self) -> bool: ...
 
     @property
     def speculation(self) -> MemoryChoice: ...
+
+    @property
+    def kept(self) -> bool: ...
 
     @property
     def keep_alive(self) -> float | None: ...
@@ -55,9 +61,12 @@ class GeneratingBody(Protocol):
 
 
 class Shared:
-    """What all requests share. bodies: reads their bodies. noted: fields that were said to have no effect."""
+    """What all requests share. bodies: reads their bodies. noted: fields that were said to have no effect.
+    scopes: whose prompts on disk are whose.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, scopes: DiskScopes) -> None:
+        self.scopes = scopes
         self.bodies, self.recent_items = BodyReader(), RecentItems()
         self.noted = set[str]()
 
@@ -101,6 +110,11 @@ class ApiRequest:
         """Whose request it is: a name, not secret, of its API key; "" where the server has none."""
         found: str = self._http.scope.get("specllama.owner", "")
         return found
+
+    @property
+    def slot_folder(self) -> str | None:
+        """See DiskScopes.folder."""
+        return self._shared.scopes.folder(self.owner)
 
     @property
     def administers(self) -> bool:
@@ -220,20 +234,31 @@ class ApiRequest:
         info, memory = self.supervisor.loaded, body.speculation.memory
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
             self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
-        owned = [replace(spec, request=self._owned(spec.request, memory)) for spec in specs]
+        owned = [replace(spec, request=self._owned(spec.request, memory, body.kept)) for spec in specs]
         job = self.service.start(owned, n, place, getattr(self._http.state, "body_bytes", 0))
         self.keep_model(body.keep_alive)
         return StreamingResponse(
             job, writer, body.stream, Limits(self.settings.seconds, self.settings.client_seconds)
         )
 
-    def _owned(self, request: protocol.Generate, memory: bool) -> protocol.Generate:
-        """The request with what does not depend on its body. memory: see `generate`."""
+    @property
+    def disk_scope(self) -> str:
+        """See protocol.Generate."""
+        return self._shared.scopes.of(self.owner)
+
+    def _owned(self, request: protocol.Generate, memory: bool, kept: bool) -> protocol.Generate:
+        """The request with what does not depend on its API. memory, kept: see `protocol.Generate`."""
         settings, infill = self.settings, request.infill
         if infill is not None:
             infill = replace(infill, suffix_first=settings.spm_infill)
         return replace(
-            request, owner=self.owner, memory=memory, share_cache=settings.share_cache, infill=infill
+            request,
+            owner=self.owner,
+            memory=memory,
+            share_cache=settings.share_cache,
+            infill=infill,
+            disk_scope=self.disk_scope,
+            kept=kept,
         )
 
 

@@ -96,6 +96,17 @@ class RequestBody(Body):
         return self._ignored
 
 
+class CacheChoice(Body):
+    """store: False writes nothing of the request to the disk. `"cache": false` says the same."""
+
+    store: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_switch(cls, data: Any) -> Any:
+        return {"store": data} if isinstance(data, bool) else data
+
+
 def whole(value: Any) -> Any:
     """4.0 as 4: programs whose numbers are all floats write it so. Any other value as it is."""
     if type(value) is float and value.is_integer() and abs(value) < _MAX_WHOLE:

@@ -74,3 +74,10 @@ def test_no_line_of_figures_is_wider_than_80_columns() -> None:
     shown = lines(stats, PlainRate(123456.7, "stored", 2), "", 2**53)
     assert max(map(len, shown)) < 80, shown
     assert any(line.startswith("accept    = 100.0 %   by position 100 %") for line in shown)
+
+
+def test_tokens_that_were_kept_on_the_disk_have_a_line() -> None:
+    stats = answer()
+    assert not any(line.startswith("kept") for line in lines(stats, PLAIN))
+    stats.n_from_disk = 12269
+    assert "kept      = 12269 tokens of the prompt from the disk" in lines(stats, PLAIN)

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.config import build
 from specllama.config.defaults import DRAFTERS
-from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
+from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
@@ -79,6 +79,38 @@ def test_values_become_settings() -> None:
     rest = (settings.n_slots, settings.draft_max, settings.draft_min, settings.drafters, settings.rpc)
     assert rest == (3, 4, 1, ("copy", "model"), ("worker:50052",))
     assert (settings.calibrate, settings.memory, settings.exact) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("auto", AUTO),
+        ("0", 0),
+        ("8G", 8_000_000_000),
+        ("8GB", 8_000_000_000),
+        ("1.5 gb", 1_500_000_000),
+        ("500M", 500_000_000),
+        ("2GiB", 2 << 30),
+        ("100k", 100_000),
+        ("3T", 3_000_000_000_000),
+        ("999999999999999T", 2**60),
+    ],
+)
+def test_sizes_on_disk(text: str, expected: int) -> None:
+    assert build.load_settings({"cache_disk": text}, kept_seconds=2.0).cache_disk == expected
+
+
+@pytest.mark.parametrize("text", ["8", "", "-1G", "8X", "1e3G", "G", "8iB", "inf", "8 G G", "0x8G", "๘G"])
+def test_sizes_without_a_unit_and_others_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        build.load_settings({"cache_disk": text}, kept_seconds=2.0)
+    assert raised.value.option == "cache_disk"
+
+
+def test_commands_that_measure_neither_keep_prompts_on_disk_nor_read_them() -> None:
+    assert build.load_settings({"cache_disk": "8G"}).cache_disk == 0
+    settings = build.load_settings({}, kept_seconds=5.0)
+    assert (settings.cache_disk, settings.kept_seconds) == (AUTO, 5.0)
 
 
 def test_drafters_and_draft_model() -> None:

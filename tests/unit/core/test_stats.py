@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.gain import Gain, PlainRate, gain, plain_rate, speedup
+from specllama.core.gain import Gain, PlainRate, gain, plain_rate, speedup, was_busy
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.stats import RunStats
 
@@ -166,6 +166,9 @@ def test_rounds_that_stall_do_not_count():
     assert found.verdict == "faster"
     busy = rounds_of(*[0.01] * 20, 0.2)
     assert gain(busy, plain_rate(busy, None)).reason == "the machine was busy with something else"
+    assert was_busy([stats, busy])
+    assert not was_busy([stats])
+    assert not was_busy([])
 
 
 def test_a_first_round_that_stalled_is_found_out_later():

@@ -18,9 +18,9 @@ from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.config import DEFAULT
+from specllama.core.prefix.state import Slot
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.core.slots import Slot
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
 from specllama.worker.profile import ModelProfile

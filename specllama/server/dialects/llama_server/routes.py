@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from specllama.client import protocol
 from specllama.errors import ResourceError, SpecllamaError
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.llama_server import models, shapes, unsupported
+from specllama.server.dialects.llama_server import models, shapes, slot_actions, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
 from specllama.server.dialects.llama_server.infill_request import InfillRequest
@@ -181,6 +181,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
         ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
         *models.ROUTES,
+        *slot_actions.ROUTES,
         *unsupported.ROUTES,
     ),
 )

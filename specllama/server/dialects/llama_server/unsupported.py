@@ -26,7 +26,6 @@ _REASONS: Mapping[tuple[str, str], str] = {
     ("POST", "/props"): "settings cannot be changed while the server runs; its flags set them",
     ("GET", "/lora-adapters"): _NO_ADAPTERS,
     ("POST", "/lora-adapters"): _NO_ADAPTERS,
-    ("POST", "/slots/{slot}"): "slots are neither saved nor erased; prompts are reused from all of them",
     ("POST", "/v1/chat/completions/control"): "an answer cannot be changed while it is written",
 }
 

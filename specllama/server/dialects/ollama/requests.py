@@ -11,7 +11,15 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.server.dialects.answer_forms import Format
 from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError, RequestBody
+from specllama.server.dialects.fields import (
+    SMALL,
+    WHOLE_ITEMS,
+    AtMost,
+    Body,
+    CacheChoice,
+    FieldError,
+    RequestBody,
+)
 from specllama.server.dialects.keep_alive import KeepAlive
 from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
@@ -83,7 +91,14 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     shift: bool | None = None
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
     speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
+
     own_form: ClassVar[str] = "format"
+
+    @property
+    def kept(self) -> bool:
+        """Whether it may be written to the disk."""
+        return self.cache.store
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:

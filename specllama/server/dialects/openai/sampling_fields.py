@@ -17,6 +17,7 @@ from specllama.server.dialects.fields import (
     WHOLE_ITEMS,
     AtMost,
     Body,
+    CacheChoice,
     FieldError,
     RequestBody,
 )
@@ -201,6 +202,7 @@ class SamplingFields(ParameterReader, StructuredFields):
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool | None = None
@@ -212,6 +214,11 @@ class SamplingFields(ParameterReader, StructuredFields):
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """With the names of this model, and what stands in `options` as in Ollama's API."""
         return super().prepared(with_options(data, _OPTIONS))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the prompt and the text may be written to the disk."""
+        return self.cache.store
 
     @property
     def warms(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.options import as_flag
 from specllama.errors import ResourceError, UsageError, spelled
 from specllama.gguf.check import check_model
@@ -22,6 +23,8 @@ from specllama.gguf.parse import TensorInfo
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import CostSettings, MemoryCosts
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
+from specllama.models.memory.windows import keeps_all_cells
+from tests.support import tinygguf
 from tests.support.ggufbytes import Typed, llama, words
 from tests.support.paths import SHARED
 
@@ -512,3 +515,73 @@ def test_a_real_header_can_be_planned() -> None:
     answer = plan_memory(header, header, PlanSettings(available=GB))
     assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
     assert answer.host == answer.target.host + (answer.draft.host if answer.draft else 0)
+
+
+ASK_WINDOWS = ASK_LLAMA.replace("swa_full = True, True", "swa_full = True, False").replace(
+    "params.n_ubatch,", "params.n_ubatch, params.n_seq_max,"
+)
+
+
+@pytest.mark.parametrize("n_slots", [1, 3])
+@pytest.mark.parametrize("kind", ["array", "every sixth"])
+def test_windows_keep_the_cells_that_llama_cpp_keeps(tmp_path: Path, n_slots: int, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    tinygguf.gemma3(path, n_layer=6, n_swa=512, n_ctx_train=32768)
+    if kind == "every sixth":  # as in files of Gemma 3: by the architecture
+        data = path.read_bytes()
+        path.write_bytes(
+            data.replace(
+                b"gemma3.attention.sliding_window_pattern", b"gemma3.attention.sliding_window_pattxxx"
+            )
+        )
+    header = read_header(path)
+    ask = ASK_WINDOWS.replace("= n_ctx, 512, 512, 64", f"= n_ctx, 512, 512, {n_slots}, 64")
+    done = subprocess.run(
+        [sys.executable, "-c", ask, str(path), "32768", "1", "1", "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    real = json.loads(done.stdout)["KV"]
+    whole, windowed = (
+        MemoryCosts(header, CostSettings(n_slots=n_slots, swa_full=full)).kv(32768) / (1 << 20)
+        for full in (True, False)
+    )
+    assert windowed == pytest.approx(real, abs=0.01)
+    assert windowed < (0.6 if kind == "array" else 0.35) * whole
+
+
+def test_a_gemma_3_shape_at_32k() -> None:
+    """Gemma 3 12B: 48 layers, every sixth without a window of 1,024."""
+    header = model("g", "gemma3", n_layer=48, n_embd=3840, n_head=16, n_head_kv=8)
+    more = {
+        "gemma3.attention.sliding_window": 1024,
+        "gemma3.attention.key_length": 256,
+        "gemma3.attention.value_length": 256,
+    }
+    header = replace(header, metadata=header.metadata | more)
+    whole, windowed = (MemoryCosts(header, CostSettings(swa_full=full)).kv(32768) for full in (True, False))
+    assert whole == 48 * 32768 * 2 * 8 * 256 * 2
+    assert windowed == (8 * 32768 + 40 * 1536) * 2 * 8 * 256 * 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, False),
+        ({"swa_full": True}, True),
+        ({"cache_type_k": "q8_0"}, True),
+        ({"flash_attn": "off"}, True),
+        ({"swa_full": False, "cache_type_v": "q8_0"}, False),
+    ],
+)
+def test_windows_keep_all_cells_where_a_restored_one_would_be_rounded_in_another_way(
+    changed: dict[str, Any], expected: bool
+) -> None:
+    settings = LoadSettings(target=ModelSettings(path="m.gguf", **changed))
+    assert keeps_all_cells(settings) == expected
+    if not changed:
+        assert keeps_all_cells(replace(settings, exact=True))
+        assert keeps_all_cells(settings, with_head=True)

@@ -39,7 +39,7 @@ Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
-    answer are held for references to them.
+    answer are held for references to them, and prompt and answer may be written to the disk.
     """
 
     own_form: ClassVar[str] = "text.format"
@@ -69,6 +69,10 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
         read = conversation_of(self.instructions, self.input)
         self._conversation = read.read(continues=False, path="input")
         return self
+
+    @property
+    def kept(self) -> bool:
+        return self.store and super().kept
 
     @property
     def turns(self) -> ReadConversation:

@@ -1,0 +1,139 @@
+"""`specllama cache`: evaluated prompts that are kept on disk; `cache rm`, `cache clear`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.formatting import columns, counted, duration, listing, wrapped
+from specllama.errors import NotFoundError, ResourceError
+from specllama.models.sizes import size
+from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.listing import ListedState, clear, listed, remove_states
+from specllama.text.terminal import printable
+
+EXAMPLES = """
+Examples:
+  specllama cache
+  specllama cache rm 3f2a9c01b7de 'Qwen3 8B Q4_K_M'
+  specllama cache clear
+
+A prompt on disk can be read back as text. It is kept for the model, the build and the settings that it was
+evaluated with, in files that only you may read, within --cache-disk; --cache-disk 0 keeps none.
+"""
+
+
+def ls(given: Mapping[str, Any]) -> int:
+    """Print the states on disk, the newest first; returns 0. Raises ResourceError."""
+    directory, states = _states()
+    now = time.time()
+    if given.get("json"):
+        about = [_about(state, now) for state in states]
+        n_bytes = sum(state.n_bytes for state in states)
+        report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": n_bytes}
+        console.data(json.dumps({**report, "states": about}) + "\n")
+        return 0
+    width = columns(sys.stdout)
+    if not states:
+        text = f"no prompts are kept in {directory.path}"
+        console.data("".join(f"{line}\n" for line in wrapped(text, width)))
+        return 0
+    total = f"{counted(len(states), 'prompt')}, {size(sum(s.n_bytes for s in states))}, in {directory.path}"
+    rows = [
+        (
+            state.id,
+            printable(state.model) or "unknown",
+            str(state.n_tokens),
+            size(state.n_bytes),
+            _age(state, now),
+            str(state.uses),
+        )
+        for state in states
+    ]
+    head = ("id", "model", "tokens", "size", "age", "uses")
+    lines = [*wrapped(total, width), *listing(head, rows, width, least=(0, 1, 3))]
+    console.data("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def rm(given: Mapping[str, Any]) -> int:
+    """Remove states by their ids, or all of a model by its name; returns 0.
+
+    Raises NotFoundError, before anything is removed, and ResourceError.
+    """
+    directory, states = _states()
+    chosen = {state.name: state for name in given["names"] for state in _named(name, states)}
+    with _possible(directory):
+        remove_states(directory, list(chosen.values()))
+    if given.get("json"):
+        removed = [{"id": s.id, "model": s.model, "bytes": s.n_bytes} for s in chosen.values()]
+        console.data(json.dumps({"schema": "specllama.cache-rm/1", "removed": removed}) + "\n")
+        return 0
+    for state in chosen.values():
+        console.data(f"removed {state.id}, {printable(state.model)}, {size(state.n_bytes)} freed\n")
+    return 0
+
+
+def remove_all(given: Mapping[str, Any]) -> int:
+    """Remove all states; returns 0. Raises ResourceError."""
+    directory = StateDirectory(default_directory())
+    with _possible(directory):
+        n, n_bytes = clear(directory)
+    if given.get("json"):
+        report = {"schema": "specllama.cache-clear/1", "removed": n, "bytes": n_bytes}
+        console.data(json.dumps(report) + "\n")
+    else:
+        console.data(f"removed {counted(n, 'prompt')}, {size(n_bytes)} freed\n")
+    return 0
+
+
+def _states() -> tuple[StateDirectory, list[ListedState]]:
+    """Raises ResourceError."""
+    directory = StateDirectory(default_directory(), console.note)
+    with _possible(directory):
+        return directory, listed(directory)
+
+
+@contextlib.contextmanager
+def _possible(directory: StateDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        hint = "specllama doctor says whether the cache can be written"
+        raise ResourceError(f"{directory.path} cannot be used: {why}", hint) from None
+
+
+def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
+    """The states that a name means: the beginning of one id, or the name of a model. Raises NotFoundError."""
+    found = [state for state in states if state.model == name]
+    by_id = [state for state in states if len(name) >= 4 and state.name.startswith(name)]
+    if not found and len(by_id) == 1:
+        return by_id
+    if not found:
+        problem = "more than one prompt has" if by_id else "no prompt on disk has"
+        raise NotFoundError(f"{problem} the id or model {name!r}", "specllama cache lists them")
+    return found
+
+
+def _age(state: ListedState, now: float) -> str:
+    seconds = max(0.0, now - state.changed)  # a clock may have been set back
+    return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def _about(state: ListedState, now: float) -> dict[str, Any]:
+    return {
+        "id": state.id,
+        "model": state.model,
+        "kind": state.kind,
+        "tokens": state.n_tokens,
+        "bytes": state.n_bytes,
+        "seconds": state.seconds,
+        "age_seconds": max(0.0, now - state.changed),
+        "uses": state.uses,
+    }

@@ -1,0 +1,98 @@
+"""Which prefixes of a prompt are there: in the slots of a context, and among the stored texts.
+
+Knows contexts by their interface; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from specllama.core.interfaces import Context
+from specllama.core.prefix.memory import StateMemory
+from specllama.core.prefix.state import Ids, PartialState, Slot, StoredText, as_ids, n_common, usable
+
+MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
+_MIN_LOADED = 16  # ids for which a stored text is loaded
+
+
+@dataclass(slots=True)
+class PrefixSource:
+    """A prefix that is there. holder: whose cache has its cells. partial: the state at its end, where one is
+    needed. n_ids: common with the holder, at least n. seconds: of copying it.
+    """
+
+    holder: Slot | StoredText
+    n: int
+    n_ids: int
+    partial: PartialState | None
+    seconds: float
+
+
+class PrefixFinder:
+    """Finds the prefixes of texts in these slots and in memory."""
+
+    def __init__(self, target: Context, slots: Sequence[Slot], memory: StateMemory) -> None:
+        self._target, self._slots, self._memory = target, slots, memory
+        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
+
+    def sources(self, wanted: Ids, scope: str, row_seconds: float, rate: float) -> list[PrefixSource]:
+        """What is worth using, the best first. row_seconds: seconds of reading one id. rate: bytes per second
+        that are copied.
+        """
+
+        def gain(source: PrefixSource) -> float:
+            """Seconds saved. Of equal ones an idle slot is better than a copy."""
+            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
+            return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
+
+        found = [s for s in self._found(wanted, scope, rate) if gain(s) > 0]
+        return sorted(found, key=gain, reverse=True)
+
+    def _found(self, wanted: Ids, scope: str, rate: float) -> Iterable[PrefixSource]:
+        """The prefixes of these ids in slots and among the stored texts."""
+        most = len(wanted) - 1
+        holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._memory.texts]
+        holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
+        for holder, ids in holders:
+            if holder.scope != scope or not len(ids):
+                continue
+            common = min(n_common(ids, wanted), most)
+            n, partial = self._reusable(holder, len(ids), common)
+            if n >= (_MIN_LOADED if isinstance(holder, StoredText) else 1):
+                n_bytes = partial.n_bytes if partial is not None else 0
+                n_bytes += holder.n_bytes if isinstance(holder, StoredText) else 0
+                yield PrefixSource(holder, n, common, partial, n_bytes / rate)
+
+    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
+        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
+        common with `wanted`.
+        """
+        owner, ids = slot.owner, slot.ids
+        if owner is not None:
+            ids = owner.history if owner.prefix_owner is None else []
+        n_past = len(ids) if owner is None else owner.n_past
+        if not n_past or not len(wanted) or ids[0] != wanted[0]:
+            return as_ids(())
+        if owner is not None:
+            return as_ids(ids[:n_past])
+        of, found = self._arrays.get(slot.seq_id, (None, None))
+        if of is not ids or found is None:
+            found = as_ids(ids)
+            self._arrays[slot.seq_id] = ids, found
+        return found
+
+    def _reusable(
+        self, holder: Slot | StoredText, n_ids: int, common: int
+    ) -> tuple[int, PartialState | None]:
+        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
+        if self._target.cuts_anywhere or common <= 0:
+            return max(common, 0), None
+        if common == n_ids:
+            return common, None
+        if isinstance(holder, Slot):
+            can = self._target.can_truncate if holder.owner is None else self._target.can_copy
+            if can(holder.seq_id, common):
+                return common, None
+        partial = usable(holder.partials, common)
+        return (partial.n, partial) if partial is not None else (0, None)

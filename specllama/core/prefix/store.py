@@ -1,0 +1,299 @@
+"""The prefix store: which prefix a request reuses, in which slot, and what is kept of the texts that make
+way.
+
+Knows contexts by their interface. When generations get slots is decided in scheduler.py, what is kept in
+memory in memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from specllama.core.interfaces import Context
+from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.counts import CopyRate, PrefixCounts
+from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
+from specllama.core.prefix.memory import StateMemory, merge
+from specllama.core.prefix.state import (
+    Ids,
+    PartialState,
+    Slot,
+    StoredText,
+    as_ids,
+    empty,
+    n_common,
+    usable,
+)
+from specllama.core.prefix.value import Chances
+
+_HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt
+
+
+class PrefixStore:
+    """The slots of a context, and the texts and states that were evaluated in it.
+
+    room: from a number of bytes to whether they may be used to copy a text out of the context; None: texts
+    stay in it. budget: bytes of the states outside of the context. max_partials: partial states of a text.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        clock: Callable[[], float],
+        room: Callable[[int], bool] | None = None,
+        budget: float = inf,
+        max_partials: int | None = None,
+    ) -> None:
+        self.target, self.clock, self.max_partials = target, clock, max_partials
+        self.slots = [Slot(i) for i in range(target.n_seq_max)]
+        self.row_seconds = 1e-3  # of a row of a prompt, as last measured
+        self.memory = StateMemory(budget, None, lambda: self.row_seconds)
+        self.room = room
+        self.counts = PrefixCounts()
+        self._worth = Chances()  # of the texts in slots, which take one slot each
+        self._rate = CopyRate()
+        self._finder = PrefixFinder(target, self.slots, self.memory)
+
+    @property
+    def needs_partials(self) -> bool:
+        """Whether a prefix needs a partial state at its end."""
+        return not self.target.cuts_anywhere
+
+    def idle(self) -> list[Slot]:
+        return [s for s in self.slots if s.owner is None]
+
+    # Taking
+
+    def take(self, ids: Sequence[int], scope: str = "") -> tuple[Slot, int]:
+        """An idle slot for these ids, and how many of them its cache holds now. Texts of other scopes are
+        never reused. At least one id is left to be evaluated.
+        """
+        wanted, idle = as_ids(ids), self.idle()
+        self.counts.n_lookups += 1
+        for source in self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate):
+            slot, n = self._taken(source, idle)
+            if n:
+                self._hit(source, n)
+                slot.uses = source.holder.uses + 1
+                return slot, n
+        slot = self._victim(idle)
+        self.free(slot)
+        return slot, 0
+
+    def take_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
+        """As `take`, with no other cells in the context than those of the slot; called while all are idle.
+
+        Only whole chunks of earlier exact prompts are reused: their cells are those that this prompt would
+        fill.
+        """
+        wanted, idle = as_ids(ids), self.idle()
+
+        def n_kept(slot: Slot) -> int:
+            if slot.scope != scope or not slot.n_whole:
+                return 0
+            n = min(n_common(as_ids(slot.ids), wanted), len(ids) - 1, slot.n_whole) // chunk * chunk
+            if not self.needs_partials or self.target.can_truncate(slot.seq_id, n):
+                return n
+            partial = usable((p for p in slot.partials if p.n % chunk == 0), n)
+            return partial.n if partial is not None else 0
+
+        best = max(idle, key=lambda s: (n_kept(s), -s.last_used))
+        n = n_kept(best)
+        for slot in idle:
+            if slot is not best or not n:
+                self.free(slot)
+        if n:
+            n = self._cut(best, n)
+        return best, n
+
+    def _taken(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
+        """The slot with the prefix in its cache, and its length; 0 where that failed."""
+        holder = source.holder
+        if isinstance(holder, StoredText):
+            return self._loaded(holder, source, idle)
+        if holder.owner is not None:
+            slot = self._victim(idle)
+            self.free(slot)
+            return slot, self._copied(holder, slot, source)
+        n_lost = len(holder.ids) - source.n
+        ends_within = source.n_ids < holder.n_prompt - _HEADER
+        if n_lost > MIN_SHARED and (ends_within or n_lost > source.n):  # another text, which may go on too
+            others = [s for s in idle if s is not holder]
+            if others and (n_lost >= source.n or not all(s.ids for s in others)):
+                slot = self._victim(others)
+                self.free(slot)
+                return slot, self._copied(holder, slot, source)
+            self._put_away(holder)
+        elif source.n == len(holder.ids):
+            self.mark(holder, Boundary(source.n, "answer"))
+        n = self._cut(holder, source.n)
+        return holder, n
+
+    def _copied(self, holder: Slot, slot: Slot, source: PrefixSource) -> int:
+        partial = source.partial
+        state = partial.state if partial is not None else None
+        n = self.target.copy(holder.seq_id, slot.seq_id, source.n, state)
+        if n:
+            slot.partials = [p for p in holder.partials if p.n <= n and p.state is not None]
+        return n
+
+    def _loaded(self, text: StoredText, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
+        slot = self._victim(idle)
+        self.free(slot)
+        started = self.clock()
+        n = self.target.load(slot.seq_id, text.saved)
+        while not n and self.make_room():
+            n = self.target.load(slot.seq_id, text.saved)
+        if not n:
+            return slot, 0
+        if n != len(text.ids):  # the state of another text
+            empty(self.target, slot)
+            self.memory.remove_text(text)
+            return slot, 0
+        self.counts.n_restored += 1
+        self._rate.timed(text.n_bytes, self.clock() - started)
+        slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
+        slot.n_prompt = text.n_prompt
+        if source.n == n:
+            self.mark(slot, Boundary(n, "answer"))
+        else:
+            n = self._cut(slot, source.n)
+        if n and source.n_ids >= text.n_prompt - _HEADER:  # it goes on: the slot has it now
+            self.memory.remove_text(text)
+        elif n:
+            self.memory.used(text)
+        return slot, n
+
+    def _cut(self, slot: Slot, n: int) -> int:
+        """Keep the first n ids of an idle slot; returns how many are left."""
+        target = self.target
+        if n == len(slot.ids) or not self.needs_partials or target.can_truncate(slot.seq_id, n):
+            n = target.truncate(slot.seq_id, n)
+        else:
+            partial = usable(slot.partials, n)
+            if partial is None or partial.n != n:
+                n = target.truncate(slot.seq_id, 0)
+            else:
+                n = target.restore_partial(slot.seq_id, n, partial.state)
+        slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
+        return n
+
+    def _hit(self, source: PrefixSource, n: int) -> None:
+        self.counts.n_hits += 1
+        self.counts.n_tokens += n
+        self.counts.seconds += n * self.row_seconds
+        if source.partial is not None and source.partial.state is not None:
+            self.memory.used(source.partial)
+
+    def longest(self, wanted: Ids, scope: str) -> int:
+        """How many of these ids `take` would find."""
+        found = self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate)
+        return found[0].n if found else 0
+
+    def accepts(self, n_bytes: int, n_ids: int) -> bool:
+        """Whether there is room for a text of so many bytes that saves reading so many ids."""
+        if self.room is None or not self.room(n_bytes):
+            return False
+        return self.memory.has_room(n_bytes, self.memory.of_text(n_ids, 0, n_bytes))
+
+    # Keeping
+
+    def release(self, slot: Slot, ids: Sequence[int], n_prompt: int, n_whole: int = 0) -> None:
+        """The generation of the slot ended with these ids in its cache."""
+        slot.owner, slot.last_used = None, self.clock()
+        slot.ids, slot.n_prompt, slot.n_whole = list(ids), min(n_prompt, len(ids)), n_whole
+        slot.partials = [p for p in slot.partials if p.n <= len(ids) and p.state is not None]
+        if not ids:
+            empty(self.target, slot)
+        slot.priority = self._worth.priority("answer", slot.uses, len(ids) * self.row_seconds, 1)
+
+    def mark(self, slot: Slot, boundary: Boundary) -> None:
+        """Keep the state of the slot's sequence, which has boundary.n ids in its cache, where it is needed to
+        reuse them and is worth its memory.
+        """
+        if not self.needs_partials or boundary.n < MIN_SHARED or self.max_partials == 0:
+            return
+        before = usable(slot.partials, boundary.n)
+        if before is not None and before.n == boundary.n:
+            return
+        n_bytes = self.target.partial_size(slot.seq_id)
+        n_saved = boundary.n - (before.n if before is not None else 0)
+        partial = PartialState(boundary.n, boundary.kind, None, n_bytes, n_saved)
+        partial.priority = self.memory.of_partial(partial)
+        if not n_bytes or not self.memory.has_room(n_bytes, partial.priority):
+            return
+        started = self.clock()
+        partial.state = self.target.save_partial(slot.seq_id)
+        if partial.state is None:
+            return
+        self._rate.timed(n_bytes, self.clock() - started)
+        self.memory.add_partial(partial)
+        slot.partials = [p for p in slot.partials if p.state is not None]
+        if self.max_partials is not None and len(slot.partials) >= self.max_partials:
+            slot.partials.remove(min(slot.partials, key=lambda p: p.priority))
+        slot.partials.append(partial)
+
+    def free(self, slot: Slot) -> None:
+        """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
+        if slot.ids and not self._put_away(slot):
+            self._worth.evicted(slot.priority)
+        empty(self.target, slot)
+
+    def make_room(self) -> bool:
+        """Free the cells of the idle slot that is worth least; False where none has any."""
+        with_text = [s for s in self.idle() if s.ids]
+        if with_text:
+            self.free(min(with_text, key=lambda s: (s.priority, s.last_used)))
+        return bool(with_text)
+
+    def offload(self, before: float) -> None:
+        """Copy the texts of slots unused since `before` (seconds of the engine's clock) out of the context
+        and free their cells, because a decode reads all cells of the context.
+        """
+        for slot in self.idle():
+            if slot.ids and slot.last_used < before and self._put_away(slot):
+                empty(self.target, slot)
+
+    def clear(self) -> None:
+        """Forget all texts, as after a failed decode: the state of the caches is unknown."""
+        for slot in self.slots:
+            empty(self.target, slot)
+
+    def _victim(self, idle: Sequence[Slot]) -> Slot:
+        """The idle slot whose text is worth least."""
+        return min(idle, key=lambda s: (bool(s.ids), s.priority if s.ids else 0.0, s.last_used))
+
+    def _put_away(self, slot: Slot) -> bool:
+        """Copy the text of an idle slot out of the context; whether it is stored now."""
+        ids = as_ids(slot.ids)
+        if self.room is None or len(ids) < MIN_SHARED:
+            return False
+        text = self.memory.containing(ids, slot.scope)
+        if text is not None:
+            merge(text, slot.partials)
+            return True
+        n_bytes = self.target.size(slot.seq_id)
+        priority = self.memory.of_text(len(ids), slot.uses, n_bytes)
+        if not n_bytes or not self.room(n_bytes) or not self.memory.has_room(n_bytes, priority):
+            return False
+        started = self.clock()
+        saved = self.target.save(slot.seq_id)
+        if saved is None:
+            return False
+        self._rate.timed(n_bytes, self.clock() - started)
+        self.counts.n_saved += 1
+        text = StoredText(
+            ids,
+            slot.scope,
+            saved,
+            n_bytes,
+            list(slot.partials),
+            slot.n_prompt,
+            0,
+            priority,
+            slot.uses,
+            slot.kept,
+        )
+        self.memory.add_text(text)
+        return True

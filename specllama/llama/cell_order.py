@@ -1,0 +1,126 @@
+"""The order of cells in the saved state of a sequence.
+
+llama.cpp saves cells as they lie in the cache, and restores them in this order. The sums of attention follow
+the order in which cells were written (native/order.h), or in which they lie, so a text whose cells do not lie
+in the order of its tokens, as in the ring of a sliding window, would be rounded differently afterwards. Here
+they are put into the order of their positions. Knows the format of llama-kv-cache.cpp (`state_write`), and
+leaves whatever it does not know as it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HEADER = 8  # bytes: magic number, sequence
+_EXT_BYTES = (0, 12)  # of a cell's llama_kv_cell_ext, which models with M-RoPE have
+_MAX_LAYERS, _MAX_ROW = 4096, 1 << 24
+_Bytes = NDArray[np.uint8]
+
+
+class _UnknownFormatError(Exception):
+    """The bytes are not those of a KV cache."""
+
+
+class _Reader:
+    """Reads fields from `at` on."""
+
+    def __init__(self, data: _Bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def take(self, size: int) -> _Bytes:
+        if size < 0 or self.at + size > len(self.data):
+            raise _UnknownFormatError
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, form: str = "<I") -> int:
+        return int(struct.unpack(form, self.take(struct.calcsize(form)).tobytes())[0])
+
+
+def order_cells(state: bytearray | mmap.mmap) -> None:
+    """Put the cells of the KV caches in a saved sequence into the order of their positions, in place."""
+    data = np.frombuffer(state, np.uint8)
+    at = _HEADER
+    try:
+        while at < len(data):
+            at = _order_cache(data, at)
+    except _UnknownFormatError:
+        return
+
+
+def _order_cache(data: _Bytes, at: int) -> int:
+    """Order the cells of the cache that begins there; where it ends. Raises _UnknownFormatError."""
+    reader = _Reader(data, at)
+    if reader.number() != 1:  # streams
+        raise _UnknownFormatError
+    n = reader.number()
+    if not n:
+        return reader.at
+    metadata, positions = _metadata(reader, n)
+    blocks = _blocks(reader, n)
+    order = np.argsort(positions, kind="stable")
+    if not np.array_equal(order, np.arange(n)):
+        metadata[:] = metadata[order]
+        for block, by_element in blocks:
+            block[:] = block[:, order] if by_element else block[order]
+    return reader.at
+
+
+def _metadata(reader: _Reader, n: int) -> tuple[_Bytes, NDArray[np.int32]]:
+    """(The metadata of n cells, one a row; their positions.)"""
+    begin = reader.at
+    for ext in _EXT_BYTES:
+        reader.at, width = begin, 12 + ext
+        rows = reader.take(n * width).reshape(n, width)
+        fields = np.ascontiguousarray(rows).view(np.int32)
+        positions = fields[:, 0]
+        of_one = (fields[:, 1] == 1).all() and (fields[:, -1] == fields[0, -1]).all()
+        if of_one and (positions >= 0).all() and len(np.unique(positions)) == n:
+            return rows, positions.copy()
+    raise _UnknownFormatError
+
+
+def _blocks(reader: _Reader, n: int) -> list[tuple[_Bytes, bool]]:
+    """The data of n cells: (bytes, whether they are stored by element: shape (elements, n, bytes), else (n,
+    bytes)).
+    """
+    transposed, n_layer = reader.number(), reader.number()
+    if transposed > 1 or not 1 <= n_layer <= _MAX_LAYERS:
+        raise _UnknownFormatError
+    found = list[tuple[_Bytes, bool]]()
+    for _ in range(n_layer):
+        found.append((_rows(reader, n), False))
+    if _has_values(reader, n, bool(transposed)):
+        for _ in range(n_layer):
+            found.append((_elements(reader, n), True) if transposed else (_rows(reader, n), False))
+    return found
+
+
+def _has_values(reader: _Reader, n: int, transposed: bool) -> bool:
+    """Whether values follow the keys; caches of latent attention have none."""
+    at = reader.at
+    try:
+        _elements(reader, n) if transposed else _rows(reader, n)
+    except _UnknownFormatError:
+        return False
+    finally:
+        reader.at = at
+    return True
+
+
+def _rows(reader: _Reader, n: int) -> _Bytes:
+    kind, size = reader.number("<i"), reader.number("<Q")
+    if not 0 <= kind < 64 or not 1 <= size <= _MAX_ROW:
+        raise _UnknownFormatError
+    return reader.take(n * size).reshape(n, size)
+
+
+def _elements(reader: _Reader, n: int) -> _Bytes:
+    kind, size, n_elements = reader.number("<i"), reader.number(), reader.number()
+    if not 0 <= kind < 64 or not 1 <= size <= 16 or not 1 <= n_elements <= _MAX_ROW:
+        raise _UnknownFormatError
+    return reader.take(n_elements * n * size).reshape(n_elements, n, size)

@@ -1,0 +1,263 @@
+"""The directory of prefix states: its secret, its lock, and the files in it.
+
+Files of other names are left alone. A state that is not whole is removed with a line, one of a newer version
+is left. A state arrives under its name whole or not at all: it is written under a temporary name, on which
+its writer holds a lock that the system releases with the process, so that what a killed one has left is known
+and removed. Knows what is in a state only to check it, and not what it is worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from specllama.config.store import cache_dir
+from specllama.config.whole_file import temporary, write_whole
+from specllama.prefix_disk.state_file import (
+    BadStateFileError,
+    NewerStateFileError,
+    StateHeader,
+    read_header,
+)
+
+LOCK_SECONDS = 10.0  # that another process may hold the lock
+_STATE = re.compile(r"[0-9a-f]{32}\.state")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.state\.[0-9a-f]{16}\.tmp")
+_UNFINISHED_LEDGER = re.compile(r"\.index\.json\.[0-9a-f]{16}\.tmp")
+_SECRET_BYTES = 32
+_MAX_LEDGER = 16 << 20
+_MAX_LINES = 8  # about broken files, of one reading of the directory
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+def default_directory() -> Path:
+    """Where states are kept: "prefixes" in the cache directory."""
+    return cache_dir() / "prefixes"
+
+
+class StateDirectory:
+    """One directory. say: gets lines about files that cannot be used.
+
+    newer: names of states of a newer version, which are not read.
+    """
+
+    def __init__(self, path: Path, say: Say = silent) -> None:
+        self.path, self._say = path, say
+        self._secret = b""
+        self._said = 0
+        self.newer = set[str]()
+
+    @property
+    def secret(self) -> bytes:
+        """What distinguishes this directory from others, b"" before `open`; it never leaves this machine."""
+        return self._secret
+
+    def open(self, create: bool) -> bool:
+        """Make the directory (if `create`) and read its secret. Returns whether there is one; raises OSError.
+
+        One that others may enter is closed to them; one that belongs to somebody else is not used. A secret
+        that has been read is written again where the directory has been removed.
+        """
+        if create:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            if create:
+                raise
+            return False
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(20, "not a directory", str(self.path))
+        if found.st_uid != os.geteuid():
+            raise PermissionError(1, "belongs to another user", str(self.path))
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            self.path.chmod(0o700)
+        file = self.path / "secret"
+        known = _read_secret(file)
+        if not known and create:
+            with self.locked():
+                known = _read_secret(file)
+                if not known:
+                    known = self._secret or secrets.token_bytes(_SECRET_BYTES)
+                    write_whole(file, known.hex(), 0o600)
+        if self._secret and known and known != self._secret:
+            raise PermissionError(1, "has another secret than before", str(self.path))
+        self._secret = self._secret or known
+        return bool(known)
+
+    def is_own(self) -> bool:
+        """Whether the directory is still the one whose secret was read: in another one that has taken its
+        place, nothing can be checked, and nothing is to be removed. Raises OSError.
+        """
+        return bool(self._secret) and _read_secret(self.path / "secret") == self._secret
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes, and other threads, from changing the directory. Raises OSError."""
+        try:
+            with FileLock(self.path / ".lock", timeout=LOCK_SECONDS, mode=0o600):
+                yield
+        except Timeout:
+            raise OSError(11, "another process holds the lock", str(self.path)) from None
+
+    def changed_at(self) -> int:
+        """A number that changes when files come and go; 0 where there is no directory."""
+        try:
+            return os.stat(self.path).st_mtime_ns
+        except OSError:
+            return 0
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each state by name. Raises OSError."""
+        return {name: n for name, n in self._files() if _STATE.fullmatch(name)}
+
+    def unfinished_sizes(self) -> dict[str, int]:
+        """The states that are being written, as large as they will be, by their names. Raises OSError."""
+        return {name: n for name, n in self._files() if _UNFINISHED.fullmatch(name)}
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        yield entry.name, entry.stat(follow_symlinks=False).st_size
+
+    def new_round(self) -> None:
+        """A new reading of the directory begins: its broken files have lines of their own."""
+        self._said = 0
+
+    def header(self, name: str) -> StateHeader | None:
+        """The header of a state; None where it cannot be used, which removes it unless it is a newer one."""
+        try:
+            with self.opened(name) as number:
+                return read_header(number, self._secret)
+        except NewerStateFileError:
+            self.newer.add(name)
+        except BadStateFileError as error:
+            self.discard(name, str(error))
+        except OSError:
+            pass  # gone, or not readable now
+        return None
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[int]:
+        """A descriptor to read a state. Raises OSError."""
+        number = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            yield number
+        finally:
+            os.close(number)
+
+    def discard(self, name: str, why: str) -> None:
+        """Remove a state that cannot be used, with a line."""
+        with contextlib.suppress(OSError):
+            if not self.is_own():
+                return
+        self._said += 1
+        if self._said <= _MAX_LINES:
+            self._say(f"prefix state {name} is not used and removed: {why}")
+        elif self._said == _MAX_LINES + 1:
+            self._say("more prefix states are not used and removed")
+        with contextlib.suppress(OSError):
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a state, if it is there. Raises OSError."""
+        (self.path / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def unfinished(self, name: str, n_bytes: int) -> Iterator[UnfinishedState]:
+        """A new file for a state of so many bytes, to be made with the lock and published with it; without
+        that it is gone at the end. Raises OSError.
+        """
+        path = temporary(self.path / name)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(number, n_bytes)
+            yield UnfinishedState(number, path, self.path / name)
+        finally:
+            os.close(number)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove what killed processes have left unfinished; returns how many files. To be called with the
+        lock. Raises OSError.
+        """
+        n = 0
+        for name, _ in list(self._files()):
+            path = self.path / name
+            if _UNFINISHED_LEDGER.fullmatch(name) or (_UNFINISHED.fullmatch(name) and not _is_held(path)):
+                path.unlink(missing_ok=True)
+                n += 1
+        return n
+
+    def read_ledger(self) -> bytes:
+        """The bytes of index.json, b"" where it cannot be read."""
+        with contextlib.suppress(OSError), open(self.path / "index.json", "rb") as file:
+            return file.read(_MAX_LEDGER)
+        return b""
+
+    def write_ledger(self, text: str) -> None:
+        """Write index.json, with the lock. Raises OSError."""
+        write_whole(self.path / "index.json", text, 0o600)
+
+
+class UnfinishedState:
+    """A state that is being written. number: a descriptor of its file."""
+
+    def __init__(self, number: int, path: Path, final: Path) -> None:
+        self.number, self._path, self._final = number, path, final
+
+    def publish(self) -> None:
+        """Give the file, which is whole and synced, its name; with the lock. Raises OSError, also where
+        somebody has removed it.
+        """
+        self._path.replace(self._final)
+        folder = os.open(self._final.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read_secret(file: Path) -> bytes:
+    """The secret, b"" where there is none or it is damaged. Raises OSError for one that cannot be read."""
+    try:
+        with open(file, "rb") as opened:
+            found = bytes.fromhex(opened.read(2 * _SECRET_BYTES + 1).decode("ascii"))
+    except FileNotFoundError:
+        return b""
+    except ValueError:
+        return b""
+    return found if len(found) == _SECRET_BYTES else b""
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process writes this file."""
+    try:
+        number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(number)
+    return False

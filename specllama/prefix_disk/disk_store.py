@@ -1,0 +1,286 @@
+"""The store of prefix states on disk: looks them up, reads them, and writes new ones in a thread of its own.
+
+`find` takes no lock of the directory and reads nothing; `read` reads one file in the caller's thread. Writing
+is bounded in bytes a second, and whatever waits for the disk or for other processes happens in the thread.
+What goes wrong with the disk is said once in a line and costs nothing else: the store then finds nothing, or
+keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.clock import ended, running_time, wait_until
+from specllama.prefix_disk.contents import DirectoryContents
+from specllama.prefix_disk.directory import Say, StateDirectory, silent
+from specllama.prefix_disk.eviction import StateLedger
+from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
+from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
+from specllama.prefix_disk.state_file import (
+    BadStateFileError,
+    forget_pages,
+    read_ahead,
+    read_header,
+    read_parts,
+)
+from specllama.prefix_disk.writer import StateWriter
+
+WRITE_RATE = 128e6  # bytes a second
+QUEUE_BYTES = 1 << 30  # of records that wait to be written; a single one may be larger
+RESERVE_BYTES = 256 << 20  # of the disk that stay free
+PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """Figures since the start. n_states: of this model, now. n_bytes: of all models, now. seconds_saved: that
+    reading the texts of the states that were read would have cost, less their loads.
+    """
+
+    n_states: int
+    n_bytes: int
+    n_read: int
+    bytes_read: int
+    n_written: int
+    bytes_written: int
+    seconds_saved: float
+
+
+class DiskStore:
+    """The states of one model in a directory that other models and processes share. For any thread.
+
+    budget_bytes: of all states in the directory; 0: nothing is kept or found, and nothing is created. key: of
+    the model (model_key.py); "": the same. model: its name for people. say: gets a line where something is
+    wrong. write_rate: bytes a second, in the background. queue_bytes: of records that wait; a single one may
+    be larger. reserve_bytes: of the disk that stay free.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        budget_bytes: int,
+        key: str,
+        *,
+        model: str = "",
+        say: Say = silent,
+        write_rate: float = WRITE_RATE,
+        queue_bytes: int = QUEUE_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
+        clock: Callable[[], float] = running_time,
+    ) -> None:
+        self.budget_bytes, self._say, self._said = budget_bytes, say, set[str]()
+        self._is_on = budget_bytes > 0 and bool(key)
+        self._queue_bytes, self._clock = queue_bytes, clock
+        self._changed = threading.Condition()
+        self._directory = StateDirectory(directory, say)
+        self._contents = DirectoryContents(self._directory, key)
+        self._pace, self._load_rate = WritePace(write_rate, clock), LoadRate()
+        if self._is_on:
+            self._open()
+        self._writer = StateWriter(
+            self._directory,
+            self._contents,
+            self._changed,
+            key=key,
+            model=model,
+            budget_bytes=budget_bytes,
+            reserve_bytes=reserve_bytes,
+            pace=self._pace,
+            load_rate=self._load_rate,
+        )
+        self._queue = deque[PrefixRecord]()
+        self._n_read = self._bytes_read = 0
+        self._saved, self._busy, self._closing, self._stale = 0.0, True, False, False
+        self._paused_until = float("-inf")
+        self._thread: threading.Thread | None = None
+        if self._is_on:
+            self._thread = threading.Thread(target=self._work, name="specllama_prefixes", daemon=True)
+            self._thread.start()
+
+    def _open(self) -> None:
+        """Read what is there; a directory that cannot be written may still be read."""
+        try:
+            self._directory.open(create=True)
+        except OSError as error:
+            self._report(error)
+            with contextlib.suppress(OSError):
+                self._directory.open(create=False)
+        if self._directory.secret:
+            self._load_rate = LoadRate(StateLedger.from_json(self._directory.read_ledger()).load_rate)
+            with contextlib.suppress(OSError):
+                self._contents.refresh()
+
+    @property
+    def secret(self) -> bytes:
+        """Of the directory, for scopes; b"" where nothing can be kept."""
+        return self._directory.secret
+
+    @property
+    def load_rate(self) -> float:
+        """Bytes a second at which states are read, as measured so far."""
+        return self._load_rate.rate
+
+    @property
+    def stats(self) -> DiskStats:
+        with self._changed:
+            written = self._writer.n_written, self._writer.bytes_written
+            now = len(self._contents.lookup), self._contents.n_bytes
+            return DiskStats(*now, self._n_read, self._bytes_read, *written, self._saved)
+
+    def find(self, scope: str, ids: NDArray[np.int32]) -> list[PrefixCandidate]:
+        """The states that serve a request of this scope, those with most tokens in common first; of two the
+        one with fewer tokens is only there if it has fewer bytes too. ids: int32, shape (n_tokens,).
+        """
+        if self._thread is None:
+            return []
+        raw = ids.astype(np.dtype("<i4"), copy=False).tobytes()
+        with self._changed:
+            if self._directory.changed_at() != self._contents.read_at:
+                self._stale = True
+                self._changed.notify_all()
+            found = self._contents.lookup.find(scope, raw)
+            return [
+                PrefixCandidate(
+                    state.name,
+                    "whole" if state.whole else "partial",
+                    n,
+                    state.n_tokens,
+                    state.meta.n_bytes,
+                    dict(state.meta.parts),
+                    self._load_rate.seconds(state.meta.n_bytes),
+                )
+                for state, n in found
+            ]
+
+    def read(self, candidate: PrefixCandidate, parts: Collection[str] | None = None) -> PrefixRecord | None:
+        """The state that a look-up found, with all its parts or those named; None where it is gone, where it
+        is not whole, which removes it, and where it has none of the parts.
+        """
+        with self._changed:
+            state = self._contents.lookup.get(candidate.name)
+        if state is None:
+            return None
+        began = self._clock()
+        try:
+            with self._directory.opened(state.name) as number:
+                read_ahead(number)
+                header = read_header(number, self.secret)
+                if header.meta != state.meta or header.ids != state.ids:
+                    raise BadStateFileError("it is of another text than its name")
+                found = read_parts(number, header, parts)
+                forget_pages(number)
+        except BadStateFileError as error:
+            self._directory.discard(state.name, str(error))
+            self._forget(state.name)
+            return None
+        except OSError:
+            self._forget(state.name)
+            return None
+        self._was_read(state.name, header.meta.seconds, sum(map(len, found.values())), self._clock() - began)
+        if not found:
+            return None
+        ids = np.frombuffer(header.ids, np.dtype("<i4")).astype(np.int32)
+        return PrefixRecord(header.meta.scope, ids, candidate.kind, found, header.meta.seconds)
+
+    def _was_read(self, name: str, cost: float, n_bytes: int, seconds: float) -> None:
+        with self._changed:
+            self._load_rate.add(n_bytes, seconds)
+            self._n_read, self._bytes_read = self._n_read + 1, self._bytes_read + n_bytes
+            self._saved += max(0.0, cost - seconds)
+            self._writer.used(name)
+
+    def _forget(self, name: str) -> None:
+        with self._changed:
+            self._contents.forget(name)
+
+    def put(self, record: PrefixRecord) -> bool:
+        """Queue a state to be written; False where it is not: too large, too many wait, or the disk fails. It
+        is not written where it is worth less than what would have to go, or is there already.
+        """
+        with self._changed:
+            if self._thread is None or self._closing or self._clock() < self._paused_until:
+                return False
+            if record.n_bytes > self.budget_bytes:
+                self._say_once(f"states of {record.n_bytes} bytes do not fit the {self.budget_bytes} on disk")
+                return False
+            for one in [one for one in self._queue if record.replaces(one)]:
+                self._queue.remove(one)
+            waiting = sum(one.n_bytes for one in self._queue)
+            if waiting and waiting + record.n_bytes > self._queue_bytes:
+                return False
+            self._queue.append(record)
+            self._changed.notify_all()
+            return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Write what waits, as fast as the disk can, for at most `timeout_s`. Returns whether all is written
+        or given up.
+        """
+        if self._thread is None:
+            return True
+        self._pace.hurry(True)
+
+        def done(seconds: float) -> bool:
+            with self._changed:
+                return self._changed.wait_for(lambda: not self._queue and not self._busy, seconds)
+
+        try:
+            return wait_until(done, timeout_s, self._clock)
+        finally:
+            self._pace.hurry(False)
+
+    def close(self) -> None:
+        """End the thread: what waits, and what is being written, is given up."""
+        with self._changed:
+            self._closing = True
+            self._queue.clear()
+            self._changed.notify_all()
+        self._pace.abandon()
+        if self._thread is not None:
+            wait_until(ended(self._thread), _CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        """The thread."""
+        self._guarded(self._writer.tidy)
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._closing or self._stale)
+                if self._closing:
+                    break
+                self._busy, self._stale = True, False
+                record = self._queue.popleft() if self._queue else None
+            if record is None:
+                self._guarded(self._writer.refresh)
+            elif self._clock() >= self._paused_until:
+                self._guarded(self._writer.write, record)
+            del record  # and its memory, while this thread waits
+        self._guarded(self._writer.note_uses)
+
+    def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
+        try:
+            act(*arguments)
+        except AbandonedError:
+            pass
+        except OSError as error:
+            self._paused_until = self._clock() + PAUSE_SECONDS
+            self._report(error)
+
+    def _report(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        self._say_once(f"prompts are not kept on disk for now: {self._directory.path}: {why}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)

@@ -1,0 +1,166 @@
+"""Which states fit a request: found by hashes of what two texts have in common, then compared id by id.
+
+States are entered under a hash of their first BLOCK ids, of their first two blocks, and so on. A look-up
+follows the blocks of the request as far as any state goes, so that its time does not depend on how many
+states there are. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.prefix_disk.state_file import StateMeta
+
+BLOCK_TOKENS = 128  # what a whole state has in common with a request is at least so much, or no candidate
+_BLOCK = 4 * BLOCK_TOKENS  # bytes
+_MAX_COMPARED = 64  # states that have equally many blocks in common with a request
+_MAX_FOUND = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredState:
+    """A state on disk, for this model. ids: int32 in bytes. file_bytes: with its header."""
+
+    name: str
+    meta: StateMeta
+    ids: bytes = field(repr=False)
+    file_bytes: int
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids) // 4
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be cut at any length."""
+        return self.meta.kind == "whole"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The states that begin with the same blocks. whole: those that can be cut. ending: partial ones that end
+    before the next block does. n: all of them.
+    """
+
+    whole: dict[str, StoredState] = field(default_factory=dict)
+    ending: dict[str, StoredState] = field(default_factory=dict)
+    n: int = 0
+    smallest: StoredState | None = None
+
+
+class PrefixLookup:
+    """The states of one model, by their ids."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, StoredState] = {}
+        self._buckets: dict[int, _Bucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._states
+
+    def get(self, name: str) -> StoredState | None:
+        """The state of this name."""
+        return self._states.get(name)
+
+    def names(self) -> set[str]:
+        return set(self._states)
+
+    def add(self, state: StoredState) -> None:
+        """Enter a state, in place of one with its name."""
+        self.remove(state.name)
+        self._states[state.name] = state
+        last = state.n_tokens // BLOCK_TOKENS
+        for level, key in enumerate(_keys(state.meta.scope, state.ids)):
+            bucket = self._buckets.setdefault(key, _Bucket())
+            bucket.n += 1
+            if state.whole and level:
+                bucket.whole[state.name] = state
+                if bucket.smallest is None or state.meta.n_bytes < bucket.smallest.meta.n_bytes:
+                    bucket.smallest = state
+            elif not state.whole and level == last:
+                bucket.ending[state.name] = state
+
+    def remove(self, name: str) -> None:
+        """Take a state out, if it is there."""
+        state = self._states.pop(name, None)
+        if state is None:
+            return
+        for key in _keys(state.meta.scope, state.ids):
+            bucket = self._buckets[key]
+            bucket.n -= 1
+            if not bucket.n:
+                del self._buckets[key]
+                continue
+            bucket.ending.pop(name, None)
+            if bucket.whole.pop(name, None) is bucket.smallest is not None:
+                bucket.smallest = min(bucket.whole.values(), key=lambda s: s.meta.n_bytes, default=None)
+
+    def find(self, scope: str, ids: bytes) -> list[tuple[StoredState, int]]:
+        """The states that serve a request, each with the tokens that it has in common with it, most first. Of
+        two the one with fewer tokens is only there if it has fewer bytes, too. ids: int32 in bytes.
+        """
+        path = list[_Bucket]()
+        for key in _keys(scope, ids):
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                break
+            path.append(bucket)
+        found = dict[str, tuple[StoredState, int]]()
+        request = np.frombuffer(ids, np.int32)
+        for bucket in reversed(path):
+            for state in bucket.ending.values():
+                if ids.startswith(state.ids):
+                    found[state.name] = (state, state.n_tokens)
+            deepest = not any(state.whole for state, _ in found.values())
+            nearest = list(bucket.whole.values())[-_MAX_COMPARED:] if deepest else []
+            for one in (*nearest, bucket.smallest):
+                if one is not None and one.name not in found:
+                    found[one.name] = (one, _n_common(one.ids, request))
+        return list(_worthwhile(list(found.values())))
+
+    def covered_by(self, scope: str, ids: bytes) -> list[StoredState]:
+        """The whole states of which these ids are a continuation, or which they are."""
+        return [s for s, n in self.find_all(scope, ids) if n == s.n_tokens]
+
+    def covering(self, scope: str, ids: bytes) -> list[StoredState]:
+        """The whole states that begin with these ids."""
+        return [s for s, n in self.find_all(scope, ids) if 4 * n == len(ids)]
+
+    def find_all(self, scope: str, ids: bytes) -> list[tuple[StoredState, int]]:
+        """All whole states with a block in common with these ids, each with the tokens in common."""
+        first = list(_keys(scope, ids[:_BLOCK]))[-1]
+        bucket = self._buckets.get(first) if len(ids) >= _BLOCK else None
+        request = np.frombuffer(ids, np.int32)
+        return [(s, _n_common(s.ids, request)) for s in bucket.whole.values()] if bucket is not None else []
+
+
+def _keys(scope: str, ids: bytes) -> Iterator[int]:
+    """Hashes of nothing, of the first block, of the first two …; equal ones are compared later on."""
+    key = hash(scope)
+    yield key
+    for begin in range(0, len(ids) - _BLOCK + 1, _BLOCK):
+        key = hash((key, ids[begin : begin + _BLOCK]))
+        yield key
+
+
+def _n_common(ids: bytes, request: NDArray[np.int32]) -> int:
+    own = np.frombuffer(ids, np.int32)
+    n = min(len(own), len(request))
+    differ = own[:n] != request[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
+
+
+def _worthwhile(found: list[tuple[StoredState, int]]) -> Iterator[tuple[StoredState, int]]:
+    smallest, n = None, 0
+    for state, common in sorted(found, key=lambda one: (-one[1], one[0].meta.n_bytes)):
+        if n < _MAX_FOUND and (smallest is None or state.meta.n_bytes < smallest):
+            smallest, n = state.meta.n_bytes, n + 1
+            yield state, common

@@ -1,0 +1,94 @@
+"""Saves, restores and erases slots of the engine, as llama-server's clients ask for.
+
+Knows the prefix store and the files of slots (prefix_disk/slot_file.py); which names files may have is
+checked by the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specllama.client import protocol
+from specllama.core.engine import Engine
+from specllama.core.prefix.state import Slot, as_ids, empty
+from specllama.errors import EngineError, NotSupportedError, UsageError
+from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.slot_file import read_slot_file, write_slot_file
+from specllama.prefix_disk.state_file import BadStateFileError
+from specllama.worker.kept_prefixes import WHOLE, partial_parts, partials_of
+
+
+class SlotActions:
+    """Acts on slots of an engine once they are idle. key: of the model's states, "" where it is not known.
+    model: its name. send: gets the answers. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        key: str,
+        model: str,
+        send: Callable[[protocol.SlotDone], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine, self._key, self._model, self._send, self._clock = engine, key, model, send, clock
+        self.waiting: list[protocol.SlotAction] = []
+
+    def act(self, action: protocol.SlotAction) -> bool:
+        """Do what is asked for, if the slot is idle; whether it was. Raises UsageError, EngineError,
+        NotSupportedError.
+        """
+        if not 0 <= action.slot < len(self._engine.slots):
+            raise UsageError("Invalid slot ID")
+        slot = self._engine.slots[action.slot]
+        if slot.owner is not None:
+            return False
+        began = self._clock()
+        if isinstance(action, protocol.EraseSlot):
+            n_tokens = len(slot.ids) if slot.scope in ("", action.owner) else 0
+            if n_tokens:
+                empty(self._engine.target, slot)
+            self._send(protocol.SlotDone(action.id, n_tokens))
+            return True
+        if not self._key:
+            raise NotSupportedError("the states of this model cannot be told from those of another one")
+        saves = isinstance(action, protocol.SaveSlot)
+        n_tokens, n_bytes = self._save(slot, action) if saves else self._restore(slot, action)
+        self._send(protocol.SlotDone(action.id, n_tokens, n_bytes, self._clock() - began))
+        return True
+
+    def _save(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:
+        """The number of its tokens, and the bytes written."""
+        if not slot.ids or slot.scope not in ("", action.owner):
+            return 0, 0
+        saved = self._engine.target.save(slot.seq_id)
+        if saved is None:
+            raise EngineError("there is not enough memory to save the slot")
+        parts = {WHOLE: saved, **partial_parts(slot.partials)}
+        seconds = min(len(slot.ids) * self._engine.store.row_seconds, 1e8)
+        record = PrefixRecord(action.disk_scope, as_ids(slot.ids), "whole", parts, seconds)
+        try:
+            return len(slot.ids), write_slot_file(Path(action.path), record, self._key, self._model)
+        except OSError as error:
+            raise EngineError(f"the slot cannot be saved: {error.strerror or error}") from None
+
+    def _restore(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:
+        """The number of its tokens, and the bytes read."""
+        target = self._engine.target
+        empty(target, slot)
+        self._engine.policy.forget(slot.seq_id)
+        try:
+            record = read_slot_file(Path(action.path), self._key, action.disk_scope)
+        except BadStateFileError as error:
+            raise UsageError(f"the slot cannot be restored: {error}") from None
+        except OSError as error:
+            raise UsageError(f"the slot cannot be restored: {error.strerror or error}") from None
+        if WHOLE not in record.parts or target.load(slot.seq_id, record.parts[WHOLE]) != len(record.ids):
+            empty(target, slot)
+            raise UsageError("the slot cannot be restored: the context has no room for it, or it is damaged")
+        ids = record.ids.tolist()
+        slot.scope, slot.kept = action.owner, False
+        slot.partials = partials_of(record, 0.0)
+        self._engine.store.release(slot, ids, len(ids))
+        return len(ids), record.n_bytes

@@ -1,0 +1,174 @@
+"""Prompts on disk: an engine that is started again goes on from where another one was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.prefix_disk.directory import default_directory
+from tests.support import tinygguf, tinymtp
+from tests.support.front import Front
+
+BUILDERS = {
+    "llama": tinygguf.llama,
+    "gemma3": tinygguf.gemma3,
+    "qwen35": tinymtp.qwen35,
+    "mamba": tinygguf.mamba,
+}
+KINDS = tuple(BUILDERS)
+TEXT = "The machine sorts letters by their stamps, and keeps those without one. " * 12
+FIRST = {"messages": [{"role": "user", "content": TEXT}]}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+    """Engines on one model file and one directory of prompts."""
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
+    made: list[Front] = []
+
+    def make(kind: str, **more: Any) -> Front:
+        path = tmp_path / f"{kind}.gguf"
+        if not path.exists():
+            BUILDERS[kind](path, n_ctx_train=4096)
+        target = ModelSettings(
+            path=str(path), n_threads=1, n_ctx=4096, n_ubatch=64, n_batch=64, **more.pop("target", {})
+        )
+        settings = {
+            "drafters": (),
+            "memory": False,
+            "calibrate": False,
+            "kept_seconds": 0.0,
+            "cache_disk": 10**9,
+        }
+        made.append(Front(LoadSettings(target=target, **(settings | more)), Store(tmp_path)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        end(one)
+        one.close()
+
+
+def end(front: Front) -> None:
+    """End the engine as a front that leaves does."""
+    front.core.shut_down()
+    front.core._kept = None
+
+
+def ask(front: Front, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
+    params = {"max_tokens": 30, "seed": 3, "temperature": temperature, "ignore_eos": True}
+    text = front.text(params=params, **(FIRST | request))
+    done = front.messages[-1]
+    assert isinstance(done, m.Done)
+    return done, text
+
+
+def next_turn(text: str) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": text}
+    return {"messages": [*FIRST["messages"], answer, {"role": "user", "content": "And then?"}]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_engine_that_is_started_again_evaluates_what_is_new(opened, kind, temperature):
+    first = opened(kind)
+    done, text = ask(first, temperature)
+    assert done.stats.n_reused == 0
+    turn = next_turn(text)
+    expected, said = ask(first, temperature, **turn)
+    end(first)
+    second = opened(kind)
+    got, again = ask(second, temperature, **turn)
+    assert again == said
+    assert got.stats.n_reused >= expected.stats.n_prompt - 100
+    unlike = {"messages": [{"role": "user", "content": "Something else. " * 60}]}
+    assert ask(second, temperature, **unlike)[0].stats.n_reused < 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_regenerated_answer_is_the_same_after_a_restart(opened, kind):
+    first = opened(kind)
+    _, text = ask(first, 0.8)
+    end(first)
+    done, again = ask(opened(kind), 0.8)
+    assert again == text
+    assert done.stats.n_evaluated <= 70
+
+
+def test_texts_are_written_once_the_engine_is_idle(opened):
+    front = opened("qwen35")
+    ask(front)
+    due = front.core.step_due_in
+    assert due is not None
+    time.sleep(due)
+    front.core.step()
+    assert front.core._kept is not None
+    assert front.core._kept.disk.flush(10.0)
+    assert front.core._kept.disk.stats.n_written == 1
+    assert front.core.step_due_in is None
+    assert list(default_directory().glob("*.state"))
+
+
+@pytest.mark.parametrize("more", [{"kept": False}, {"disk_scope": ""}])
+def test_what_is_not_to_be_stored_is_not_written(opened, more):
+    front = opened("llama")
+    ask(front, **more)
+    end(front)
+    assert not list(default_directory().glob("*.state"))
+
+
+def test_prompts_of_another_scope_are_not_read(opened):
+    first = opened("llama")
+    ask(first, disk_scope="a" * 32)
+    end(first)
+    second = opened("llama")
+    assert ask(second, disk_scope="b" * 32)[0].stats.n_reused == 0
+    end(second)
+    assert ask(opened("llama"), disk_scope="a" * 32)[0].stats.n_reused > 500
+
+
+def test_texts_whose_reading_costs_less_are_not_written(opened):
+    front = opened("llama", kept_seconds=100.0)
+    ask(front)
+    end(front)
+    assert not list(default_directory().glob("*.state"))
+
+
+def test_another_type_of_the_cache_finds_nothing(opened):
+    first = opened("llama")
+    ask(first)
+    end(first)
+    done, _ = ask(opened("llama", target={"cache_type_k": "f32", "cache_type_v": "f32"}))
+    assert done.stats.n_reused == 0
+
+
+def test_a_file_whose_bytes_changed_is_evaluated_again(opened):
+    first = opened("qwen35")
+    _, text = ask(first)
+    end(first)
+    for path in default_directory().glob("*.state"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    done, again = ask(opened("qwen35"))
+    assert done.stats.n_reused == 0
+    assert again == text
+
+
+def test_several_slots_and_texts_that_were_moved_out_are_kept(opened):
+    first = opened("qwen35", n_slots=2)
+    texts = [{"messages": [{"role": "user", "content": f"{i} {TEXT}"}]} for i in range(4)]
+    answers = [ask(first, **one)[1] for one in texts]
+    end(first)
+    second = opened("qwen35", n_slots=2)
+    for one, answer in zip(texts, answers, strict=True):
+        done, again = ask(second, **one)
+        assert again == answer
+        assert done.stats.n_evaluated <= 70
