@@ -169,9 +169,9 @@ def test_speculative_text_is_plain_text(shared: Command) -> None:
 def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
     result = shared.generate(*ARGS, "--compare", "--draft-max", "4")
     assert re.fullmatch(r"compare   = plain \d+\.\d t/s, the same text", result.lines[-1])
-    assert re.match(
-        r"(faster|slower|cannot tell): \d+\.\d\dx plain \(\d+\.\d t/s, compared\)", result.lines[2]
-    )
+    told = r"(faster|slower|cannot tell): \d+\.\d\dx plain \(\d+\.\d t/s, compared\)"
+    busy = r"cannot tell: (the machine was busy|the plain rounds took|plain decodes took)"
+    assert re.match(f"{told}|{busy}", result.lines[2]), result.lines[2]
 
 
 def test_the_line_of_llama_speculative_works_as_it_stands(command: Command) -> None:

@@ -69,9 +69,13 @@ def bench(given: Mapping[str, Any]) -> int:
         return bench_server(given)
     given = _without_server(given)
     # bench sets the draft lengths itself. Request history would know the answers, as prompts are repeated.
-    # Stored calibration and acceptance are used, as in a run, but not updated from these few prompts.
+    # Prompts are read anew each time. Stored calibration and acceptance are used, but not updated from these.
     own_options = {"draft_max", "draft_min", "draft_p_min"}
-    values = resolved(given).without(*own_options).overlaid({"no_memory": True, "no_calibrate": True})
+    values = (
+        resolved(given)
+        .without(*own_options)
+        .overlaid({"no_memory": True, "no_calibrate": True, "cache_ram": "0"})
+    )
     plan = make_plan(given, values)
     settings = prepared(build.load_settings(values), values.get("force", False))
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
