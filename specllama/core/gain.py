@@ -85,7 +85,8 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
     found = [pace] if pace is not None else []
     if n >= 2:
         found.append(stats.steady_seconds / n / stored)
-    found.append(_beyond(stats, stored_t1))
+    if stats.rounds >= MIN_PLAIN_ROUNDS:  # a few decodes can be anything
+        found.append(_beyond(stats, stored_t1))
     for ratio in found:
         if ratio > 0 and abs(log(ratio)) > AGREEMENT:
             slow = "slower" if ratio > 1 else "faster"
