@@ -1,4 +1,4 @@
-"""A process that runs beside the other steps of an installation. Its output goes to the log at its end."""
+"""A process that runs during the other steps of an installation. Its output goes to the log at its end."""
 
 from __future__ import annotations
 

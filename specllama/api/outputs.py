@@ -52,7 +52,7 @@ class CompletionStats(RunStats):
 
     @property
     def speedup(self) -> float | None:
-        """decode_tps over plain_tps, without stalls; None where nothing was drafted or it cannot be told."""
+        """decode_tps over plain_tps, without stalls; None where nothing was drafted or it is unknown."""
         return gain(self, self.plain).speedup
 
     @property

@@ -1,4 +1,4 @@
-"""Conversations in the forms that chat templates accept. Knows no template: it is told what one shows, and
+"""Conversations in the forms that chat templates accept. Knows no template: what one shows is passed in, and
 what it refuses.
 """
 

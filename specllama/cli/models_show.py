@@ -32,7 +32,7 @@ Examples:
   specllama models show user/repo:Q4_K_M --json
 
 Reads headers only, of a model that is not on this disk by Range requests. Drafts are looked for among the
-models on this disk, beside the file, and among the known names.
+models on this disk, next to the file, and among the known names.
 """
 AUTO = "auto"  # what -md takes where it is not given
 _LABEL = 10  # columns

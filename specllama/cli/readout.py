@@ -86,7 +86,7 @@ def lines(
 
 
 def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") -> str:
-    """One line: whether the answer was faster or slower than plain decoding, or why that cannot be told. off,
+    """One line: whether the answer was faster or slower than plain decoding, or why that is unknown. off,
     advice: as for `lines`.
     """
     if not _drafted(stats):

@@ -240,11 +240,9 @@ class GetSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSlot:
-    """To the engine: write what a slot has in its cache to a file (prefix_disk/slot_file.py), once the slot
-    is idle. A slot that another owner used last is treated as an empty one. owner, disk_scope: as in
-    Generate. Answered by SlotDone; fails with UsageError for a slot that there is not, EngineError for a file
-    that cannot be written.
+class SlotFile:
+    """What `SaveSlot` and `RestoreSlot` name: a slot, and a file in the form of prefix_disk/slot_file.py.
+    owner, disk_scope: as in Generate.
     """
 
     id: int
@@ -255,17 +253,19 @@ class SaveSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreSlot:
-    """To the engine: put what such a file holds into a slot, once the slot is idle, in place of what it has.
-    The fields are SaveSlot's. Fails with UsageError for a slot that there is not, and for a file that cannot
-    be used, after which the slot is empty.
+class SaveSlot(SlotFile):
+    """To the engine: write what a slot has in its cache to a file, once the slot is idle. A slot that another
+    owner used last is treated as an empty one. Answered by SlotDone; fails with UsageError for a slot that
+    there is not, EngineError for a file that cannot be written.
     """
 
-    id: int
-    slot: int
-    path: str
-    owner: str = ""
-    disk_scope: str = LOCAL
+
+@dataclass(frozen=True, slots=True)
+class RestoreSlot(SlotFile):
+    """To the engine: put what such a file holds into a slot, once the slot is idle, in place of what it has.
+    Fails with UsageError for a slot that there is not, and for a file that cannot be used, after which the
+    slot is empty.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,15 +129,17 @@ def ram_bytes(text: str) -> int:
     """As `disk_bytes`; numbers alone are MiB, and -1 is no limit, as in llama.cpp. Raises UsageError."""
     if re.fullmatch("[0-9]{1,12}", text.strip()):
         return min(int(text) << 20, 2**60)
-    return 2**60 if text.strip() == "-1" else _bytes(text, "cache_ram")
+    return 2**60 if text.strip() == "-1" else _bytes(text, "cache_ram", "a number of MiB, -1 for no limit")
 
 
-def _bytes(text: str, name: str) -> int:
+def _bytes(text: str, name: str, others: str = "") -> int:
+    """others: further forms of the value, for the message."""
     if text.strip() == "auto":
         return AUTO
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
     if not found or (not found[2] and (found[3] or float(found[1]) != 0)):
-        more = f"must be a size with its unit, as 8G or 500M, or auto, or 0 for none, not {text!r}"
+        forms = ", ".join(filter(None, ("a size with its unit, as 8G or 500M", others)))
+        more = f"must be {forms}, or auto, or 0 for none, not {text!r}"
         raise UsageError(more, option=name)
     unit = float(1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
     return min(round(float(found[1]) * unit), 2**60)

@@ -41,8 +41,8 @@ class PlainRate:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Speed of an answer over that of plain decoding. speedup: None where it cannot be told; low, high: its
-    95 % interval. reason: why it cannot be told, "" where it can or nothing was drafted.
+    """Speed of an answer over that of plain decoding. speedup: None where it is unknown; low, high: its 95 %
+    interval. reason: why it is unknown, "" where it is known or nothing was drafted.
     """
 
     speedup: float | None = None
@@ -117,7 +117,7 @@ def compared_rate(plain: RunStats) -> PlainRate:
 
 def gain(stats: RunStats, plain: PlainRate) -> Gain:
     """The speed of an answer over that of plain decoding. Time in which rounds stalled does not count; where
-    it is much, or the interval is wider than the figure, nothing can be told.
+    it is much, or the interval is wider than the figure, the speed-up is unknown.
     """
     if stats.plain_rounds == stats.rounds:
         return Gain()
@@ -141,8 +141,3 @@ def was_busy(answers: Iterable[RunStats]) -> bool:
     """Whether rounds of these answers stalled for much of the time of decoding."""
     found = [(stats.stalled_seconds, stats.decode_seconds) for stats in answers]
     return sum(stalled for stalled, _ in found) > _STALLED_SHARE * sum(seconds for _, seconds in found)
-
-
-def speedup(stats: RunStats, plain: PlainRate) -> float | None:
-    """The speed-up alone; see `gain`."""
-    return gain(stats, plain).speedup

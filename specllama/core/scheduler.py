@@ -1,7 +1,7 @@
 """Scheduling: admission, prefill in chunks, prefix sharing, eviction, when idle caches are moved out.
 
 Knows contexts and policies by their interfaces; no files, no threads; the clock is passed in. The round
-itself is in engine.py; which slot to use, and what is kept of texts that make way, in prefix/.
+itself is in engine.py; which slot to use, and which evicted texts are kept, in prefix/.
 """
 
 from __future__ import annotations

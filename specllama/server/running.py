@@ -1,7 +1,7 @@
 """The servers of this user that run: a record of each in the cache, for `specllama ps` and `stop`.
 
-A server holds a lock beside its record, which the system releases, so that a record of one that was killed is
-known from its lock. Records name no keys.
+A server holds a lock next to its record, which the system releases, so that a record of one that was
+killed is known from its lock. Records name no keys.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def bench(given: Mapping[str, Any]) -> int:
         return bench_server(given)
     given = _without_server(given)
     # bench sets the draft lengths itself. Request history would know the answers, as prompts are repeated.
-    # Prompts are read anew each time. Stored calibration and acceptance are used, but not updated from these.
+    # All prompts are evaluated. Stored calibration and acceptance are used, but not updated from these.
     own_options = {"draft_max", "draft_min", "draft_p_min"}
     values = (
         resolved(given)

@@ -40,8 +40,8 @@ def changed(file: ClientFile) -> tuple[str | None, str]:
 
 
 def write(file: ClientFile) -> Path | None:
-    """Change the file, if the change changes anything. A copy of what was there stays beside it, of the first
-    time: later ones do not replace it. Returns the path of a new copy. Raises UsageError, ResourceError.
+    """Change the file, if the change changes anything. The first time, a copy of what was there stays next to
+    it, and later ones do not replace it. Returns the path of a new copy. Raises UsageError, ResourceError.
     """
     before, after = changed(file)
     if before == after:

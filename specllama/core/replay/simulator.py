@@ -197,7 +197,7 @@ class Replay:
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
     choices; `replay.heads` has those for heads. second: another draft that competes with it. prompt: called
-    when the prompt of a text is decoded, if given; the policy is told that others' decodes were made then.
+    when the prompt of a text is decoded, if given; the policy's `interrupted` is called then.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.gain import Gain, PlainRate, gain, plain_rate, speedup, was_busy
+from specllama.core.gain import Gain, PlainRate, gain, plain_rate, was_busy
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.stats import RunStats
 
@@ -51,8 +51,7 @@ def test_the_plain_rate_needs_eight_plain_rounds_or_a_stored_time(plain_rounds, 
     rate = plain_rate(stats, stored_t1)
     assert (rate.source, rate.rounds) == (source, plain_rounds)
     assert rate.tps == (None if tps is None else pytest.approx(tps))
-    gain = speedup(stats, rate)
-    assert gain == (None if tps is None else pytest.approx(200 / tps))
+    assert gain(stats, rate).speedup == (None if tps is None else pytest.approx(200 / tps))
 
 
 def test_acceptance_by_position_counts_rounds_with_such_a_position():
