@@ -87,7 +87,7 @@ class Soak:
         """The report; `violations` is empty if all requirements hold."""
         outcomes, stop = Outcomes(), threading.Event()
         env = {"SPECLLAMA_API_KEY": f"{_KEY},{_COSTLY_KEY},{_STREAM_KEY}"} if self.n_costly else {}
-        # Evaluated prompts may fill a quarter of the free memory, which is no leak; here they are evicted at once.
+        # Evaluated prompts may fill a quarter of the free memory, which is no leak: here they are evicted.
         with Server(self.home, "--cache-ram", "1", *self.flags, env=env) as server:
             server.key = _KEY if self.n_costly else ""
             poller = HealthPoller(server.host, server.port, _POLL_EVERY)
