@@ -18,6 +18,7 @@ from typing import IO, NoReturn, TypeVar
 from specllama.client import protocol
 from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
+from specllama.client.trim_messages import Trim, Trimmed
 from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
@@ -25,7 +26,13 @@ from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
 
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
 _Answer = TypeVar(
-    "_Answer", protocol.Ready, protocol.Calibrated, protocol.Configured, protocol.Inspected, protocol.Serving
+    "_Answer",
+    protocol.Ready,
+    protocol.Calibrated,
+    protocol.Configured,
+    protocol.Inspected,
+    protocol.Serving,
+    Trimmed,
 )
 _Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
 
@@ -141,6 +148,13 @@ class EngineClient:
         built without RPC.
         """
         return self._control(request, protocol.Serving)
+
+    def trim(self, request: Trim, progress: Callable[[str, float], None] | None = None) -> Trimmed:
+        """Write a trimmed draft. progress: called with what is done, and its share.
+
+        Raises UsageError, GGUFError, IntegrityError, ResourceError; the file is then not there.
+        """
+        return self._control(request, Trimmed, progress)
 
     def wait(self) -> NoReturn:
         """Wait until the process has ended. Raises the reason."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,7 @@ def nextn_rows(handle: Any) -> Any:
     return _ext.get_nextn(handle)
 
 
-def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool) -> Any:
+def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, mtp: bool) -> Any:
     """A llama_context for a head of the target. Raises ResourceError if memory runs out."""
     own, of_target = model.settings, target.model.settings
     params = context_params(own, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
@@ -157,6 +157,17 @@ def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool)
     return handle
 
 
+class HeadHost(Protocol):
+    """What a head's context needs to know of its target's. handle: None where there is no target."""
+
+    handle: Any
+    model: LlamaModel
+    n_seq_max: int
+    n_outputs_max: int
+    n_threads: int
+    n_threads_batch: int
+
+
 class HeadContext:
     """The cache of a head and decodes in it; implements core.heads.DraftHead, which documents the methods.
 
@@ -171,7 +182,7 @@ class HeadContext:
     def __init__(
         self,
         model: LlamaModel,
-        target: LlamaContext,
+        target: HeadHost,
         n_ctx: int,
         *,
         mtp: bool,

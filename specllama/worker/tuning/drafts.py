@@ -85,7 +85,7 @@ class DraftTrial:
                 self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
             draft, drafter = try_head(self.loaded, settings, head)
         else:
-            draft = load_draft(settings, DEFAULT.max_rows)
+            draft = load_draft(settings, DEFAULT.max_rows, self.loaded.header)
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
