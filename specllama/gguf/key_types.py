@@ -32,7 +32,10 @@ _TYPES: dict[str, tuple[str, ...]] = {
     **{f"specllama.trim.{name}": ("u32",) for name in ("version", "n_vocab")},
     "specllama.trim.ids": ("arr[i32]",),
     **{f"specllama.trim.{name}": ("str",) for name in ("source", "source_sha256", "embeddings_type")},
-    **{f"specllama.trim.{name}": ("u64",) for name in ("source_bytes", "embeddings_offset", "embeddings_bytes")},
+    **{
+        f"specllama.trim.{name}": ("u64",)
+        for name in ("source_bytes", "embeddings_offset", "embeddings_bytes")
+    },
     **{f"specllama.trim.{name}": ("f32",) for name in ("embeddings_scale", "coverage")},
 }
 _ARCH_TYPES: dict[str, tuple[str, ...]] = {

@@ -80,7 +80,9 @@ def read_trim(header: Header) -> TrimInfo | None:
     coverage = header.metadata.get(f"{PREFIX}coverage")
     shortened = header.architecture not in ("eagle3", "dflash")
     if (n_tokens := header.n_vocab) != (expected := len(ids) if shortened else n_vocab):
-        header.fail(key, f"{len(ids)} ids, for which {expected} tokens are needed, not {n_tokens}", TRIM_AGAIN)
+        header.fail(
+            key, f"{len(ids)} ids, for which {expected} tokens are needed, not {n_tokens}", TRIM_AGAIN
+        )
     return TrimInfo(
         ids=ids,
         n_vocab=n_vocab,

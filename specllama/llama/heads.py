@@ -160,12 +160,18 @@ def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, mtp: bool) -> 
 class HeadHost(Protocol):
     """What a head's context needs to know of its target's. handle: None where there is no target."""
 
-    handle: Any
-    model: LlamaModel
-    n_seq_max: int
-    n_outputs_max: int
-    n_threads: int
-    n_threads_batch: int
+    @property
+    def handle(self) -> Any: ...
+    @property
+    def model(self) -> LlamaModel: ...
+    @property
+    def n_seq_max(self) -> int: ...
+    @property
+    def n_outputs_max(self) -> int: ...
+    @property
+    def n_threads(self) -> int: ...
+    @property
+    def n_threads_batch(self) -> int: ...
 
 
 class HeadContext:

@@ -36,7 +36,9 @@ def to_floats(rows: NDArray[np.uint8], type_name: str, n: int) -> NDArray[np.flo
     """
     rows = np.ascontiguousarray(rows)
     if rows.shape[1:] != (row_bytes(type_name, n),):
-        raise EngineError(f"rows of {n} {type_name} have {row_bytes(type_name, n)} bytes, not {rows.shape[1:]}")
+        raise EngineError(
+            f"rows of {n} {type_name} have {row_bytes(type_name, n)} bytes, not {rows.shape[1:]}"
+        )
     if type_name == "F32":
         return rows.view("<f4").copy()
     function = _traits(type_name).to_float

@@ -65,7 +65,9 @@ def _merges(merges: StringArray, kept: set[bytes]) -> list[bytes]:
         if left in kept and right in kept and left + right in kept:
             found.append(raw)
     if not found:
-        raise UsageError("no merge of the tokenizer is left, so that llama.cpp could not load it", "keep more")
+        raise UsageError(
+            "no merge of the tokenizer is left, so that llama.cpp could not load it", "keep more"
+        )
     return found
 
 

@@ -30,8 +30,8 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True, eq=False)
 class TrimSource:
-    """A draft to trim. head: it is a head, or the head inside the model; None for a draft model. possible: ids
-    that it can propose, in the order of its output's rows; None for all in order.
+    """A draft to trim. head: it is a head, or the head inside the model; None for a draft model. possible:
+    ids that it can propose, in the order of its output's rows; None for all in order.
     """
 
     header: Header
@@ -68,8 +68,9 @@ class TrimSource:
 
 
 def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None) -> TrimSource:
-    """What to trim of a file whose header has passed `check_draft`. inside: the head inside a model. possible:
-    the ids of its tensor d2t, if there is one. Raises UsageError for what cannot be trimmed, GGUFError.
+    """What to trim of a file whose header has passed `check_draft`. inside: the head inside a model.
+    possible: the ids of its tensor d2t, if there is one. Raises UsageError for what cannot be trimmed,
+    GGUFError.
     """
     if is_trimmed(header):
         raise UsageError(f"{header.path} is trimmed already", "trim the file that it was made from")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.errors import UsageError, option
+from specllama.errors import UsageError
 from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
 from specllama.pair.vocab import end_ids, read_vocab
@@ -25,7 +25,9 @@ MULTIPLE = 64  # of tokens: with others llama.cpp computes a quantised output ma
 DEFAULT_KEPT = 32768
 _DEFAULT_SHARE = 4  # at most a quarter of a vocabulary is kept by default
 _NORMAL, _UNUSED = 1, 5  # llama_token_type; the other types are tokens with a meaning of their own
-_PLACEHOLDER = re.compile(rb"(?i)[<\[|]*_?(unused|reserved|extra|special|dummy|placeholder)[a-z_]*[-_ ]?\d+[|>\]]*")
+_PLACEHOLDER = re.compile(
+    rb"(?i)[<\[|]*_?(unused|reserved|extra|special|dummy|placeholder)[a-z_]*[-_ ]?\d+[|>\]]*"
+)
 
 
 def default_kept(n_vocab: int) -> int:
@@ -45,9 +47,7 @@ def choose(header: Header, n_kept: int | None, counts: Mapping[int, int], possib
     if n < 1:
         raise UsageError(f"{n} tokens cannot be kept", f"give 1 to {len(allowed)}", option="keep")
     if n > len(allowed):
-        raise UsageError(
-            f"must be at most the {len(allowed)} tokens of the draft, not {n}", option="keep"
-        )
+        raise UsageError(f"must be at most the {len(allowed)} tokens of the draft, not {n}", option="keep")
     if n_kept is not None and n <= len(special):
         raise UsageError(
             f"must be more than the {len(special)} control and byte tokens, which are always kept, not {n}",
@@ -67,12 +67,16 @@ def special_ids(header: Header) -> Ids:
     texts, vocab = header.token_texts, read_vocab(header)
     types = header.metadata.get("tokenizer.ggml.token_type")
     kinds = np.asarray(types) if isinstance(types, np.ndarray) else np.full(len(texts), _NORMAL)
-    found = {i for i in np.flatnonzero((kinds != _NORMAL) & (kinds != _UNUSED)).tolist()}
+    found = set(np.flatnonzero((kinds != _NORMAL) & (kinds != _UNUSED)).tolist())
     found = {i for i in found if not _PLACEHOLDER.fullmatch(texts[i])}
     if vocab.kind == "bpe":  # one character for each byte value
-        found.update(i for i, text in enumerate(texts) if len(text) <= 2 and len(text.decode(errors="replace")) == 1)
+        found.update(
+            i for i, text in enumerate(texts) if len(text) <= 2 and len(text.decode(errors="replace")) == 1
+        )
     found.update(end_ids(header, vocab))
-    named = (int(value) for key, value in header.metadata.items() if names_token(key) and isinstance(value, int))
+    named = (
+        int(value) for key, value in header.metadata.items() if names_token(key) and isinstance(value, int)
+    )
     found.update(i for i in (*named, vocab.bos_id, vocab.eos_id) if i is not None and 0 <= i < len(texts))
     return np.array(sorted(found), np.int64)
 
@@ -90,8 +94,8 @@ def by_frequency(header: Header) -> Ids:
     if isinstance(merges, StringArray) and len(merges):
         ranks = {raw.replace(b" ", b"", 1): i for i, raw in reversed(list(enumerate(merges.raws())))}
         rank = np.array([ranks.get(text, np.inf) for text in header.token_texts])
-    elif isinstance(scores, np.ndarray) and len(scores) == n and np.ptp(scores) > 0:
-        rank = -scores.astype(np.float64)
+    elif isinstance(scores, np.ndarray) and len(scores) == n and bool((scores != scores[0]).any()):
+        rank = -np.asarray(scores, np.float64)
     types = header.metadata.get("tokenizer.ggml.token_type")
     if isinstance(types, np.ndarray):
         rank[np.asarray(types)[:n] != _NORMAL] = np.inf

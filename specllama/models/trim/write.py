@@ -112,7 +112,9 @@ def _metadata(source: TrimSource, ids: Ids) -> Iterator[KeyValue]:
         if source.keeps_tokenizer
         else metadata.shortened(entries, ids, header.token_texts)
     )
-    yield from (item._replace(value=f"{item.value} trimmed") if item.key == "general.name" else item for item in items)
+    yield from (
+        item._replace(value=f"{item.value} trimmed") if item.key == "general.name" else item for item in items
+    )
     # llama.cpp tells some models apart by the size of their whole vocabulary.
     key = f"{header.architecture}.vocab_size"
     if all(item.key != key for item in items):

@@ -76,11 +76,11 @@ def compare(source: TrimSource, settings: ModelSettings, path: Path, retype: str
     head = source.head
     runs_alone = head.kind in (HeadKind.MTP, HeadKind.EAGLE3) and (head.own_embeddings or not head.own_file)
     if unsupported() or not runs_alone:  # it uses matrices of its target
-        with _model(written, is_head=True):
-            return Comparison()
+        with _model(written, mtp=head.kind is HeadKind.MTP, is_head=True):
+            return Comparison(exact_context=source.keeps_tokenizer)
     theirs = _head_rows(settings, source, trim, trim.ids)
     ours = _head_rows(written, source, trim, np.arange(trim.n_kept) if trim.shortened else trim.ids)
-    return Comparison(len(ours), _difference(theirs, ours, retype, path))
+    return Comparison(len(ours), _difference(theirs, ours, retype, path), source.keeps_tokenizer)
 
 
 def _compare_models(
@@ -102,14 +102,13 @@ def _compare_models(
         if not trim.rest_offset:
             return Comparison(len(ours), difference, not len(others))
         # Some models scale the embeddings of ids, not those that they are given.
-        for scale in (1.0, math.sqrt(header.n_embd)):
-            ours = _trimmed_rows(model, header, replace(trim, scale=scale), mixed.tolist())
-            if _close(theirs[1][:, trim.ids], ours[:, trim.ids], retype):
-                break
-        else:
-            scale = 0.0
-    set_embeddings(Path(header.path), trim.rest_offset if scale else 0, scale or 1.0)
-    return Comparison(2 * len(ours) if scale else len(ours), difference, scale > 0)
+        scales = {1.0, math.sqrt(header.n_embd)}
+        found = {s: _trimmed_rows(model, header, replace(trim, scale=s), mixed.tolist()) for s in scales}
+    wanted = theirs[1][:, trim.ids]
+    scale = min(found, key=lambda s: float(np.abs(wanted - found[s][:, trim.ids]).max()))
+    exact = _close(wanted, found[scale][:, trim.ids], retype)
+    set_embeddings(Path(header.path), trim.rest_offset if exact else 0, scale)
+    return Comparison((1 + exact) * len(ours), difference, exact)
 
 
 def _trimmed_rows(model: LlamaModel, header: Header, trim: TrimInfo, ids: Sequence[int]) -> Rows:

@@ -10,7 +10,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,18 @@ from numpy.typing import NDArray
 from specllama.client import protocol
 from specllama.client.trim_messages import Trim, Trimmed
 from specllama.config.load import ModelSettings
-from specllama.errors import NotFoundError, ResourceError, UsageError, option
+from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.gguf.check import check_draft
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header, read_model
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.gguf.heads import read_head
 from specllama.gguf.types import TYPE_BY_NAME, row_bytes
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import from_floats, to_floats
 from specllama.models.sizes import size
 from specllama.models.trim.metadata import about
 from specllama.models.trim.plan import EMBEDDINGS, TrimSource, trim_source
-from specllama.models.trim.tokens import MULTIPLE, choose
+from specllama.models.trim.tokens import choose
 from specllama.models.trim.write import sha256_of, write_trimmed
 from specllama.worker.trim.compare import Comparison, compare
 
@@ -113,7 +112,7 @@ def _possible(source: TrimSource) -> NDArray[np.int64]:
 
 
 def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
-    """How often each token is in the texts and in earlier prompts. Raises UsageError for texts without any."""
+    """How often each token is in the texts and in earlier prompts. Raises UsageError for an empty text."""
     counts = Counter(request.seen)
     if not request.texts:
         return counts
