@@ -25,15 +25,7 @@ from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
 
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
-_Answer = TypeVar(
-    "_Answer",
-    protocol.Ready,
-    protocol.Calibrated,
-    protocol.Configured,
-    protocol.Inspected,
-    protocol.Serving,
-    Trimmed,
-)
+_Answer = TypeVar("_Answer", bound=protocol.Message)
 _Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
 
 
@@ -122,9 +114,8 @@ class EngineClient:
         """
         if settings.rpc:
             self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
-        return self._control(
-            protocol.Load(settings, verbose, measure_when_idle, open_draft), protocol.Ready, progress
-        ).info.spelled(self._spelling)
+        order = protocol.Load(settings, verbose, measure_when_idle, open_draft)
+        return self._control(order, protocol.Ready, progress).info.spelled(self._spelling)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
@@ -150,10 +141,7 @@ class EngineClient:
         return self._control(request, protocol.Serving)
 
     def trim(self, request: Trim, progress: Callable[[str, float], None] | None = None) -> Trimmed:
-        """Write a trimmed draft. progress: called with what is done, and its share.
-
-        Raises UsageError, GGUFError, IntegrityError, ResourceError; the file is then not there.
-        """
+        """Write a trimmed draft. progress: gets what is done, and its share. Raises what worker/trim does."""
         return self._control(request, Trimmed, progress)
 
     def wait(self) -> NoReturn:
@@ -165,8 +153,8 @@ class EngineClient:
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
         `deliver` is called in the reading thread, possibly before this method returns: it must be quick, and
-        must neither raise nor wait for this client. Raises UsageError if the request cannot be written as
-        JSON or its id is in use.
+        must neither raise nor wait for this client. Raises UsageError if the request is no JSON, or its id is
+        in use.
         """
         return self.submit_choices(request, [deliver])[0]
 

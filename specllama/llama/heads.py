@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
+from specllama.llama.head_host import HeadHost
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.logits import get_logits
@@ -155,23 +156,6 @@ def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, mtp: bool) -> 
     if not handle:
         raise ResourceError(f"llama.cpp cannot make a context for the head: {log.reason()}")
     return handle
-
-
-class HeadHost(Protocol):
-    """What a head's context needs to know of its target's. handle: None where there is no target."""
-
-    @property
-    def handle(self) -> Any: ...
-    @property
-    def model(self) -> LlamaModel: ...
-    @property
-    def n_seq_max(self) -> int: ...
-    @property
-    def n_outputs_max(self) -> int: ...
-    @property
-    def n_threads(self) -> int: ...
-    @property
-    def n_threads_batch(self) -> int: ...
 
 
 class HeadContext:

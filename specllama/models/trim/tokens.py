@@ -91,7 +91,7 @@ def by_frequency(header: Header) -> Ids:
     merges, scores = (header.metadata.get(f"tokenizer.ggml.{name}") for name in ("merges", "scores"))
     n = header.n_vocab
     rank = np.full(n, np.inf)
-    if isinstance(merges, StringArray) and len(merges):
+    if read_vocab(header).kind == "bpe" and isinstance(merges, StringArray):
         ranks = {raw.replace(b" ", b"", 1): i for i, raw in reversed(list(enumerate(merges.raws())))}
         rank = np.array([ranks.get(text, np.inf) for text in header.token_texts])
     elif isinstance(scores, np.ndarray) and len(scores) == n and bool((scores != scores[0]).any()):

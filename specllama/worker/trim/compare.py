@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from specllama.gguf.head import HeadKind
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.trimmed import TrimInfo, read_trim
 from specllama.llama.context import LlamaContext
+from specllama.llama.head_host import NoTarget
 from specllama.llama.heads import HeadContext, unsupported
 from specllama.llama.model import LlamaModel
 from specllama.llama.trimmed import TrimmedContext
@@ -45,18 +45,6 @@ class Comparison:
     n_rows: int = 0
     difference: float | None = None
     exact_context: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NoTarget:
-    """In place of a target's context, for a head that uses nothing of it."""
-
-    model: LlamaModel
-    handle: Any = None
-    n_seq_max: int = 1
-    n_outputs_max: int = N_ROWS
-    n_threads: int = 1
-    n_threads_batch: int = 1
 
 
 def compare(source: TrimSource, settings: ModelSettings, path: Path, retype: str) -> Comparison:
@@ -132,7 +120,8 @@ def _head_rows(settings: ModelSettings, source: TrimSource, trim: TrimInfo, ids:
     n_features = head.n_embd_target * max(1, len(head.target_layers))
     tokens = ids[rng.choice(trim.n_kept, N_ROWS)].tolist()
     with _model(settings, mtp=mtp, is_head=head.own_file or settings.path != source.header.path) as model:
-        context = HeadContext(model, NoTarget(model), _N_CTX, mtp=mtp, n_features=n_features)
+        alone = NoTarget(model, n_outputs_max=N_ROWS)
+        context = HeadContext(model, alone, _N_CTX, mtp=mtp, n_features=n_features)
         try:
             hidden = context.hidden(0, rng.standard_normal((N_ROWS, n_features), np.float32))
             rows = [HeadRow(token, i, 0, hidden[i], True) for i, token in enumerate(tokens)]
