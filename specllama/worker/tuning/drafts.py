@@ -59,10 +59,19 @@ class DraftTrial:
     """The trial of one draft, or of copying alone.
 
     costs: of the target's decodes. found: the results so far. traces: the recordings, each with its workload.
-    predicted: seconds that the current step should take at most.
+    predicted: seconds that the current step should take at most. stores: whether runs with this draft shall
+    use the times of its steps.
     """
 
-    def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        texts: Sequence[TuningText],
+        costs: CostCurve,
+        clock: Clock,
+        stores: bool = True,
+    ) -> None:
+        self.stores = stores
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
         self.found = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
@@ -125,7 +134,7 @@ class DraftTrial:
         with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
             if copy is None:
                 return
-            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock)
+            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock, stores=False)
             with suppress(SpecllamaError, DecodeError, NoRoomError):
                 for share in trial.drafting(copy[0]):
                     self.predicted = trial.predicted
@@ -173,7 +182,7 @@ class DraftTrial:
         own, _ = own_head(self.loaded.header)
         if own is not None and isinstance(draft, LoadedDraft):
             pairs.append(pair_key(draft.key, drafters, own.head))
-        for pair in pairs:
+        for pair in pairs if self.stores else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)

@@ -44,7 +44,7 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
     written. The copy is removed at the end.
     """
     folder = cache_dir()
-    path = temporary(folder / _NAME)
+    path, is_new = temporary(folder / _NAME), not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
@@ -57,6 +57,8 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()
 
 
 def _sweep(folder: Path) -> None:
