@@ -4,8 +4,9 @@ usage: python -m scripts.bench.trim --out DIR [--vocab 128256] [--kind draft|hea
        python -m scripts.bench.trim --out DIR --draft DRAFT.gguf [--keep 32768]
 
 Random weights of the shape of a draft (12 blocks, 1024 wide, feed-forward 2816) or of an EAGLE-3 head (2048
-wide), the output matrix in Q8_0, the rest in Q4_0; or a file of one's own. A step is a decode of one row, with
-the choice of a token at temperature 0 and its probability. All files are timed in turns; DIR holds the files.
+wide), the output matrix in Q8_0, the rest in Q4_0; or a file of one's own. A step is a decode of one row,
+with the choice of a token at temperature 0 and its probability. All files are timed in turns; DIR holds the
+files.
 """
 
 from __future__ import annotations
