@@ -1,0 +1,93 @@
+"""What the turns of a conversation evaluate, over HTTP in every API, with templates of real models, on models
+of every kind of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specllama.core.prefix.boundaries import GAP
+from tests.engine.test_prefix_conversations import STRIPPING
+from tests.support import tinygguf, tinymtp
+from tests.support.conversations import Answer, Call, Result, Say, Turn
+from tests.support.serving import Server
+from tests.support.templates import SOURCES
+from tests.support.turns import PATHS, ask, n_new
+
+BUILDERS = {
+    "qwen35": tinymtp.qwen35,
+    "lfm2": tinygguf.lfm2,
+    "jamba": tinygguf.jamba,
+    "mamba": tinygguf.mamba,
+    "gemma3": tinygguf.gemma3,
+    "llama": tinygguf.llama,
+}
+OWN = {"stripping": STRIPPING, "chatml": tinygguf.CHATML}
+CASES = [
+    ("qwen35", "Qwen3.5-4B"),
+    ("lfm2", "LFM2-8B-A1B"),
+    ("jamba", "NVIDIA-Nemotron-Nano-v2"),
+    ("mamba", "stripping"),
+    ("gemma3", "google-gemma-4-31B-it"),
+    ("llama", "chatml"),
+]
+CUTS_ANYWHERE = ("llama",)
+SYSTEM = Say("system", "You answer questions about a machine that sorts letters. " * 8)
+FIRST = Say("user", "What does it do with letters that have no stamp?")
+SAID = "It sorts them by their stamps, and keeps those without one in a box."
+
+
+def _marked(kind: str, template: str) -> object:
+    absent = template not in OWN and template not in SOURCES
+    return pytest.param(
+        (kind, template), id=kind, marks=pytest.mark.skipif(absent, reason="templates: scripts/fetch_templates.py")
+    )
+
+
+@pytest.fixture(scope="module", params=[_marked(*case) for case in CASES])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    kind, template = request.param
+    home = tmp_path_factory.mktemp(kind)
+    model = BUILDERS[kind](home / f"{kind}.gguf", n_ctx_train=8192)
+    (home / "template.jinja").write_text((OWN | SOURCES)[template], "utf-8")
+    flags = ("-m", str(model), "--chat-template-file", str(home / "template.jinja"), "-c", "8192", "-np", "2")
+    with Server(home, *flags, "-md", "none", "--cache-disk", "0", "-b", "256", "-ub", "64") as one:
+        yield one
+
+
+def clear(server: Server) -> None:
+    for slot in range(2):
+        assert server.post(f"/slots/{slot}?action=erase", None).status in (200, 501)
+
+
+@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize("reasons", [False, True], ids=["plain", "reasoning"])
+def test_every_turn_evaluates_what_is_new(served: Server, api: str, reasons: bool) -> None:
+    """Reasoning of earlier answers is sent again, and left out by templates."""
+    turns: list[Turn] = [Say("system", f"{api} {reasons}. {SYSTEM.content}"), FIRST]
+    before: list[Turn] = []
+    for i in range(4):
+        found = ask(served, api, turns)
+        if i:
+            assert found.n_evaluated <= n_new(served, before, turns) + GAP
+            assert found.n_cached > 200
+        before = list(turns)
+        thought = (found.answer.thought or found.answer.content) if reasons else ""
+        turns += [Answer(f"{i}: {SAID}", thought), Say("user", f"And number {i}, what about that?")]
+
+
+@pytest.mark.parametrize("api", PATHS)
+def test_calls_that_are_rendered_again(served: Server, api: str) -> None:
+    turns: list[Turn] = [Say("system", f"{api}. {SYSTEM.content}"), FIRST]
+    before: list[Turn] = []
+    for i in range(4):
+        found = ask(served, api, turns, tools=True)
+        if i:
+            assert found.n_evaluated <= n_new(served, before, turns, tools=True) + GAP
+            assert found.n_cached > 200
+        before = list(turns)
+        call = Call(f"call_{i}", arguments=f'{{"city": "Paris {i}"}}')
+        turns += [Answer("", "I look.", [call]), Result(f"call_{i}", f"RESULT {i} " * 10)]
