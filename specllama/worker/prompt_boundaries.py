@@ -67,6 +67,7 @@ def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
     yield "reasoning", [*messages, answer, {"role": "user", "content": _OTHER[0]}]
     if messages[-1].get("role") != "user":
         yield "reasoning", [*messages, answer]
+    yield "reasoning", [*messages, {**answer, "reasoning_content": _OTHER[0]}]
     first = next((i for i, m in enumerate(messages) if m.get("role") not in _SYSTEM), 0)
     yield "system", [*messages[:first], _changed(messages[first])]
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and i > first]

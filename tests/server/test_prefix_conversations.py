@@ -58,11 +58,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield one
 
 
-def clear(server: Server) -> None:
-    for slot in range(2):
-        assert server.post(f"/slots/{slot}?action=erase", None).status in (200, 501)
-
-
 @pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("reasons", [False, True], ids=["plain", "reasoning"])
 def test_every_turn_evaluates_what_is_new(served: Server, api: str, reasons: bool) -> None:
