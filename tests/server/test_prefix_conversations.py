@@ -86,3 +86,59 @@ def test_calls_that_are_rendered_again(served: Server, api: str) -> None:
         before = list(turns)
         call = Call(f"call_{i}", arguments=f'{{"city": "Paris {i}"}}')
         turns += [Answer("", "I look.", [call]), Result(f"call_{i}", f"RESULT {i} " * 10)]
+
+
+@pytest.mark.parametrize("api", PATHS)
+def test_an_edit_and_a_second_agent_evaluate_their_own_part(served: Server, api: str) -> None:
+    """And the conversation that was edited is still there."""
+    system = Say("system", f"{api}, edited. {SYSTEM.content}")
+    turns: list[Turn] = [system]
+    for i in range(4):
+        turns += [Say("user", f"Question {i}: " + "what then? " * 12), Answer(f"{i}: {SAID}")]
+    turns.pop()
+    first = ask(served, api, turns, tools=True)
+    edited = [*turns[:-1], Say("user", "Something else: " + "who knows? " * 12)]
+    found = ask(served, api, edited, tools=True)
+    assert found.n_evaluated <= n_new(served, turns, edited, tools=True) + GAP
+    second = [system, Say("user", "I am another agent. " * 5)]
+    found = ask(served, api, second, tools=True)
+    assert found.n_evaluated <= n_new(served, turns, second, tools=True) + GAP
+    again = ask(served, api, turns, tools=True)
+    assert again.n_evaluated <= 2 * GAP
+    assert again.answer.content == first.answer.content
+
+
+@pytest.mark.parametrize("api", PATHS)
+def test_an_answer_that_is_sent_back_is_not_read_again(served: Server, api: str) -> None:
+    """As the model wrote it, where the template writes it so too."""
+    turns: list[Turn] = [Say("system", f"{api}, sent back. {SYSTEM.content}"), FIRST]
+    form = f'root ::= "{SAID * 4}"'
+    fields = {"options": {"num_predict": 400}} if api == "ollama" else {}
+    limit = {"responses": "max_output_tokens", "messages": "max_tokens", "chat": "max_tokens"}.get(api)
+    fields |= {limit: 400} if limit else {}
+    found = ask(served, api, turns, grammar=form, enable_thinking=False, **fields)
+    assert found.answer == Answer(SAID * 4, "", [])
+    last = [*turns, found.answer, Say("user", "And then?")]
+    cold = n_new(served, [*turns, Answer(SAID * 4), Say("user", "B")], last)
+    warm = ask(served, api, last, enable_thinking=False)
+    print(api, warm.n_evaluated, cold, n_new(served, turns, last))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/api/generate"])
+def test_prompts_without_structure(served: Server, path: str) -> None:
+    """A text that goes on evaluates what is new; of an edit as much as it is from the end, a few times."""
+    field = {"/api/generate": "num_predict", "/completion": "n_predict"}.get(path, "max_tokens")
+    more = {"options": {field: 8}, "raw": True, "stream": False} if "api" in path else {field: 8}
+
+    def asked(prompt: str) -> tuple[int, int]:
+        reply = served.post(path, {"prompt": prompt, "temperature": 0, "seed": 3, "ignore_eos": True, **more})
+        assert reply.status == 200, reply.body
+        return reply.json["timings"]["prompt_n"], reply.json["timings"]["cache_n"]
+
+    text = f"{path}. {SYSTEM.content}" * 2
+    n_prompt = sum(asked(text))
+    n_evaluated, n_cached = asked(text + "And on.")
+    assert n_evaluated <= n_prompt - n_cached + 16
+    assert n_cached >= n_prompt - 2 * GAP
+    n_evaluated, n_cached = asked(text[:-40] + "It ends in another way.")
+    assert n_cached >= n_prompt - 4 * GAP
