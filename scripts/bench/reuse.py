@@ -4,21 +4,20 @@
     python -m scripts.bench.reuse record codex --to codex.json
     python -m scripts.bench.reuse replay codex.json --at http://127.0.0.1:8080
 
-`model` writes a tiny model of random weights, of a shape that tests/support has, with the vocabulary of another
-file: llama.cpp's source has some.
+`model` writes a tiny model of random weights, of a shape that tests/support has, with the vocabulary of
+another file: llama.cpp's source has some.
 
-`record` runs an agent that scripts/agents has installed (claude, codex, opencode) against `specllama serve` with
-the embedded target: three messages with two calls of its shell tool each, and then a message in a session of its
-own, as another agent would send. What the model answers is scripted. The requests are written in the form of
-chat completions, as specllama reads them.
+`record` runs an agent that scripts/agents has installed (claude, codex, opencode) against `specllama serve`
+with a small model: three messages with two calls of its shell tool each, and then a message in a
+session of its own, as another agent would send. What the model answers is scripted. The requests are written
+in the form of chat completions, as specllama reads them.
 
-`replay` sends these requests to any server with /v1/chat/completions whose answers have llama-server's timings,
-eight tokens each, and prints for each the tokens of its prompt and those of them that were evaluated.
+`replay` sends these requests to any server with /v1/chat/completions whose answers have llama-server's
+timings, for eight tokens each, and prints for each the tokens of its prompt and those that were evaluated.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ import gguf
 import numpy as np
 
 from scripts import cli
+from specllama.data import EMBEDDED_TARGET
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = ("Find out what sorts the letters.", "Now look at what counts them.", "And at what is left of it.")
@@ -41,8 +41,8 @@ _TOOLS = {"claude": ("Bash", "command"), "codex": ("exec_command", "cmd"), "open
 _SECONDS = 600
 
 
-def record(agent: str) -> list[dict[str, Any]]:
-    """The requests of a session, as bodies of chat completions."""
+def record(agent: str, model: str) -> list[dict[str, Any]]:
+    """The requests of a session, as bodies of chat completions. model: that answers."""
     from tests.support.agents import workplace
     from tests.support.two_turns import TwoTurns
 
@@ -51,14 +51,15 @@ def record(agent: str) -> list[dict[str, Any]]:
 
         def _has_tool(self, body: dict[str, Any], schema: str, n_results: int) -> bool:
             first = 1 + N_LINES * n_results
-            self.schema["properties"][argument] = {"const": f"sed -n {first},{first + N_LINES}p {SOURCE.name}"}
+            command = f"sed -n {first},{first + N_LINES}p {SOURCE.name}"
+            self.schema["properties"][argument] = {"const": command}
             return super()._has_tool(body, schema, n_results)
 
     tool, argument = _TOOLS[agent]
     more = {"description": "read"} if agent == "claude" else {}
     script = Script(tool, **{argument: ""}, **more)
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("-md", "none", "--alias", "*")
+        flags = ("-m", model, "-md", "none", "--alias", "*", "--cache-disk", "0")
         with workplace(Path(folder), script, *flags) as place:
             shutil.copy(SOURCE, place.work)
             run = _RUNNERS[agent](place)
@@ -73,12 +74,17 @@ def record(agent: str) -> list[dict[str, Any]]:
 
 def _claude(place: Any) -> Callable[[str, bool], None]:
     environ = {
-        "ANTHROPIC_BASE_URL": place.url, "ANTHROPIC_AUTH_TOKEN": "unused", "CLAUDE_CONFIG_DIR": str(place.home),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "API_TIMEOUT_MS": "500000", "CLAUDE_CODE_MAX_RETRIES": "0",
-    }  # fmt: skip
+        "ANTHROPIC_BASE_URL": place.url,
+        "ANTHROPIC_AUTH_TOKEN": "unused",
+        "CLAUDE_CONFIG_DIR": str(place.home),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "API_TIMEOUT_MS": "500000",
+        "CLAUDE_CODE_MAX_RETRIES": "0",
+    }
 
     def run(text: str, goes_on: bool) -> None:
-        place.run("claude", "-p", *(["--continue"] if goes_on else []), text, "--allowedTools", "Bash", **environ)
+        on = ["--continue"] if goes_on else []
+        place.run("claude", "-p", *on, text, "--allowedTools", "Bash", **environ)
 
     return run
 
@@ -107,9 +113,7 @@ def _opencode(place: Any) -> Callable[[str, bool], None]:
     return run
 
 
-_RUNNERS: dict[str, Callable[[Any], Callable[[str, bool], None]]] = {
-    "claude": _claude, "codex": _codex, "opencode": _opencode,
-}  # fmt: skip
+_RUNNERS = {"claude": _claude, "codex": _codex, "opencode": _opencode}
 
 
 def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -129,9 +133,8 @@ def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
     given = settled(request.messages or (), system=True, systems=False)  # one system message, the first
     messages = [_with_texts(message) for message in given]
     tools = [function(tool) for tool in request.tools.tools] if request.tools is not None else []
-    return {
-        "messages": messages, "chat_template_kwargs": dict(request.variables), **({"tools": tools} if tools else {})
-    }  # fmt: skip
+    found = {"messages": messages, "chat_template_kwargs": dict(request.variables)}
+    return found | ({"tools": tools} if tools else {})
 
 
 def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
@@ -154,12 +157,12 @@ def write_model(shape: str, vocab: Path, to: Path) -> None:
         words = gguf.GGUFReader(vocab)
         n_vocab = len(words.fields["tokenizer.ggml.tokens"].data)
         writer, rng = gguf.GGUFWriter(to, shape), np.random.default_rng(0)
-        fields = [f for f in small.fields.values() if not f.name.startswith(("tokenizer.", "GGUF."))]
-        fields += [f for f in words.fields.values() if f.name.startswith("tokenizer.")]
-        for field in fields:
+        found = {f.name: f for f in small.fields.values() if not f.name.startswith("tokenizer.ggml.")}
+        found |= {f.name: f for f in words.fields.values() if f.name.startswith("tokenizer.")}
+        for field in found.values():
             if field.name == f"{shape}.vocab_size":
                 writer.add_vocab_size(n_vocab)
-            elif field.name != gguf.Keys.General.ARCHITECTURE:
+            elif field.name != gguf.Keys.General.ARCHITECTURE and not field.name.startswith("GGUF."):
                 inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], inner)
         for tensor in small.tensors:
@@ -197,6 +200,9 @@ def main() -> None:
     recording = ways.add_parser("record", help="record the requests of an agent's session")
     recording.add_argument("agent", choices=sorted(_RUNNERS))
     recording.add_argument("--to", type=Path, required=True, help="file for the requests, about 1 MB")
+    recording.add_argument(
+        "--model", default=str(EMBEDDED_TARGET), help="that answers; a small one is faster"
+    )
     replaying = ways.add_parser("replay", help="send recorded requests, and count what is evaluated")
     replaying.add_argument("session", type=Path)
     replaying.add_argument("--at", required=True, help="address of a server")
@@ -205,7 +211,7 @@ def main() -> None:
         write_model(arguments.shape, cli.gguf_file(arguments.vocab), arguments.to)
         return
     if arguments.way == "record":
-        arguments.to.write_text(json.dumps(record(arguments.agent)))
+        arguments.to.write_text(json.dumps(record(arguments.agent, arguments.model)))
         return
     figures = replay(json.loads(arguments.session.read_text()), arguments.at.rstrip("/"))
     print("request  tokens  evaluated")

@@ -17,7 +17,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
 from specllama.text.prompt_parts import PromptTemplate, encode
 from specllama.worker.conversations import ConversationCache
-from specllama.worker.infill import infill_ids
+from specllama.worker.infill import infill_boundaries, infill_ids
 from specllama.worker.prompt_boundaries import ChatPrompt, chat_boundaries
 from specllama.worker.text_limit import TextLimit
 from specllama.worker.tool_calls import ToolCalls
@@ -93,7 +93,9 @@ class Prompts:
         return Prompt(ids, forced, self._boundaries(message, ids) if self._with_boundaries else ())
 
     def _boundaries(self, message: protocol.Generate, ids: Sequence[int]) -> Sequence[Boundary]:
-        """The places of a chat's prompt. Raises as `_ids`."""
+        """The places of a chat's prompt, or of one that fills a gap. Raises as `_ids`."""
+        if message.infill is not None:
+            return infill_boundaries(self._model, ids)
         if message.messages is None or len(ids) < GAP:
             return ()
         template, thought, model = self.template, message.prefix_thought, self._model

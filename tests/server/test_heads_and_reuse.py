@@ -15,7 +15,7 @@ from tests.support.serving import Server
 from tests.support.turns import ask
 
 BUILDERS: dict[str, tuple[Callable[..., Path], tuple[float, ...]]] = {
-    "qwen35": (tinymtp.qwen35, (0.1, 0.1, 0.1, 1)),  # recurrent states matter, and the head is right now and then
+    "qwen35": (tinymtp.qwen35, (0.1, 0.1, 0.1, 1)),  # recurrent states matter; the head is right now and then
     "mimo2": (tinymtp.mimo2, (0.1, 1)),
 }
 SYSTEM = Say("system", "You answer questions about a machine that sorts letters by their stamps. " * 8)

@@ -51,18 +51,27 @@ def ask(
     return found
 
 
-def prompt_ids(server: Api, turns: Sequence[Turn], tools: bool = False) -> list[int]:
+def prompt_ids(server: Api, turns: Sequence[Turn], tools: bool = False, **fields: Any) -> list[int]:
     """The ids of a conversation's prompt."""
-    body = WRITERS["chat"](Conversation("", turns)) | (_tools("chat") if tools else {})
+    body = WRITERS["chat"](Conversation("", turns)) | (_tools("chat") if tools else {}) | fields
     text = server.post("/apply-template", body).json["prompt"]
-    asked = {"content": text, "add_special": True, "parse_special": True}
-    found: list[int] = server.post("/tokenize", asked).json["tokens"]
+    return text_ids(server, text, add_special=True, parse_special=True)
+
+
+def text_ids(server: Api, text: str, **fields: Any) -> list[int]:
+    """The ids of a text."""
+    found: list[int] = server.post("/tokenize", {"content": text, **fields}).json["tokens"]
     return found
 
 
 def n_new(server: Api, before: Sequence[Turn], after: Sequence[Turn], tools: bool = False) -> int:
     """Ids of the second prompt that the first does not begin with."""
     a, b = (prompt_ids(server, one, tools) for one in (before, after))
+    return n_beyond(a, b)
+
+
+def n_beyond(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many of the ids b follow those that a begins with too."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return len(b) - n
 
