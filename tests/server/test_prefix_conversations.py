@@ -4,6 +4,7 @@ of every kind of memory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from specllama.core.prefix.boundaries import GAP
 from tests.engine.test_prefix_conversations import STRIPPING
 from tests.support import tinygguf, tinymtp
 from tests.support.conversations import Answer, Call, Result, Say, Turn
-from tests.support.serving import Server
+from tests.support.serving import QUESTION, Server
 from tests.support.templates import SOURCES
 from tests.support.turns import PATHS, ask, n_beyond, n_new, prompt_ids, text_ids
 
@@ -110,15 +111,16 @@ def test_an_edit_and_a_second_agent_evaluate_their_own_part(served: Server, api:
 def test_an_answer_that_is_sent_back_is_not_read_again(served: Server, api: str) -> None:
     """As the model wrote it, where the template writes it so too."""
     turns: list[Turn] = [Say("system", f"{api}, sent back. {SYSTEM.content}"), FIRST]
-    form = f'root ::= "{SAID * 4}"'
-    fields = {"options": {"num_predict": 400}} if api == "ollama" else {}
-    limit = {"responses": "max_output_tokens", "messages": "max_tokens", "chat": "max_tokens"}.get(api)
-    fields |= {limit: 400} if limit else {}
+    shown = served.post("/apply-template", {"messages": QUESTION, "enable_thinking": False}).json["prompt"]
+    written = SAID * 4 if not shown.endswith("<think>\n") else f"Hm.\n</think>\n\n{SAID * 4}"
+    form = f"root ::= {json.dumps(written)}"
+    limit = {"responses": "max_output_tokens", "ollama": "options"}.get(api, "max_tokens")
+    fields = {limit: {"num_predict": 400} if api == "ollama" else 400}
     found = ask(served, api, turns, grammar=form, enable_thinking=False, **fields)
-    assert found.answer == Answer(SAID * 4, "", [])
+    assert found.answer.content == SAID * 4
     longer = [*turns, found.answer, Say("user", "And then?")]
     warm = ask(served, api, longer, enable_thinking=False)
-    cache = prompt_ids(served, turns, enable_thinking=False) + text_ids(served, SAID * 4)
+    cache = prompt_ids(served, turns, enable_thinking=False) + text_ids(served, written)
     prompt = prompt_ids(served, longer, enable_thinking=False)
     assert warm.n_evaluated <= n_beyond(cache, prompt) + GAP
 
