@@ -122,6 +122,7 @@ class Planner(PolicyBase):
         super().start(seq_id, prompt, sampler, mask, memory_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
+        self.budget.begin()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
