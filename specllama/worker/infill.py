@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 
 from specllama.client.protocol import Infill, InfillChunk
-from specllama.core.prefix.boundaries import Boundary, distances
+from specllama.core.prefix.boundaries import Boundary, Kind, distances
 from specllama.errors import NotSupportedError
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import FimTokens, fim_tokens
@@ -55,7 +55,8 @@ def infill_boundaries(model: LlamaModel, ids: Sequence[int]) -> list[Boundary]:
     """
     fim, n = fim_tokens(model), len(ids)
     starts = sorted(n - 1 - ids[::-1].index(i) for i in (fim.prefix, fim.suffix) if i in ids)
-    places = [Boundary(at, kind) for at, kind in zip(starts, ("system", "user"), strict=False) if at]
+    kinds: tuple[Kind, Kind] = ("system", "user")
+    places = [Boundary(at, kind) for at, kind in zip(starts, kinds, strict=False) if at]
     return [*places, *(found for found in distances(n) if found.n not in starts)]
 
 
