@@ -49,6 +49,11 @@ def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
     return found if found.is_absolute() else NOWHERE
 
 
+def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The data directory: SPECLLAMA_DATA, else the user's data directory for specllama."""
+    return from_variable(environ, "SPECLLAMA_DATA") or user_directory("data")
+
+
 def from_variable(environ: Mapping[str, str], name: str) -> Path | None:
     """The path in an environment variable, with the home directory for ~; None if it is empty or not set."""
     given = environ.get(name)
