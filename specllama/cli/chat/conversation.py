@@ -55,10 +55,12 @@ class Conversation:
         """Whether the last message has no answer."""
         return bool(self.turns) and self.turns[-1].answer is None
 
-    def messages(self, answered: bool = True) -> list[dict[str, Any]]:
-        """The messages for the chat template; without `answered` the last answer is left out."""
+    def messages(self, answered: bool = True, first: int = 0) -> list[dict[str, Any]]:
+        """The messages for the chat template, from the turn `first` on; without `answered` the last answer is
+        left out.
+        """
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        for turn in self.turns:
+        for turn in self.turns[first:]:
             found += turn_messages(turn, answered or turn is not self.turns[-1])
         return found
 

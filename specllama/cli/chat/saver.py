@@ -19,14 +19,14 @@ from specllama.errors import ResourceError, UsageError
 
 
 class ChatSaver:
-    """Where the conversation of a chat is saved. library: None keeps nothing. name: of a new conversation, ""
-    to make one from its first question. works: whether all that was to be saved is on the disk.
+    """Where the conversation of a chat is saved. library: None keeps nothing. name: of a new conversation,
+    "" to make one from its first question. works: whether all that was to be saved is on the disk.
     """
 
     def __init__(self, library: ChatLibrary | None, name: str = "") -> None:
         self.library, self.name = library, name
         self.works = False
-        self._path: Path | None = None
+        self.path: Path | None = None
         self._lock: FileLock | None = None
         self._is_new, self._written, self._has_warned = True, "", False
 
@@ -40,7 +40,7 @@ class ChatSaver:
             except OSError as error:
                 self._warn(error.strerror or str(error))
                 return
-            self._path, self._is_new = chat.path, False
+            self.path, self._is_new = chat.path, False
 
     def save(self, saved: Saved) -> None:
         """Write the conversation, where it has changed since. One without turns is not kept."""
@@ -52,12 +52,12 @@ class ChatSaver:
             if is_empty:
                 self._forget()
                 return
-            if self._path is None:
+            if self.path is None:
                 self._begin(self.library, saved)
-            assert self._path is not None
+            assert self.path is not None
             text = as_text(replace(saved, name=self.name))
             if text != self._written:
-                write_whole(self._path, text, 0o600, sync=True)
+                write_whole(self.path, text, 0o600, sync=True)
             self._written, self.works, conversation.changed = text, True, False
         except OSError as error:
             self._warn(error.strerror or str(error))
@@ -67,14 +67,14 @@ class ChatSaver:
     def _begin(self, library: ChatLibrary, saved: Saved) -> None:
         """Choose the file of a new conversation. Raises OSError, ResourceError."""
         path = library.new_path()
-        self._lock, self._path, self._is_new = held(path), path, True
+        self._lock, self.path, self._is_new = held(path), path, True
         first = (saved.conversation.dropped + saved.conversation.turns)[0]
         self.name = library.unused(self.name or name_from(first.message), path)
 
     def _forget(self) -> None:
         """Remove the file of a new conversation. Raises OSError."""
-        if self._path is not None and self._is_new and self._written:
-            self._path.unlink(missing_ok=True)
+        if self.path is not None and self._is_new and self._written:
+            self.path.unlink(missing_ok=True)
             self._written, self.works = "", False
 
     def rename(self, text: str) -> None:
@@ -82,7 +82,7 @@ class ChatSaver:
         name = as_name(text)
         if not name:
             raise UsageError("a name needs a letter or another visible character")
-        if self.library is not None and self.library.unused(name, self._path) != name:
+        if self.library is not None and self.library.unused(name, self.path) != name:
             raise UsageError(f"there is a conversation {name!r} already")
         self.name = name
 
@@ -90,10 +90,10 @@ class ChatSaver:
         """Let others have the conversation. What is saved next is a new one."""
         if self._lock is not None:
             self._lock.release()
-            if self._path is not None and not self._path.exists():
+            if self.path is not None and not self.path.exists():
                 with contextlib.suppress(OSError):
                     Path(self._lock.lock_file).unlink(missing_ok=True)
-        self._lock = self._path = None
+        self._lock = self.path = None
         self.name, self._written, self.works, self._is_new = "", "", False, True
 
     def _warn(self, why: str) -> None:
