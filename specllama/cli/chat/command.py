@@ -17,6 +17,7 @@ from specllama.cli.chat.continuing import chosen, options_of, with_options
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import clean, read
+from specllama.cli.chat.full_context import FullContext
 from specllama.cli.chat.input import InputReader, LineReader, UserInput
 from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
 from specllama.cli.chat.saver import ChatSaver
@@ -71,7 +72,8 @@ def chat(given: Mapping[str, Any]) -> int:
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         session = ChatSession(
             engine, screen, Conversation(), params, variables, reader.interactive, saver,
-            _may_drop(reader, values.get("drop_oldest", False)), options_of(given, values),
+            FullContext(engine, variables, _may_drop(reader, values.get("drop_oldest", False))),
+            options_of(given, values),
             may_rescue=not values.get("no_save", False),
         )  # fmt: skip
         engine.load(session.structured)

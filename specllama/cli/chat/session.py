@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from specllama.cli.chat.continuing import command
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import Saved, rescue, write
+from specllama.cli.chat.full_context import FullContext, rest_of
 from specllama.cli.chat.input import PROMPT
-from specllama.cli.chat.room import find_room
 from specllama.cli.chat.saver import ChatSaver
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs, restored
@@ -23,12 +23,8 @@ from specllama.cli.chat.tools import call_text, result_message, show_calls
 from specllama.cli.formatting import counted
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
-from specllama.core.sampling.params import UNTIL_CONTEXT_FULL
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 from specllama.text.terminal import visible
-
-ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
-DROPS = "--drop-oldest drops the oldest turns by itself"
 
 
 @dataclass(slots=True)
@@ -38,9 +34,8 @@ class ChatSession:
     params: the sampling parameters that were set; used: the engine's values of the others. variables: of the
     chat template. file: the last one saved to or loaded from. results: of the calls in the last answer, as
     far as they were typed. saver: where the conversation is saved as it goes, with the options that it is
-    held with. may_drop: whether the oldest turns may be dropped where the context is full; asked once it has
-    been said what that frees; None for no. may_rescue: whether a conversation that is not saved may be
-    written to a file where the chat ends unexpectedly.
+    held with. full: for a full context. may_rescue: whether a conversation that is not saved may be written
+    to a file where the chat ends unexpectedly.
     """
 
     engine: ChatEngine
@@ -50,7 +45,7 @@ class ChatSession:
     variables: dict[str, Any]
     interactive: bool
     saver: ChatSaver
-    may_drop: Callable[[], bool] | None = None
+    full: FullContext
     options: dict[str, Any] = field(default_factory=dict)
     may_rescue: bool = True
     speculate: bool = True
@@ -191,67 +186,20 @@ class ChatSession:
         try:
             written = self._generate(turn, params)
         except ContextLengthError as error:
-            if not self._make_room(error.details.get("n_prompt_tokens")):
-                raise self._does_not_fit(error) from None
-            try:
-                written = self._generate(turn, params)
-            except ContextLengthError as again:
-                raise self._does_not_fit(again) from None
+            if not self.full.make_room(self.conversation, error.details.get("n_prompt_tokens")):
+                raise self.full.refusal(error) from None
+            written = self._generate(turn, params)
         while written and turn.cut == "context":
-            left = self._left(turn, params)
-            if left is None or not self._make_room(self.engine.info.n_ctx, turn.answer or ""):
-                self._say_full()
+            begun, left = turn.answer or "", rest_of(turn, params, self.totals.last)
+            if left is None or not self.full.make_room(self.conversation, self.engine.info.n_ctx, begun):
+                self.screen.end()
+                self.full.say_cut()
                 return True
-            if not self._generate(turn, left, turn.answer or ""):
+            if not self._generate(turn, left, begun):
                 return True
         return written
 
-    def _does_not_fit(self, error: ContextLengthError) -> ContextLengthError:
-        more = "" if self.interactive else f"; {DROPS}"
-        return ContextLengthError(error.message, f"it was not sent; {ROOM}{more}")
-
-    def _say_full(self) -> None:
-        self.screen.end()
-        n_ctx, more = self.engine.info.n_ctx, "" if self.interactive else f"; {DROPS}"
-        console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}{more}")
-
-    def _left(self, turn: Turn, params: dict[str, Any]) -> dict[str, Any] | None:
-        """The parameters for the rest of an answer that filled the context; None where it cannot go on: it
-        was to end there, has a form that only a whole answer has, or ends in calls.
-        """
-        last = self.totals.last
-        if last is None or last.params is None or turn.calls or {"json_schema", "grammar"} & set(params):
-            return None
-        n = last.params.max_tokens
-        if n == UNTIL_CONTEXT_FULL:
-            return None
-        return {**params, "max_tokens": n - last.stats.n_predict} if n > 0 else params
-
-    def _make_room(self, n_tokens: int | None, prefix: str = "") -> bool:
-        """Drop the oldest turns, if that makes room and the user agrees; says what it frees. n_tokens: that
-        there are now, None for unknown. prefix: of the answer. The system message, the last message and what
-        belongs to it stay.
-        """
-        talk, engine = self.conversation, self.engine
-        if self.may_drop is None:
-            return False
-
-        def count(n: int) -> int | None:
-            return engine.count(talk.messages(answered=False, first=n), self.variables, prefix)
-
-        room = find_room(talk.cuts, count, engine.info.n_ctx)
-        if room is None:
-            return False
-        freed = f"frees {n_tokens - room.n_left} tokens" if n_tokens else f"leaves {room.n_left} tokens"
-        turns = f"the oldest {counted(room.n_turns, 'turn')}"
-        stays = "; the system message stays" if talk.system else ""
-        console.note(f"the context of {engine.info.n_ctx} tokens is full: dropping {turns} {freed}{stays}")
-        if not self.may_drop():
-            return False
-        talk.trim(room.n_turns)
-        return True
-
-    def _generate(self, turn: Turn, params: dict[str, Any], prefix: str = "") -> bool:
+    def _generate(self, turn: Turn, params: Mapping[str, Any], prefix: str = "") -> bool:
         """Generate for the last turn; the text becomes its answer, after the prefix, however the generation
         ends. False where Ctrl-C came before any text.
         """
