@@ -104,6 +104,8 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
         found += turn_messages(turn)
         if turn.answer is not None and turn.cut:
             found[-1]["finish_reason"] = turn.cut
+        if turn.answer is not None and turn.n_regenerated:
+            found[-1]["n_regenerated"] = turn.n_regenerated
     return found
 
 
@@ -193,6 +195,7 @@ def _turns(path: Path, messages: Any, key: str) -> list[Turn]:
         if role == "assistant":
             turns[-1].answer, turns[-1].calls = text, _calls(f"{path}: {key}[{i}]", message)
             turns[-1].cut = message.get("finish_reason", "")
+            turns[-1].n_regenerated = message.get("n_regenerated", 0)
         elif role == "user":
             turns.append(Turn(text))
         else:
@@ -213,14 +216,22 @@ def _tokens(path: Path, found: Any) -> EarlierTurn | None:
     ids, counts = found["ids"], (found["n_messages"], found["n_prompt"])
     if not isinstance(ids, str) or not re.fullmatch(r"([0-9]{1,9}( [0-9]{1,9})*)?", ids):
         raise UsageError(f"{path}: tokens: ids must be numbers, not {_short(ids)}")
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in counts):
+    if not all(map(_is_count, counts)):
         raise UsageError(f"{path}: tokens: n_messages and n_prompt must be numbers")
     if not isinstance(found["digest"], str) or not isinstance(found["prefix"], str):
         raise UsageError(f"{path}: tokens: digest and prefix must be texts")
     return EarlierTurn(*counts, list(map(int, ids.split())), found["digest"], found["prefix"])
 
 
-_MORE_KEYS = {"user": (), "assistant": ("tool_calls", "finish_reason"), "tool": ("tool_call_id", "name")}
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+_MORE_KEYS = {
+    "user": (),
+    "assistant": ("tool_calls", "finish_reason", "n_regenerated"),
+    "tool": ("tool_call_id", "name"),
+}
 
 
 def _check(where: str, message: Any, role: str) -> None:
@@ -236,6 +247,8 @@ def _check(where: str, message: Any, role: str) -> None:
         raise UsageError(f"{where}: content must be a text, not {_short(message['content'])}")
     if message.get("finish_reason", "cancel") not in _CUT:
         raise UsageError(f"{where}: finish_reason must be one of {', '.join(_CUT)}")
+    if not _is_count(message.get("n_regenerated", 0)):
+        raise UsageError(f"{where}: n_regenerated must be a number")
     texts = [message.get(key, "") for key in _MORE_KEYS["tool"]]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{where}: {' and '.join(_MORE_KEYS['tool'])} must be texts")
