@@ -58,6 +58,8 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama pull": "needs the hub; tests/cli/test_pull.py has one of its own",
     "specllama pair-check 70B": "the same",
     "specllama models rm": "the same",
+    "specllama chat --continue": "needs a conversation; tests/cli/test_chat_saved.py has some",
+    "specllama chats rm": "the same",
     "specllama bench -m main.gguf -md draft.gguf --report": "takes minutes; the line after it runs",
     "specllama bench -m main.gguf -md draft.gguf --k": "takes minutes",
     "specllama bench -m main.gguf --without-kernels": "takes minutes; test_bench_command.py has one",
