@@ -257,7 +257,7 @@ class ChatSession:
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
         if answer.finish_reason == "length" and answer.params is not None:
-            n = answer.params.max_tokens
+            n = self.params.get("max_tokens", answer.params.max_tokens)  # of the rest of an answer: less
             console.note(
                 f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
             )
