@@ -66,8 +66,7 @@ def test_what_is_saved_and_listed(command: Command) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     result = chat(command, "And sort?", "/name", args=("--no-calibrate", "--continue", name.upper()[:7]))
-    assert "1 turn of " in result.err
-    assert name in result.err
+    assert f"going on with {name}: 1 turn" in result.lines
     assert questions(path) == ["What does zip do?", "And sort?"]
     listed = command("chats").out
     assert name in listed
@@ -290,7 +289,7 @@ class TestTerminal:
         first = content(path)["messages"]
         assert first[1]["finish_reason"] == "cancel"
         with Terminal(command, "--continue", "--no-calibrate") as user:
-            user.expect("2 turns of list all methods, please")
+            user.expect("going on with list all methods, please: 2 turns")
             user.expect("1 turn before this one:")
             user.expect("> and sort[?]")
             user.prompt()

@@ -78,9 +78,9 @@ def chat(given: Mapping[str, Any]) -> int:
         )  # fmt: skip
         engine.load(session.structured)
         if saved is not None:
-            session.restore(saved, f"loaded from {values['load']}", values["load"], params)
+            session.restore(saved, file=values["load"], more=params)
         if taken is not None and taken.saved is not None:
-            session.restore(taken.saved, f"of {taken.name}", more=params)
+            session.restore(taken.saved, taken.name, more=params)
         if "system_prompt" in values:
             session.conversation.system = clean(values["system_prompt"])
         _greet(session, values.get("show_draft", False))

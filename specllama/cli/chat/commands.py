@@ -103,7 +103,7 @@ def _load(session: ChatSession, rest: str) -> None:
         raise UsageError("/load needs the name of a file")
     saved = read(rest)
     session.begin_another()
-    session.restore(saved, f"loaded from {rest}", rest)
+    session.restore(saved, file=rest)
 
 
 def _continue(session: ChatSession, rest: str) -> None:
@@ -121,7 +121,7 @@ def _continue(session: ChatSession, rest: str) -> None:
     session.begin_another()
     session.saver.take_up(chat)
     assert chat.saved is not None
-    session.restore(chat.saved, f"of {chat.name}")
+    session.restore(chat.saved, chat.name)
 
 
 def _name(session: ChatSession, rest: str) -> None:

@@ -83,17 +83,18 @@ class ChatSession:
         console.note(f"{counted(len(self.conversation.turns), 'turn')} saved in {visible(str(path))}")
 
     def restore(
-        self, saved: Saved, origin: str, file: str = "", more: Mapping[str, Any] | None = None
+        self, saved: Saved, name: str = "", file: str = "", more: Mapping[str, Any] | None = None
     ) -> None:
         """Go on with a conversation, with its system message and parameters, and show what has changed with
-        them, and the last turn. origin: where it is from, in words. file: that has it, for /save. more:
-        parameters that override its own.
+        them, and the last turn. name, file: under which it is saved, or which it is from. more: parameters
+        that override its own.
         """
         refuse_logprobs(saved.params)
         system, params = self.conversation.system, self.params
         self.conversation, self.file = saved.conversation, file
         self.params = {**saved.params, **(more or {})}
-        console.note(f"{counted(len(saved.conversation.turns), 'turn')} {visible(origin)}")
+        n = counted(len(saved.conversation.turns), "turn")
+        console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
         for line in restored(system, params, self.conversation.system, self.params):
             console.note(visible(line))
         if self.interactive:
