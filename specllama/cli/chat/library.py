@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import secrets
-import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from specllama.cli.chat.file import Saved, clean, read
 from specllama.cli.formatting import nearest
-from specllama.config.places import data_dir
+from specllama.config.places import close_to_others, data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
 
 MAX_NAME = 80  # characters
@@ -117,13 +116,7 @@ class ChatLibrary:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-        found = os.stat(self.path)
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(20, "not a directory", str(self.path))
-        if found.st_uid != os.geteuid():
-            raise PermissionError(1, "belongs to another user", str(self.path))
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            self.path.chmod(0o700)
+        close_to_others(self.path)
         self._sweep()
         return self.path / f"{secrets.token_hex(8)}.json"
 

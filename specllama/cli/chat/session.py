@@ -107,9 +107,9 @@ class ChatSession:
         if self.conversation.open_calls:
             self._ask_for_result()
         then, now = saved.models.get("target"), self.engine.info.target.name
-        name = then.get("name") if isinstance(then, dict) else None
-        if isinstance(name, str) and name != now:
-            console.note(f"note: it was held with {visible(name)[:80]}; {now} continues it")
+        before = then.get("name") if isinstance(then, dict) else None
+        if isinstance(before, str) and before != now:
+            console.note(f"note: it was held with {visible(before)[:80]}; {now} continues it")
 
     def _show_last(self) -> None:
         """Show the last message and its answer again."""
