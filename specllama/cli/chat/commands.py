@@ -81,7 +81,7 @@ def _clear(session: ChatSession, _rest: str) -> None:
     n = len(session.conversation.turns)
     session.keep()
     kept = "; the system message stays" if session.conversation.system else ""
-    kept += f"; they are saved as {visible(session.saver.name)}" if n and session.saver.works else ""
+    kept += f"; saved as {visible(session.saver.name)}" if n and session.saver.works else ""
     session.begin_another()
     session.conversation.clear()
     console.note(f"{counted(n, 'turn')} forgotten{kept}")

@@ -7,6 +7,7 @@ a file through file.py, and no engine.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ MAX_NAME = 80  # characters
 _FROM_QUESTION = 48  # characters of a name that is made from a question
 _FILE = re.compile(r"[0-9a-f]{16}\.json")
 _LEFT_OVER = re.compile(r"\.([0-9a-f]{16}\.json)\.[0-9a-f]{16}\.tmp")
+_NAME = re.compile(rb'\{\s*"schema": "[^"]*",\s*"name": ("(?:[^"\\]|\\.)*")')
+_HEAD_BYTES = 4096
 HINT = "specllama chats lists them"
 
 
@@ -72,24 +75,35 @@ class ChatLibrary:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path if path is not None else data_dir() / "chats"
 
-    def chats(self) -> list[SavedChat]:
-        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
-        found = list[SavedChat]()
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """The files of conversations, the newest first. Raises ResourceError."""
+        found = list[tuple[Path, os.stat_result]]()
         gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
         with self._possible("read"), gone, os.scandir(self.path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        found.append(_chat(Path(entry.path), entry.stat(follow_symlinks=False)))
-        return sorted(found, key=lambda chat: (-chat.changed, chat.id))
+                        found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+        return sorted(found, key=lambda one: (-one[1].st_mtime, one[0].name))
+
+    def _chats(self) -> Iterator[SavedChat]:
+        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
+        for path, found in self._files():
+            with self._possible("read"), contextlib.suppress(FileNotFoundError):
+                yield _chat(path, found)
+
+    def chats(self) -> list[SavedChat]:
+        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
+        return list(self._chats())
 
     def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
         """(The newest conversation, newer ones that cannot be read). Raises NotFoundError, ResourceError."""
-        chats = self.chats()
-        for i, chat in enumerate(chats):
+        damaged = list[SavedChat]()
+        for chat in self._chats():
             if not chat.problem:
-                return chat, chats[:i]
-        why = f": {chats[0].problem}" if chats else ""
+                return chat, damaged
+            damaged.append(chat)
+        why = f": {damaged[0].problem}" if damaged else ""
         hint = "specllama chat begins one, which is saved as it goes"
         raise NotFoundError(f"there is no saved conversation in {self.path}{why}", hint)
 
@@ -104,7 +118,7 @@ class ChatLibrary:
 
     def unused(self, name: str, of: Path | None = None) -> str:
         """The name, with a number where another conversation than `of` has it. Raises ResourceError."""
-        taken = {_folded(chat.name) for chat in self.chats() if chat.path != of}
+        taken = {_folded(_name_in(path)) for path, _ in self._files() if path != of}
         found, n = name, 1
         while _folded(found) in taken:
             n += 1
@@ -200,6 +214,15 @@ def as_name(text: str) -> str:
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
+
+
+def _name_in(path: Path) -> str:
+    """The name at the beginning of a file, that of the file where there is none; quicker than all of it."""
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        found = _NAME.match(file.read(_HEAD_BYTES))
+        if found is not None:
+            return str(json.loads(found[1]))
+    return path.stem
 
 
 def _chat(path: Path, found: os.stat_result) -> SavedChat:

@@ -97,6 +97,9 @@ class ChatSession:
         console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
         for line in restored(system, params, self.conversation.system, self.params):
             console.note(visible(line))
+        if saved.conversation.dropped:
+            dropped = counted(len(saved.conversation.dropped), "turn")
+            console.note(f"note: the oldest {dropped} of it, dropped before, are not shown to the model")
         if self.interactive:
             self._show_last()
         if saved.conversation.turns and saved.conversation.turns[-1].cut == "cancel":

@@ -131,6 +131,13 @@ def test_a_saver_writes_what_has_changed_under_a_name_of_its_own(tmp_path: Path)
     assert other.name == "Zip 2"
     with pytest.raises(UsageError, match="already"):
         other.rename("ZIP")
+    for name in ('a "b" \\ ä', "漢" * 60):
+        other.rename(name)
+        other.save(Saved(Conversation(turns=[Turn("Zip!")])))
+        assert library.unused(name) == f"{name} 2"
+        assert library.unused(name, other.path) == name
+    other.rename("Zip 2")
+    other.save(Saved(Conversation(turns=[Turn("Zip!")])))
     before = first.path.stat().st_mtime_ns
     saver.save(Saved(talk))
     assert first.path.stat().st_mtime_ns == before
