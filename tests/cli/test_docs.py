@@ -392,6 +392,7 @@ def code_is_there(page: str, code: str) -> bool:
 def parse(words: Sequence[str]) -> None:
     """Parse a command line of specllama by its own option tables, without running it."""
     if words[0] in COMMANDS:
+        words, _ = without_them(words, COMMANDS[words[0]].table())  # --continue may stand without a name
         assert unknown_short_flag(words[1:], COMMANDS[words[0]].table()) is None
     command: Any = typer.main.get_command(app)
     name, rest = "specllama", list(words)
