@@ -186,8 +186,9 @@ def test_a_directory_that_cannot_be_used(command: Command) -> None:
     assert result.code == 0
     assert result.err.count("the conversation is not saved: ") == 1
     assert chat(command, "zip").out in result.out
-    nowhere = {"HOME": None, "SPECLLAMA_DATA": None, "XDG_DATA_HOME": None}
-    assert chat(command, "zip", args=(*FEW, "--name", "x"), env=nowhere).code == 0
+    nowhere = {"HOME": os.devnull, "SPECLLAMA_DATA": None, "XDG_DATA_HOME": None}
+    result = chat(command, "zip", args=(*FEW, "--name", "x"), env=nowhere)
+    assert (result.code, result.err.count("the conversation is not saved: ")) == (0, 1)
     (command.home / "data").unlink()
     chat(command, "zip", args=(*FEW, "--name", "x"))
     (path,) = files(command)

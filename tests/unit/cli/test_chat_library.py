@@ -16,6 +16,7 @@ from specllama.cli.chat.full_context import Room, find_room
 from specllama.cli.chat.library import MAX_NAME, ChatLibrary, as_name, name_from
 from specllama.cli.chat.saver import ChatSaver
 from specllama.client.protocol import EarlierTurn
+from specllama.config.places import NOWHERE
 from specllama.errors import UsageError
 
 
@@ -162,3 +163,6 @@ def test_a_saver_without_a_disk_says_so_once(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "chats").unlink()
     saver.save(Saved(talk))
     assert (saver.works, talk.changed) == (True, False)
+    without_home = ChatSaver(ChatLibrary(NOWHERE / "chats"))
+    without_home.save(Saved(talk))
+    assert (without_home.works, capsys.readouterr().err) == (False, ""), "a line at the start says so"
