@@ -130,9 +130,8 @@ class Header:
         """Bytes of the matrices that decodes read, by type and whether they belong to experts."""
         found = Counter[tuple[str, bool]]()
         for t, routed in self._read():
-            if len(t.shape) > 1:
-                found[t.type, routed] += t.n_bytes
-        return dict(found)
+            found[t.type, routed] += t.n_bytes if len(t.shape) > 1 else 0
+        return found
 
     def _read(self) -> Iterator[tuple[TensorInfo, bool]]:
         """The tensors that decodes read, and whether they belong to experts."""

@@ -7,15 +7,23 @@ As a program, `python -m specllama.worker.row_times`, it measures what is missin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
 from specllama.clock import running_time
 from specllama.config.store import Store
-from specllama.core.policy.row_prior import WIDTHS, WeightsRead, checked_times, is_plausible, row_prior
+from specllama.core.policy.row_prior import (
+    WIDTHS,
+    RowPrior,
+    WeightsRead,
+    checked_times,
+    is_plausible,
+    row_prior,
+)
 from specllama.gguf.header import Header
+from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import compiled
 from specllama.llama.products import ProductError, Products
@@ -27,7 +35,8 @@ GROUPS = (
     ("Q5_K", "Q4_1", "BF16", "IQ4_XS", "Q5_0"),
     ("Q3_K", "IQ4_NL", "MXFP4", "Q5_1", "Q2_K"),
 )
-SECONDS = 2.5  # after which a program begins no further group
+SECONDS = 3.0  # for all that is missing
+_STEP_SECONDS = 0.1
 _VERSION = 1
 _GROUP_SECONDS = 0.5  # of products
 _ROUNDS = (3, 9)  # least and most
@@ -67,8 +76,14 @@ class RowTimeStore:
         return [group for group in GROUPS if not known.keys() >= set(group)]
 
 
-def prior_of(header: Header, store: RowTimeStore) -> tuple[tuple[int, float], ...] | None:
-    """(rows, time of a decode in t(1)) of a model all of whose layers are on the processor, None if the times
+def row_times_of(store: Store, context: LlamaContext) -> RowTimeStore | None:
+    """The times with the threads of a context, None where one row and several have different numbers."""
+    one = context.n_threads == context.n_threads_batch
+    return RowTimeStore(store, context.n_threads) if one else None
+
+
+def prior_of(header: Header, store: RowTimeStore) -> RowPrior | None:
+    """The shape of the cost curve of a model all of whose layers are on the processor; None where the times
     of its types are not known.
     """
     n_expert, n_used = header.experts
@@ -81,7 +96,7 @@ def prior_of(header: Header, store: RowTimeStore) -> tuple[tuple[int, float], ..
 
 def measured(
     kinds: Sequence[str], n_threads: int, found: dict[str, list[float]], clock: Callable[[], float]
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Measure these types, in steps of some milliseconds; those that cannot be measured are left out of
     `found`, as when other programs keep the machine busy. Raises ProductError.
     """
@@ -117,13 +132,19 @@ class RowTimeMeasurer:
     def __init__(self, store: RowTimeStore, clock: Callable[[], float] = running_time) -> None:
         self._store, self._clock = store, clock
         self._left = store.missing if available_memory() >= _LEAST_MEMORY else []
-        self._steps: Iterator[None] | None = None
+        self._steps: Generator[None, None, None] | None = None
         self._found = dict[str, list[float]]()
 
     @property
     def done(self) -> bool:
         """Whether nothing is left that this one can measure."""
         return not self._left
+
+    def interrupt(self) -> None:
+        """Free all memory; the group under way begins again with the next call."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
     def measure(self, seconds: float) -> None:
         """Measure for so long. Raises ProductError."""
@@ -144,13 +165,22 @@ class RowTimeMeasurer:
                 raise
 
 
+def measure_missing(store: RowTimeStore, clock: Callable[[], float] = running_time) -> Iterator[None]:
+    """Measure what is missing in about SECONDS, in short steps. Raises ProductError."""
+    measurer, end = RowTimeMeasurer(store, clock), clock() + SECONDS
+    try:
+        while not measurer.done and clock() < end:
+            measurer.measure(_STEP_SECONDS)
+            yield
+    finally:
+        measurer.interrupt()
+
+
 def main() -> int:
     """Measure and store; 1, with the reason on stderr, where that is not possible."""
-    store = RowTimeStore(Store(), physical_cores())
     try:
-        measurer, began = RowTimeMeasurer(store), running_time()
-        while not measurer.done and running_time() - began < SECONDS:
-            measurer.measure(_GROUP_SECONDS)
+        for _ in measure_missing(RowTimeStore(Store(), physical_cores())):
+            pass
     except ProductError as error:
         sys.stderr.write(f"products of rows cannot be measured: {error}\n")
         return 1

@@ -20,6 +20,7 @@ _PER_BYTE = (1e-15, 1e-3)  # seconds; others are rejected
 _IMPLAUSIBLE = 2.0  # times as long as one row after the other
 
 RowTimes = Mapping[str, Sequence[float]]  # by type, for each of WIDTHS: seconds per byte of weights
+RowPrior = tuple[tuple[int, float], ...]  # (rows, time of a decode in t(1)) for each of WIDTHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class WeightsRead:
         return self.n_bytes * read / self.n_expert * _interpolated(per_byte, each)
 
 
-def row_prior(times: RowTimes, weights: Iterable[WeightsRead]) -> tuple[tuple[int, float], ...] | None:
-    """(rows, time of a decode of so many rows in t(1)) for each of WIDTHS; None where too many weights have a
-    type that was not measured.
+def row_prior(times: RowTimes, weights: Iterable[WeightsRead]) -> RowPrior | None:
+    """The shape of the cost curve of a model with these weights; None where too many of them have a type that
+    was not measured.
     """
     known, unknown = list[WeightsRead](), 0.0
     for one in weights:
