@@ -10,9 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
-from specllama.core.policy.config import is_number
+from specllama.core.policy.config import numbers
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 64)  # rows of the products
 _LARGEST_SHARE = 0.1  # of the weights may have a type that was not measured
@@ -64,12 +63,14 @@ def row_prior(times: RowTimes, weights: Iterable[WeightsRead]) -> RowPrior | Non
 
 def checked_times(data: object) -> dict[str, list[float]]:
     """Stored times by type; types whose times cannot be, or are malformed, are left out."""
-    found = {}
-    for kind, values in data.items() if isinstance(data, Mapping) else ():
-        if isinstance(kind, str) and isinstance(values, list) and len(values) == len(WIDTHS):
-            if all(is_number(x, *_PER_BYTE) and isfinite(x) for x in values) and is_plausible(values):
-                found[kind] = [float(x) for x in values]
-    return found
+    items = data.items() if isinstance(data, Mapping) else ()
+    return {kind: values for kind, given in items if isinstance(kind, str) and (values := _checked(given))}
+
+
+def _checked(given: object) -> list[float]:
+    """The times of a type, [] where they cannot be."""
+    values = numbers(given, len(WIDTHS), *_PER_BYTE)
+    return values if values and is_plausible(values) else []
 
 
 def is_plausible(per_byte: Sequence[float]) -> bool:
