@@ -28,6 +28,7 @@ from specllama.llama.devices import devices
 from specllama.llama.library import compiled
 from specllama.llama.products import ProductError, Products
 from specllama.models.memory.available import available_memory, physical_cores
+from specllama.worker.tuning.other_work import OtherWork
 
 # Measured together, so that each product finds its weights replaced in the caches by the others'.
 GROUPS = (
@@ -106,7 +107,7 @@ def measured(
             products[kind] = one = Products(kind, _MATRICES, _MATRIX_BYTES, WIDTHS, n_threads)
             stack.callback(one.close)
             yield
-        rounds, spent = list[dict[tuple[str, int], float]](), 0.0
+        rounds, spent, others = list[dict[tuple[str, int], float]](), 0.0, OtherWork(n_threads)
         least, most = _ROUNDS
         while len(rounds) < least or (len(rounds) < most and spent < _GROUP_SECONDS):
             rounds.append({})
@@ -116,6 +117,8 @@ def measured(
                     rounds[-1][kind, n] = one.seconds(n)
                     spent += clock() - began
                     yield
+        if others.disturbs:
+            return
         for kind, one in products.items():
             singles = [times[kind, 1] for times in rounds]
             per_byte = [

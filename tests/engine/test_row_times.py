@@ -28,6 +28,21 @@ KINDS = [kind for group in GROUPS for kind in group]
 SMALL = {kind: [1e-10 * (1 + n / 8) for n in WIDTHS] for kind in KINDS}
 
 
+class NoOtherWork:
+    """As if no other programs ran."""
+
+    disturbs = False
+
+    def __init__(self, n_threads: int) -> None:
+        pass
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run at the same time: what is measured counts all the same."""
+    monkeypatch.setattr(row_times, "_BUSY", 1e9)
+    monkeypatch.setattr(row_times, "OtherWork", NoOtherWork)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_is_multiplied(kind: str) -> None:
     products = Products(kind, 2, 1 << 18, WIDTHS, 2)
@@ -58,7 +73,7 @@ def test_a_measurement_gives_plausible_times_and_is_stored(
 ) -> None:
     monkeypatch.setattr(row_times, "GROUPS", (("F16", "Q4_0"),))
     monkeypatch.setattr(row_times, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(row_times, "_BUSY", 1e9)  # other tests run at the same time
+    alone(monkeypatch)
     store = RowTimeStore(Store(tmp_path), 2)
     assert store.missing == [("F16", "Q4_0")]
     for _ in measure_missing(store):
@@ -101,10 +116,15 @@ def test_a_damaged_file_is_ignored_and_written_again(tmp_path: Path, text: str) 
     assert store.missing == []
 
 
-def test_a_busy_machine_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["spread", "counters"])
+def test_a_busy_machine_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     monkeypatch.setattr(row_times, "GROUPS", (("F16",),))
     monkeypatch.setattr(row_times, "_MATRIX_BYTES", 1 << 18)
-    monkeypatch.setattr(row_times, "_BUSY", 0.0)
+    alone(monkeypatch)
+    if by == "spread":
+        monkeypatch.setattr(row_times, "_BUSY", 0.0)
+    else:
+        monkeypatch.setattr(NoOtherWork, "disturbs", True)
     store = RowTimeStore(Store(tmp_path), 1)
     for _ in measure_missing(store):
         pass
@@ -169,7 +189,7 @@ def test_an_idle_engine_measures_them_after_the_model(
 ) -> None:
     monkeypatch.setattr(row_times, "GROUPS", (("F16",),))
     monkeypatch.setattr(row_times, "_MATRIX_BYTES", 1 << 18)
-    monkeypatch.setattr(row_times, "_BUSY", 1e9)
+    alone(monkeypatch)
     front = Front(PAIR, Store(tmp_path), True)
     assert front.core.loaded is not None
     assert front.core.loaded.row_times is not None
@@ -192,7 +212,7 @@ def test_the_program_measures_and_says_why_it_cannot(
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
     monkeypatch.setattr(row_times, "GROUPS", (("F16",),))
     monkeypatch.setattr(row_times, "_MATRIX_BYTES", 1 << 18)
-    monkeypatch.setattr(row_times, "_BUSY", 1e9)
+    alone(monkeypatch)
     assert row_times.main() == 0
     (file,) = (tmp_path / "calibration" / "products").glob("*.json")
     assert set(json.loads(file.read_text())["types"]) <= {"F16"}
