@@ -142,7 +142,7 @@ class Installation:
         """Measure what products of several rows take, while nothing else runs. Where that fails, the log says
         why, and the first answers of each model find it out.
         """
-        command = (self.request.python, "-m", "specllama.worker.row_times")
+        command = (self.request.python, "-P", "-m", "specllama.worker.row_times")
         self.tools.run(command, "measuring this processor", seconds=PRODUCT_SECONDS)
 
     def make_venv(self) -> None:
