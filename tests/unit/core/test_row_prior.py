@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, decode_prior
-from specllama.core.policy.row_prior import WIDTHS, WeightsRead, checked_times, row_prior
+from specllama.core.policy.row_prior import SEVERAL_ROWS, WIDTHS, WeightsRead, checked_times, row_prior
 
 
 def line(t1: float, more: float) -> list[float]:
@@ -21,44 +22,49 @@ def line(t1: float, more: float) -> list[float]:
     return [t1 + more * (n - 1) for n in WIDTHS]
 
 
+def shape(products: Callable[[int], float]) -> tuple[tuple[int, Any], ...]:
+    """The shape that is expected of products that take so long, in those of one row."""
+    return tuple((n, pytest.approx(products(n) * (SEVERAL_ROWS if n > 1 else 1))) for n in WIDTHS)
+
+
 FLAT, STEEP = line(1e-10, 0.0), line(1e-10, 1e-10)
 TIMES = {"FLAT": FLAT, "STEEP": STEEP, "SLOW": line(3e-10, 3e-10)}
 
 
 def test_one_type_has_the_shape_of_its_products() -> None:
-    assert row_prior(TIMES, [WeightsRead("STEEP", 10**9)]) == tuple((n, pytest.approx(n)) for n in WIDTHS)
+    assert row_prior(TIMES, [WeightsRead("STEEP", 10**9)]) == shape(lambda n: n)
 
 
 def test_types_count_by_the_time_that_one_row_takes() -> None:
     found = row_prior(TIMES, [WeightsRead("FLAT", 3000), WeightsRead("SLOW", 1000)])
     # Half of the time of one row is SLOW's, though it has a quarter of the bytes.
-    assert found == tuple((n, pytest.approx((1 + n) / 2)) for n in WIDTHS)
+    assert found == shape(lambda n: (1 + n) / 2)
 
 
 def test_without_the_times_of_most_weights_there_is_no_shape() -> None:
     assert row_prior(TIMES, []) is None
     assert row_prior({}, [WeightsRead("FLAT", 1000)]) is None
     assert row_prior(TIMES, [WeightsRead("FLAT", 800), WeightsRead("NEW", 200)]) is None
-    assert row_prior(TIMES, [WeightsRead("FLAT", 950), WeightsRead("NEW", 50)]) == tuple(
-        (n, 1.0) for n in WIDTHS
-    )
+    mostly = [WeightsRead("FLAT", 950), WeightsRead("NEW", 50)]
+    assert row_prior(TIMES, mostly) == shape(lambda _: 1.0)
 
 
 def test_more_rows_never_cost_less() -> None:
-    times = {"NOISY": [1e-10 * x for x in (1, 0.8, 1.3, 1.2, 1.5, 2, 3, 4, 3.5, 5, 6)]}
+    times = {"NOISY": [1e-10 * x for x in (1, 0.5, 1.3, 1.2, 1.5, 2, 3, 4, 3.5, 5, 6)]}
     found = row_prior(times, [WeightsRead("NOISY", 1000)])
     assert found is not None
-    assert [round(t, 6) for _, t in found] == [1, 1, 1.3, 1.3, 1.5, 2, 3, 4, 4, 5, 6]
+    expected = [1.3, 1.3, 1.5, 2, 3, 4, 4, 5, 6]
+    assert [t for _, t in found] == pytest.approx([1, 1, *(SEVERAL_ROWS * t for t in expected)])
 
 
 def test_rows_of_experts_read_further_experts() -> None:
     """Two rows with one of many experts each almost always read two; with all of them, the same."""
     few = row_prior(TIMES, [WeightsRead("FLAT", 1000, n_expert=128, n_used=8)])
     assert few is not None
-    assert few[1][1] == pytest.approx(2 - 8 / 128)  # by inclusion and exclusion
-    assert few[-1][1] == pytest.approx(16 * (1 - (1 - 8 / 128) ** 64))
+    assert few[1][1] == pytest.approx(SEVERAL_ROWS * (2 - 8 / 128))  # by inclusion and exclusion
+    assert few[-1][1] == pytest.approx(SEVERAL_ROWS * 16 * (1 - (1 - 8 / 128) ** 64))
     everything = row_prior(TIMES, [WeightsRead("FLAT", 1000, n_expert=8, n_used=8)])
-    assert everything == tuple((n, pytest.approx(1.0)) for n in WIDTHS)
+    assert everything == shape(lambda _: 1.0)
 
 
 @given(
@@ -96,9 +102,7 @@ def test_bad_times_are_left_out(bad: object) -> None:
 
 
 def test_a_curve_begins_with_the_shape_and_corrects_it() -> None:
-    shape = row_prior(TIMES, [WeightsRead("FLAT", 1000), WeightsRead("STEEP", 1000)])
-    assert shape is not None
-    config = replace(DEFAULT, decode_prior=shape)
+    config = replace(DEFAULT, decode_prior=tuple((n, (1 + n) / 2) for n in WIDTHS))
     curve = CostCurve(config)
     for _ in range(3):
         curve.observe(1, 0.01, plain=True)
