@@ -15,7 +15,7 @@ from specllama.core.policy.config import numbers
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 64)  # rows of the products
 # Times of decodes of 2 to 12 rows, relative to those that products alone predict: 0.9 to 1.3 for models of
-# 135 M and 500 M parameters in four types on two cores with AVX-512. A low estimate loses more than a high one.
+# 135 M and 500 M parameters in four types on two cores with AVX-512. Low estimates lose more than high ones.
 SEVERAL_ROWS = 1.1
 _LARGEST_SHARE = 0.1  # of the weights may have a type that was not measured
 _PER_BYTE = (1e-15, 1e-3)  # seconds; others are rejected
