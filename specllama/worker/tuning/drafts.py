@@ -40,7 +40,7 @@ from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.heads import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
-from specllama.worker.tuning.trim import trimmed_copy
+from specllama.worker.tuning.trim import may_trim, trimmed_copy
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
@@ -58,9 +58,9 @@ def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
 class DraftTrial:
     """The trial of one draft, or of copying alone.
 
-    costs: of the target's decodes. found: the results so far. traces: the recordings, each with its workload.
-    predicted: seconds that the current step should take at most. stores: whether runs with this draft shall
-    use the times of its steps.
+    costs: of the target's decodes. stores: whether times of steps are stored. found: the results so far.
+    traces: the recordings, each with its workload. predicted: seconds that the current step should take at
+    most.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DraftTrial:
         clock: Clock,
         stores: bool = True,
     ) -> None:
-        self.stores = stores
+        self._stores = stores
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
         self.found = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
@@ -125,9 +125,16 @@ class DraftTrial:
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
 
-    def trimming(self, settings: ModelSettings) -> Iterator[float]:
+    def drafting_and_trimming(self, settings: ModelSettings) -> Iterator[float]:
+        """Try this draft, then a trimmed copy where that may gain something; as `drafting`."""
+        parts = 2 if may_trim(settings, self.loaded.settings.target) else 1
+        yield from (share / parts for share in self.drafting(settings))
+        if parts > 1:
+            yield from ((1 + share) / 2 for share in self._trimming(settings))
+
+    def _trimming(self, settings: ModelSettings) -> Iterator[float]:
         """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
-        trimmed, or gains nothing by its size, is left out.
+        trimmed is left out.
         """
         self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
@@ -174,15 +181,15 @@ class DraftTrial:
     def _store(
         self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
     ) -> None:
-        """Store the times of steps under the keys that runs with this pair read, with the target's own head
-        next to a draft model and without it.
+        """Store the times of steps, unless other programs disturbed them, under the keys that runs with this
+        pair read, with the target's own head next to a draft model and without it.
         """
         drafters = [*self.loaded.drafters, drafter]
         pairs = [pair_key(draft.key, drafters)]
         own, _ = own_head(self.loaded.header)
         if own is not None and isinstance(draft, LoadedDraft):
             pairs.append(pair_key(draft.key, drafters, own.head))
-        for pair in pairs if self.stores else ():
+        for pair in pairs if self._stores else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)

@@ -27,7 +27,15 @@ _NAME = "tune.gguf"
 _LEFT_OVER = 24 * 3600.0  # seconds after which a file of another trial is one that a killed process has left
 
 
-def worth_trying(header: Header) -> bool:
+def may_trim(draft: ModelSettings, target: ModelSettings) -> bool:
+    """Whether a trimmed copy of a draft, if it is not the head inside the target, is worth a trial."""
+    try:
+        return draft.path != target.path and _worth_trying(read_model(draft.path))
+    except SpecllamaError:
+        return False
+
+
+def _worth_trying(header: Header) -> bool:
     """Whether enough of the draft is its output matrix. header: of a draft model or a head in a file."""
     tensors = {t.name: t for t in header.tensors}
     output = tensors.get(OUTPUT) or tensors.get(EMBEDDINGS)
@@ -49,7 +57,7 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         request = Trim(draft.path, str(path), str(temporary(path)), verify=False, n_threads=n_threads)
-        found = trim(request, lambda _message: None) if worth_trying(read_model(draft.path)) else None
+        found = trim(request, lambda _message: None)
     except (SpecllamaError, OSError):
         found = None
     try:

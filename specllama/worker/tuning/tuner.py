@@ -22,9 +22,10 @@ from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve, bucket_of
 from specllama.core.prefix.state import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
-from specllama.gguf.header import read_model
+from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
+from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
 from specllama.worker.tuning.heads import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
@@ -43,7 +44,7 @@ from specllama.worker.tuning.target import (
     thread_seconds,
 )
 from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, repeated
-from specllama.worker.tuning.trim import worth_trying
+from specllama.worker.tuning.trim import may_trim
 
 N_TOKENS = 64  # default length of a text
 CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0
@@ -98,6 +99,7 @@ class Tuner:
         self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
         changes = loaded.profile.curves.changes
         self._changing = changes.change or changes.loading
+        self._disturbed = False  # whether other programs changed the times so far
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
@@ -155,6 +157,14 @@ class Tuner:
             )
         )
         yield from self._run_stages(agenda)
+        yield from self._products()
+
+    def _products(self) -> Iterator[None]:
+        """Measure what products of rows take where that is not known, for models that are loaded later."""
+        store = self._loaded.row_times
+        if store is not None and self._loaded.settings.calibrate:
+            with suppress(ProductError):
+                yield from measure_missing(store, self._clock)
 
     def _texts(self, too_long: dict[str, str]) -> Iterator[TuningText]:
         """The tokenised prompts that fit the context; the others are added to `too_long`."""
@@ -199,7 +209,7 @@ class Tuner:
             inside = draft.path == self._loaded.settings.target.path
             label = "head of the model" if inside else f"draft {os.path.basename(draft.path)}"
             seconds = self._trial_seconds(draft, selection)
-            seconds *= 2 if self._may_trim(draft) else 1
+            seconds *= 2 if may_trim(draft, self._loaded.settings.target) else 1
             yield Stage(label, seconds, partial(self._try_draft, i, draft, selection.texts))
 
     def _trial_seconds(self, draft: ModelSettings, selection: PromptSelection) -> float:
@@ -216,12 +226,6 @@ class Tuner:
             return seconds + (n_prompt + n_text) * step * _PREFILL_COST
         again = self._t1 if n_ahead(head) == 1 else self._row_seconds  # the target reads the texts again
         return seconds + n_prompt * self._row_seconds + n_text * (again + step)
-
-    def _may_trim(self, draft: ModelSettings) -> bool:
-        """Whether a trimmed copy of a draft, if it is not the head inside the target, is tried too."""
-        with suppress(SpecllamaError):
-            return draft.path != self._loaded.settings.target.path and worth_trying(read_model(draft.path))
-        return False
 
     def _run_stages(self, agenda: Sequence[Stage]) -> Iterator[None]:
         total, done = sum(stage.seconds for stage in agenda), 0.0
@@ -240,10 +244,11 @@ class Tuner:
     # Stages
 
     def _curve(self, position: TimingPosition, seconds: float) -> Iterator[float]:
-        curve = CurveTimes(position, self._loaded.profile, self._t1)
+        curve = CurveTimes(position, self._loaded.profile, self._t1, self.order.ignore_load)
         try:
-            yield from curve.run(seconds)
+            yield from curve.run(seconds, self._context.n_threads)
         finally:
+            self._disturbed |= curve.disturbed
             self._report(curve.found)
         if bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
@@ -259,7 +264,8 @@ class Tuner:
         try:
             yield from tried.run(THREAD_SECONDS)
         finally:
-            self._report(tried.found)
+            self._disturbed |= tried.disturbed and not self.order.ignore_load
+            self._report(replace(tried.found, disturbed=self._disturbed))
 
     def _write(self, writer: TextWriter) -> Iterator[float]:
         empty(self._context, self._engine.slots[0])
@@ -273,16 +279,10 @@ class Tuner:
     def _try_draft(
         self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]
     ) -> Iterator[float]:
-        trial = DraftTrial(self._loaded, texts, self._costs, self._clock)
+        trial = DraftTrial(self._loaded, texts, self._costs, self._clock, stores=not self._disturbed)
         self.trials.append(trial)
         try:
-            if draft is None:
-                yield from trial.copying()
-            else:
-                parts = 2 if self._may_trim(draft) else 1
-                yield from (share / parts for share in trial.drafting(draft))
-                if parts > 1:
-                    yield from ((1 + share) / 2 for share in trial.trimming(draft))
+            yield from trial.copying() if draft is None else trial.drafting_and_trimming(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
             trial.found = replace(trial.found, problem=_problem(error).message)
         finally:
