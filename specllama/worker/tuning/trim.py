@@ -5,7 +5,6 @@ removed again.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,7 +54,8 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
     path, is_new = temporary(folder / _NAME), not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        path.touch()
+        _sweep(folder, path.stat().st_mtime)
         request = Trim(draft.path, str(path), str(temporary(path)), verify=False, n_threads=n_threads)
         found = trim(request, lambda _message: None)
     except (SpecllamaError, OSError):
@@ -69,9 +69,9 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
                 folder.rmdir()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed processes have left."""
+def _sweep(folder: Path, now: float) -> None:
+    """Remove what killed processes have left. now: when the newest file was made."""
     for path in folder.glob(f".*{_NAME}.*.tmp"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LEFT_OVER:
+            if now - path.stat().st_mtime > _LEFT_OVER:
                 path.unlink()
