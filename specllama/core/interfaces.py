@@ -117,6 +117,12 @@ class Context(Protocol):
         """Bytes that `save` needs."""
         ...
 
+    def prepare_save(self, seq_id: int) -> bool:
+        """Whether memory for `save` is there; otherwise it is provided meanwhile, without holding up decodes.
+        `save` works without it, and takes longer.
+        """
+        ...
+
     def save(self, seq_id: int) -> Saved | None:
         """A copy of the sequence's cache contents in host memory; None if that failed."""
         ...

@@ -186,6 +186,8 @@ class EngineCore:
             self.send(protocol.Notice(notice))
         self.engine.notices.clear()
         self._report()
+        if self._kept is not None and self._kept.overdue and self.tuner is None:
+            self._kept.keep()
         if self._slot_actions is not None and self._slot_actions.waiting:
             waiting, self._slot_actions.waiting = self._slot_actions.waiting, []
             for action in waiting:

@@ -19,6 +19,7 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
+from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -89,7 +90,8 @@ class RequestIntake:
     ) -> None:
         self.prompts, self.kept = prompts, kept
         self._loaded, self._engine, self._running = loaded, engine, running
-        self._send, self._post, self._preparer = send, post, Preparer()
+        self._send, self._post = send, post
+        self._preparer, self._reader = Preparer(), Preparer()
 
     @functools.cached_property
     def _infill_rule(self) -> InfillRule:
@@ -98,17 +100,17 @@ class RequestIntake:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being prepared."""
-        return self._preparer.busy
+        """Whether something is being prepared, or read from the disk."""
+        return self._preparer.busy or self._reader.busy
 
     @property
     def hang(self) -> tuple[float, float] | None:
         """See Preparer."""
-        return self._preparer.hang
+        return self._preparer.hang or self._reader.hang
 
     def cancel(self, id_: int) -> None:
-        """End a request that is being prepared; without effect on others."""
-        if self._preparer.cancel(id_):
+        """End a request that is being prepared, or waits for the disk; without effect on others."""
+        if self._preparer.cancel(id_) or self._reader.cancel(id_):
             self._send(protocol.Done(id_, "", "cancel", RunStats()))
 
     def generate(self, message: protocol.Generate, size: int) -> None:
@@ -199,7 +201,47 @@ class RequestIntake:
             refuse(self._send, error, *job.open)
 
     def _queue(self, accepted: _Accepted, made: _Prepared, choices: Sequence[protocol.Choice]) -> None:
-        """Submit the choices of a request to the engine."""
+        """Submit the choices of a request, once what the disk has of its prompt was read."""
+        kept, post, message = self.kept, self._post, accepted.message
+        alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
+        found = None
+        if kept is not None and not alone:  # whose cells must be those that it would fill itself
+            found = kept.find(made.prompt.ids, cache_scope(message), message.disk_scope)
+        if kept is None or found is None:
+            self._submit(accepted, made, choices)
+        elif post is None:
+            self._submit(accepted, made, choices, kept.read(found))
+        else:
+            self._reader.submit(
+                {choice.id for choice in choices},
+                found.candidate.n_bytes,
+                lambda: kept.read(found),
+                lambda job, text: post(partial(self._was_read, accepted, made, job, text)),
+            )
+
+    def _was_read(
+        self, accepted: _Accepted, made: _Prepared, job: Job, text: StoredText | SpecllamaError | None
+    ) -> None:
+        """Submit a request for which the disk was read, without the choices that were cancelled meanwhile.
+        Where that failed, its prompt is evaluated.
+        """
+        self._reader.release(job)
+        choices = [choice for choice in accepted.choices if choice.id in job.open]
+        try:
+            self._submit(accepted, made, choices, text if isinstance(text, StoredText) else None)
+        except SpecllamaError as error:
+            refuse(self._send, error, *job.open)
+
+    def _submit(
+        self,
+        accepted: _Accepted,
+        made: _Prepared,
+        choices: Sequence[protocol.Choice],
+        stored: StoredText | None = None,
+    ) -> None:
+        """Submit the choices of a request to the engine. stored: a text that was read from the disk."""
+        if stored is not None and self.kept is not None:
+            self.kept.was_read(stored)
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))
@@ -232,11 +274,8 @@ class RequestIntake:
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
             )
-            n_read = 0
-            if self.kept is not None:
-                n_read = self.kept.fetch(prompt.ids, request.cache_scope, message.disk_scope)
-            generation = self._engine.submit(request)
-            generation.stats.n_from_disk = n_read
+            generation = self._engine.submit(request, stored)
+            generation.stats.n_from_disk = len(stored.ids) if stored is not None else 0
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
-from specllama.core.prefix.state import Slot, as_ids, empty
+from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.prefix_disk.record import PrefixRecord
 from specllama.prefix_disk.slot_file import read_slot_file, write_slot_file

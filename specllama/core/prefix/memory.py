@@ -9,24 +9,22 @@ import weakref
 from collections.abc import Callable, Iterator
 from math import inf
 
-from specllama.core.prefix.state import Ids, PartialState, StoredText, n_common
+from specllama.core.prefix.stored import Ids, PartialState, StoredText, n_common
 from specllama.core.prefix.value import Chances
 
 
 class StateMemory:
     """Stored texts and partial states, those of the slots included.
 
-    budget: bytes that they may occupy. room: from a number of bytes to whether they may be used now.
-    row_seconds: seconds of reading one id of a prompt.
+    budget: bytes that they may occupy. row_seconds: seconds of reading one id of a prompt.
     """
 
     def __init__(
         self,
         budget: float = inf,
-        room: Callable[[int], bool] | None = None,
         row_seconds: Callable[[], float] = lambda: 1e-3,
     ) -> None:
-        self.budget, self.room, self.row_seconds = budget, room, row_seconds
+        self.budget, self.row_seconds = budget, row_seconds
         self.texts: list[StoredText] = []
         self.chances = Chances()
         self.n_evicted = 0
@@ -44,8 +42,22 @@ class StateMemory:
         """Whether so many bytes may be used for a state of this priority, after evicting what has a lower
         one. Where that is not enough, nothing is evicted: the state itself is what goes first.
         """
-        if n_bytes > self.budget or (self.room is not None and not self.room(n_bytes)):
+        if n_bytes > self.budget:
             return False
+        victims = self.victims(n_bytes, priority)
+        if victims is None:
+            self.chances.evicted(priority)
+            return False
+        for one in victims:
+            self._evict(one)
+        return True
+
+    def victims(self, n_bytes: int, priority: float) -> list[StoredText | PartialState] | None:
+        """What has to go for so many bytes; None where that would include a state of a higher priority, or
+        is not enough.
+        """
+        if n_bytes > self.budget:
+            return None
         missing, victims = self.n_bytes + n_bytes - self.budget, list[StoredText | PartialState]()
         held: list[StoredText | PartialState] = [*self.texts, *self.partials()]
         for one in sorted(held, key=lambda s: s.priority):
@@ -53,12 +65,7 @@ class StateMemory:
                 break
             victims.append(one)
             missing -= one.n_bytes
-        if missing > 0:
-            self.chances.evicted(priority)
-            return False
-        for one in victims:
-            self._evict(one)
-        return True
+        return victims if missing <= 0 else None
 
     def add_partial(self, partial: PartialState) -> None:
         self.chances.made(partial.kind)

@@ -16,7 +16,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.prefix.boundaries import GAP, Boundary, ahead, distances
 from specllama.core.prefix.finder import PrefixFinder
 from specllama.core.prefix.memory import StateMemory
-from specllama.core.prefix.state import PartialState, StoredText, as_ids, n_common
+from specllama.core.prefix.stored import PartialState, StoredText, as_ids, n_common
 from specllama.core.prefix.value import Chances
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request

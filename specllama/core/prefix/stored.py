@@ -1,19 +1,17 @@
-"""What the prefix store keeps: slots, stored texts, partial states. Knows no policy."""
+"""Evaluated texts outside of a context's sequences, as the prefix store keeps them: stored texts, partial
+states. Knows no policy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import Context, Saved
+from specllama.core.interfaces import Saved
 from specllama.core.prefix.boundaries import Kind
-
-if TYPE_CHECKING:
-    from specllama.core.sequence import Generation
 
 Ids = NDArray[np.int32]
 
@@ -35,30 +33,7 @@ class PartialState:
     uses: int = 0
 
 
-@dataclass(slots=True)
-class Slot:
-    """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
-    states at places within them, or within those of the generation. scope: whose ids they are; only
-    generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
-    n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
-    exact prompt, in the first cells of the cache. last_used: time by the engine's clock. owner: the
-    generation that uses it.
-    """
-
-    seq_id: int
-    ids: list[int] = field(default_factory=list)
-    scope: str = ""
-    partials: list[PartialState] = field(default_factory=list)
-    n_prompt: int = 0
-    n_whole: int = 0
-    last_used: float = 0.0
-    priority: float = 0.0
-    uses: int = 0
-    kept: bool = True
-    owner: Generation | None = None
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredText:
     """A text whose cache was copied out of the context. saved: opaque to all but its Context. n_shared: ids
     at the start that another text of the store has too. Others as in `Slot`.
@@ -74,12 +49,6 @@ class StoredText:
     priority: float = 0.0
     uses: int = 0
     kept: bool = True
-
-
-def empty(target: Context, slot: Slot) -> None:
-    """Free the slot's cells, and forget its text."""
-    target.truncate(slot.seq_id, 0)
-    slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.uses = [], [], 0, 0, 0
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:
