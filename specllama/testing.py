@@ -62,6 +62,7 @@ class TableContext:
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
         self.cuts_anywhere, self.partial_bytes = memory == "full", 10
+        self.decode_seconds = 0.0
         self.has_memory = True  # for saving, without waiting
         self.max_rollback = max_rollback if memory == "rollback" else n_ctx
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))

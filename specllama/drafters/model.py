@@ -23,6 +23,7 @@ from specllama.core.interfaces import (
     NoRoomError,
     Proposal,
     Sampler,
+    Saved,
 )
 from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
@@ -72,6 +73,7 @@ class ModelDrafter(RegisteredDrafter):
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
         self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
+        self._row_seconds = 0.0  # of a row of a wide decode, as last measured
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -117,6 +119,38 @@ class ModelDrafter(RegisteredDrafter):
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next sequence with a common prefix."""
         self.states.pop(seq_id, None)
+
+    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
+        """See `SavingDrafter`."""
+        n = common_prefix(self.cells[seq_id], ids)
+        if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
+            return None
+        if n < len(self.cells[seq_id]):  # tokens that were drafted last
+            n = self.context.truncate(seq_id, n)
+            del self.cells[seq_id][n:]
+        if n < MIN_SHARED or not self._saves_time(n, self.context.size(seq_id), copy_rate):
+            return None
+        return self.context.save(seq_id)
+
+    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
+        """See `SavingDrafter`."""
+        cells = self.cells[seq_id]
+        held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
+        if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):
+            return 0
+        self._restart_at(seq_id, 0)
+        n = self.context.load(seq_id, saved)
+        while not n and self._free_idle(seq_id):
+            n = self.context.load(seq_id, saved)
+        if n > len(ids):  # of another text
+            self._restart_at(seq_id, 0)
+            n = 0
+        self.cells[seq_id], self.scopes[seq_id] = list(ids[:n]), scope
+        return n
+
+    def _saves_time(self, n: int, n_bytes: int, copy_rate: float) -> bool:
+        """Whether copying so many bytes is predicted to be faster than reading n ids."""
+        return not self._row_seconds or n * self._row_seconds > n_bytes / copy_rate
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
         state, skipped = self.states[seq_id], self.skipped[seq_id]
@@ -245,24 +279,33 @@ class ModelDrafter(RegisteredDrafter):
         except NoRoomError:
             return None
 
+    def _free_idle(self, but: int = -1) -> bool:
+        """Empty the cache of an idle sequence, other than `but`; False where none has any cells."""
+        found = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
+        idle = next(found, None)
+        if idle is not None:
+            self.context.truncate(idle, 0)
+            self.cells[idle].clear()
+        return idle is not None
+
     def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32]:
         """Decode, filled up to `n_rows` rows, and update the cells; caches of idle sequences are emptied for
         room. Raises NoRoomError where that is not enough, DecodeError where the draft model fails.
         """
+        before = self.context.decode_seconds
         while True:
             try:
                 rows = self.context.decode(batch, n_rows)
                 break
             except NoRoomError:
-                idle = next((s for s, cells in self.cells.items() if cells and s not in self.states), None)
-                if idle is None:
+                if not self._free_idle():
                     raise
-                self.context.truncate(idle, 0)
-                self.cells[idle].clear()
             except DecodeError:
                 for cells in self.cells.values():
                     cells.clear()
                 raise
+        if len(batch) >= MIN_SHARED:
+            self._row_seconds = (self.context.decode_seconds - before) / len(batch)
         for token, _, seq, _ in batch:
             self.cells[seq].append(token)
         for seq in {row.seq_id for row in batch} if len(batch) > 1 else (batch[0].seq_id,):

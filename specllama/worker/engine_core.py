@@ -17,7 +17,7 @@ from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
-from specllama.core.interfaces import DecodeError, Drafter
+from specllama.core.interfaces import DecodeError, Drafter, SavingDrafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.stats import RunStats
@@ -213,6 +213,8 @@ class EngineCore:
             cache_budget=_cache_budget(settings.cache_ram),
             max_partials=settings.ctx_checkpoints,
         )
+        savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
+        self.engine.store.drafter = next(savers, None)
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
@@ -278,7 +280,9 @@ class EngineCore:
             model=loaded.header.name,
             say=lambda text: self.send(protocol.Notice(text)),
         )
-        return KeptPrefixes(engine, open_disk, directory.exists(), s.kept_seconds, running_time)
+        return KeptPrefixes(
+            engine, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
+        )
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters

@@ -25,7 +25,7 @@ _WAIT_SECONDS = 0.05  # for memory, or until others have been written
 IDLE_SECONDS = 0.3  # after the last answer, before texts are copied: a next turn may follow at once
 END_SECONDS = 4.0  # at most, for writing at the end
 _MAX_NOTED = 256  # texts that were written
-WHOLE, _AT = "target", "at"  # names of the parts of a record
+WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Found:
 class KeptPrefixes:
     """Keeps the texts of an engine on disk. open_disk: makes the store of this model and its directory, which
     waits until there is something to write, unless is_there. kept_seconds: that reading a text again would
-    cost, from which on it is kept. clock: seconds.
+    cost, from which on it is kept. clock: seconds. draft_key: of the draft model's states, "" where none
+    are kept.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class KeptPrefixes:
         is_there: bool,
         kept_seconds: float,
         clock: Callable[[], float],
+        draft_key: str = "",
     ) -> None:
+        self._draft_part = f"{_DRAFT} {draft_key}" if draft_key else ""
         self._engine, self._kept_seconds, self._clock = engine, kept_seconds, clock
         self._open_disk = open_disk
         self._disk = open_disk() if is_there else None
@@ -90,7 +93,8 @@ class KeptPrefixes:
         """The state on disk that serves a prompt best, where using it is faster than reading the text. scope:
         of the engine's caches; disk_scope: on disk, "" for none.
         """
-        self._scopes[scope] = disk_scope
+        if disk_scope:
+            self._scopes[scope] = disk_scope
         store, wanted = self._engine.store, as_ids(ids)
         if not disk_scope or len(wanted) <= MIN_SHARED or self._disk is None:
             return None
@@ -113,10 +117,12 @@ class KeptPrefixes:
         key = found.candidate.name, found.scope
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
-            record = self.disk.read(found.candidate)
+            others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
+            record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
             if record is None or WHOLE not in record.parts:
                 return None
-            text = self._read[key] = _stored(record, found.scope, found.priority)
+            text = _stored(record, found.scope, found.priority, record.parts.get(self._draft_part))
+            self._read[key] = text
         return text
 
     def was_read(self, text: StoredText) -> None:
@@ -129,22 +135,22 @@ class KeptPrefixes:
         """
         now = self._clock()
         self._due = None
-        for slot in self._engine.store.idle():
-            if not slot.kept or not self._is_worth(slot.scope, as_ids(slot.ids)):
-                continue
+        idle = self._engine.store.idle()
+        waiting = [s for s in idle if s.kept and self._is_worth(s.scope, as_ids(s.ids))]
+        for i, slot in enumerate(waiting, 1):
             n_bytes = self._engine.target.size(slot.seq_id)
             delay = self.disk.delay(n_bytes)
             if delay is None or not self._has_memory(n_bytes):
                 continue
             if delay or not self._engine.target.prepare_save(slot.seq_id):
                 self._due = now + max(delay, _WAIT_SECONDS)
-            elif self._keep_slot(slot):
+                return
+            if self._keep_slot(slot) and i < len(waiting):
                 self._due = now
-            if self._due is not None:
                 return
         for text in self._engine.store.memory.texts:
             if text.kept and self._is_worth(text.scope, text.ids):
-                self._put(text.scope, text.ids, {WHOLE: text.saved, **partial_parts(text.partials)})
+                self._put(text.scope, text.ids, self._parts(text.saved, text.partials, text.draft))
 
     def close(self) -> None:
         """Write what is worth it, in bounded time."""
@@ -164,8 +170,15 @@ class KeptPrefixes:
 
     def _keep_slot(self, slot: Slot) -> bool:
         saved = self._engine.target.save(slot.seq_id)
-        parts = {WHOLE: saved, **partial_parts(slot.partials)} if saved is not None else {}
-        return bool(parts) and self._put(slot.scope, as_ids(slot.ids), parts)
+        if saved is None:
+            return False
+        parts = self._parts(saved, slot.partials, self._engine.store.draft_of(slot))
+        return self._put(slot.scope, as_ids(slot.ids), parts)
+
+    def _parts(self, saved: Any, partials: Sequence[PartialState], draft: Any) -> dict[str, Any]:
+        """The parts of the record of a text."""
+        drafts = {self._draft_part: draft} if draft is not None and self._draft_part else {}
+        return {WHOLE: saved, **drafts, **partial_parts(partials)}
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
@@ -195,7 +208,7 @@ class KeptPrefixes:
 def partial_parts(partials: Sequence[PartialState]) -> dict[str, Any]:
     """The parts of a record for these states, those worth most."""
     there = sorted((p for p in partials if p.state is not None), key=lambda p: -p.priority)
-    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 1]}
+    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
 
 
 def _place(name: str) -> tuple[int, str] | None:
@@ -216,6 +229,7 @@ def partials_of(record: PrefixRecord, priority: float) -> list[PartialState]:
     return partials
 
 
-def _stored(record: PrefixRecord, scope: str, priority: float) -> StoredText:
+def _stored(record: PrefixRecord, scope: str, priority: float, draft: Any) -> StoredText:
     saved, partials = record.parts[WHOLE], partials_of(record, priority)
-    return StoredText(record.ids, scope, saved, len(saved), partials, len(record.ids), 0, priority)
+    n_bytes = len(saved) + (len(draft) if draft is not None else 0)
+    return StoredText(record.ids, scope, saved, n_bytes, partials, len(record.ids), 0, priority, draft=draft)

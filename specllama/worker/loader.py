@@ -53,7 +53,7 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. memory: the output of earlier requests, None if it is not kept.
-    prefix_key: of its prefix states on disk, "" for none.
+    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none.
     """
 
     settings: LoadSettings
@@ -71,6 +71,7 @@ class Loaded:
     memory: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
+    draft_prefix_key: str = ""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -152,7 +153,13 @@ def load(
         memory,
         running_time() - started,
         prefix_key(header, context, files, settings) if files else "",
+        _draft_prefix_key(settings, draft) if draft is not None else "",
     )
+
+
+def _draft_prefix_key(settings: LoadSettings, draft: LoadedDraft) -> str:
+    files = _model_files(settings, draft.header, draft.settings)
+    return prefix_key(draft.header, draft.context, files, settings) if files else ""
 
 
 def _model_files(settings: LoadSettings, header: Header, fitted: ModelSettings) -> tuple[FileIdentity, ...]:

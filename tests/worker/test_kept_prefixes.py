@@ -124,6 +124,39 @@ def test_what_is_not_to_be_stored_is_not_written(opened, more):
     assert not list(default_directory().glob("*.state"))
 
 
+def test_a_request_that_is_not_stored_leaves_others_stored(opened):
+    first = opened("llama", n_slots=2)
+    ask(first)
+    ask(first, messages=[{"role": "user", "content": "Hello"}], kept=False, disk_scope="")
+    end(first)
+    assert ask(opened("llama"))[0].stats.n_reused > 500
+
+
+def test_without_memory_for_prompts_the_disk_is_used(opened):
+    first = opened("llama", cache_ram=0)
+    _, text = ask(first)
+    end(first)
+    second = opened("llama", cache_ram=0)
+    done, again = ask(second)
+    assert again == text
+    assert done.stats.n_from_disk > 500
+    assert not second.core.engine.store.memory.texts
+
+
+def test_a_busy_engine_writes_too(opened):
+    front = opened("llama", n_slots=2)
+    ask(front)
+    assert front.core._kept is not None
+    front.core._kept._since -= 100.0  # since when it has not been idle
+    more = {"max_tokens": 2000, "ignore_eos": True}
+    front.core.handle(m.Generate(9, prompt="Once", params=more, kept=False))
+    until = time.monotonic() + 20
+    while front.core._kept._disk is None or not front.core._kept.disk.stats.n_written:
+        assert front.core.decoding
+        assert time.monotonic() < until
+        front.core.step()
+
+
 def test_prompts_of_another_scope_are_not_read(opened):
     first = opened("llama")
     ask(first, disk_scope="a" * 32)

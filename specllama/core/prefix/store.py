@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from specllama.core.interfaces import Context
+from specllama.core.interfaces import Context, Saved, SavingDrafter
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.counts import CopyRate, PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
@@ -28,6 +28,7 @@ class PrefixStore:
 
     room: from a number of bytes to whether they may be used to copy a text out of the context; None: texts
     stay in it. budget: bytes of the states outside of the context. max_partials: partial states of a text.
+    drafter: whose caches are kept with the texts.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PrefixStore:
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
         self.memory = StateMemory(budget, lambda: self.row_seconds)
         self.room = room
+        self.drafter: SavingDrafter | None = None
         self.counts = PrefixCounts()
         self._worth = Chances()  # of the texts in slots, which take one slot each
         self._rate = CopyRate()
@@ -176,6 +178,8 @@ class PrefixStore:
         self._rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
+        if self.drafter is not None and text.draft is not None:
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, text.draft, self._rate.rate)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))
         else:
@@ -317,17 +321,19 @@ class PrefixStore:
             return False
         self._rate.timed(n_bytes, self.clock() - started)
         self.counts.n_saved += 1
+        partials, draft = list(slot.partials), self.draft_of(slot)
+        if draft is not None and not self.memory.has_room(n_bytes + len(draft), priority):
+            draft = None
+        n_bytes += len(draft) if draft is not None else 0
+        n_prompt, uses = slot.n_prompt, slot.uses
         text = StoredText(
-            ids,
-            slot.scope,
-            saved,
-            n_bytes,
-            list(slot.partials),
-            slot.n_prompt,
-            0,
-            priority,
-            slot.uses,
-            slot.kept,
+            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
         )
         self.memory.add_text(text)
         return True
+
+    def draft_of(self, slot: Slot) -> Saved | None:
+        """The draft model's cache of an idle slot's text, None for none."""
+        if self.drafter is None:
+            return None
+        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self._rate.rate)

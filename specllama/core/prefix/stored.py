@@ -36,7 +36,8 @@ class PartialState:
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredText:
     """A text whose cache was copied out of the context. saved: opaque to all but its Context. n_shared: ids
-    at the start that another text of the store has too. Others as in `Slot`.
+    at the start that another text of the store has too. draft: the draft model's cache of its first ids,
+    None for none. n_bytes: of both. Others as in `Slot`.
     """
 
     ids: Ids
@@ -49,6 +50,7 @@ class StoredText:
     priority: float = 0.0
     uses: int = 0
     kept: bool = True
+    draft: Saved | None = None
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:
