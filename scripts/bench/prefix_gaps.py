@@ -5,8 +5,8 @@ usage: python -m scripts.bench.prefix_gaps [--tokens 4000] [--threads N]
 A model of random weights whose cache has 262 kB a token (4,000 tokens: 1.05 GB) runs in an engine process
 with two slots and a new directory of prompts. One slot writes a long text, of whose tokens the times are
 taken: with nothing else to do; while a text of the other slot gives way to a short one and is kept in memory;
-while it is written; after kill -9 and a restart, while it is read from the disk. Prints JSON. Run nothing else
-on the machine.
+while it is written; after kill -9 and a restart, while it is read from the disk. Prints JSON. Run nothing
+else on the machine.
 """
 
 from __future__ import annotations

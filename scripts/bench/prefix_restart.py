@@ -69,6 +69,7 @@ def restart(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
             if time.monotonic() > until:
                 raise SystemExit("the state was not written")
             time.sleep(0.05)
+        state_bytes = states[0].stat().st_size
         os.kill(client.pid, signal.SIGKILL)
     with EngineClient() as client:
         client.load(loads)
@@ -77,7 +78,7 @@ def restart(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     new = reading / n_tokens * done.stats.n_evaluated
     return {
         "tokens": n_tokens,
-        "state_bytes": states[0].stat().st_size,
+        "state_bytes": state_bytes,
         "read_seconds": round(reading, 2),
         "next_turn_seconds": round(again, 2),
         "next_turn_evaluated": done.stats.n_evaluated,

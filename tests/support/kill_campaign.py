@@ -37,7 +37,9 @@ PHASES = ("written", "renamed", "removed", "read", "any")
 _BUDGET = 1_000_000  # bytes: about three of the texts
 _MOST_SECONDS = 4.0  # to wait for a phase
 _TEXT = "The machine sorts letters by their stamps, and keeps those without one. " * 9
-TEXTS = tuple(f"{i} {word}: {_TEXT}" for i, word in enumerate(("Letters", "Stamps", "Boxes", "Roads", "Rain")))
+TEXTS = tuple(
+    f"{i} {word}: {_TEXT}" for i, word in enumerate(("Letters", "Stamps", "Boxes", "Roads", "Rain"))
+)
 _KNOWN = re.compile(r"secret|\.lock|index\.json|[0-9a-f]{32}\.state")
 
 
@@ -163,7 +165,7 @@ def main() -> None:
     n, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SPECLLAMA_CACHE"] = str(Path(folder) / "cache")
-        print(json.dumps(run(n, seed, Path(folder))))
+        sys.stdout.write(json.dumps(run(n, seed, Path(folder))) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.prefix_disk.directory import default_directory
+from specllama.worker import prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 
@@ -180,6 +181,31 @@ def test_another_type_of_the_cache_finds_nothing(opened):
     end(first)
     done, _ = ask(opened("llama", target={"cache_type_k": "f32", "cache_type_v": "f32"}))
     assert done.stats.n_reused == 0
+
+
+def test_a_model_that_was_replaced_under_its_name_finds_nothing(opened, tmp_path):
+    first = opened("llama")
+    _, of_first = ask(first)
+    end(first)
+    tinygguf.llama(tmp_path / "llama.gguf", seed=1, n_ctx_train=4096)
+    second = opened("llama")
+    done, text = ask(second)
+    assert done.stats.n_reused == 0
+    assert text != of_first
+    end(second)
+    assert ask(opened("llama"))[1] == text
+
+
+def test_another_build_finds_nothing(opened, monkeypatch):
+    first = opened("llama")
+    _, text = ask(first)
+    end(first)
+    build = {**prefix_key.build_info(), "llama_cpp": "another"}
+    monkeypatch.setattr(prefix_key, "build_info", lambda: build)
+    done, again = ask(opened("llama"))
+    assert done.stats.n_reused == 0
+    assert again == text
+    assert len(list(default_directory().glob("*.state"))) == 1, "of the first build, until there is no room"
 
 
 def test_a_file_whose_bytes_changed_is_evaluated_again(opened):

@@ -67,6 +67,7 @@ class PrefixStore:
         """
         wanted, idle = as_ids(ids), self.idle()
         self.counts.n_lookups += 1
+        self.memory.chances.now += 1
         for source in self._sources(wanted, scope, stored):
             slot, n = self._taken(source, idle)
             if n:
@@ -185,6 +186,8 @@ class PrefixStore:
         else:
             n = self._cut(slot, source.n)
         if n and source.n_ids >= text.n_prompt - _HEADER:  # it goes on: the slot has it now
+            if text.wait is not None:
+                self.memory.chances.ended(text.wait)
             self.memory.remove_text(text)
         elif n:
             if not any(t is text for t in self.memory.texts):  # it was read from the disk for this request
@@ -205,6 +208,8 @@ class PrefixStore:
                 n = target.truncate(slot.seq_id, 0)
             else:
                 n = target.restore_partial(slot.seq_id, n, partial.state)
+        if not n:  # the state there went while other texts were put away
+            empty(target, slot)
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
 

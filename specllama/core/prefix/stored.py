@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import Saved
 from specllama.core.prefix.boundaries import Kind
+from specllama.core.prefix.value import Wait
 
 Ids = NDArray[np.int32]
 
@@ -21,7 +22,7 @@ class PartialState:
     """A recurrent state, or the cells of windowed layers, after the first `n` ids of a text; with the
     attention cells of these ids it is a prefix. state: opaque to all but its Context, None once it was
     evicted. n_saved: ids that need not be evaluated thanks to it, beyond those of the state before it.
-    priority: see `value.Chances`.
+    priority: see `value.Chances`. wait: since its last use, None before it was kept.
     """
 
     n: int
@@ -31,6 +32,7 @@ class PartialState:
     n_saved: int
     priority: float = 0.0
     uses: int = 0
+    wait: Wait | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -51,6 +53,7 @@ class StoredText:
     uses: int = 0
     kept: bool = True
     draft: Saved | None = None
+    wait: Wait | None = None
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:
