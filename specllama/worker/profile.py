@@ -26,6 +26,7 @@ POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
+_EXACT = ("exact_width", "exact_chunk")  # figures of how exact texts are decoded by width
 _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of plain decodes, by its direction
 _MAX_PAIRS = 8  # kept for a target: those used last
 
@@ -100,15 +101,26 @@ class ModelProfile:
 
     @property
     def exact_rows(self) -> ExactRows | None:
-        """How exact texts are decoded by width; None where that was not decided yet."""
-        width, chunk = self._figures.get("exact_width"), self._figures.get("exact_chunk")
+        """How exact texts are decoded by width, as this process knows it, or as another one has stored it
+        meanwhile; None where that was not decided yet.
+        """
+        if "exact_width" not in self._figures:
+            found = figures_of(self.store.read(self.key))
+            self._figures |= {name: found[name] for name in _EXACT if name in found}
+        width, chunk = (self._figures.get(name) for name in _EXACT)
         return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
 
-    def store_exact_rows(self, rows: ExactRows) -> None:
-        """Decode exact texts in this way from now on."""
-        self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
-        self._changed = True
-        self.flush()
+    def agree_on_exact_rows(self, rows: ExactRows) -> ExactRows:
+        """Decode exact texts in this way from now on, unless another process was first: all have to use the
+        same one. Returns what was agreed on.
+        """
+        with self.store.lock():
+            if (stored := self.exact_rows) is not None:
+                return stored
+            self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
+            self._changed = True
+            self.flush()
+        return rows
 
     def covers(self, n_ids: int) -> bool:
         """Whether epsilon was measured after a text of this length class, or of a longer one."""
@@ -220,7 +232,7 @@ class ModelProfile:
     def store_comparison(self, found: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if found.n_rows:
-            kept = ("t1", "exact_width", "exact_chunk")
+            kept = ("t1", *_EXACT)
             others = {name: self._figures[name] for name in kept if name in self._figures}
             self._figures = merged({}, found) | others
             self._compared, self._compare_left = length_class(found.reach), 0.0
