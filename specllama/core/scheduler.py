@@ -451,7 +451,7 @@ class Scheduler:
         """Remove the drafters that decode, one of which failed."""
         for name in [d.name for d in self.policy.drafters if d.priced]:
             self.policy.remove_drafter(name)
-        self.draft_failed, self.store.drafter = True, None
+        self.draft_failed, self.store.copies.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _checkpoint(self, generation: Generation) -> None:

@@ -31,9 +31,10 @@ from specllama.prefix_disk.budget import automatic_budget
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.text.template_process import TemplateProcess
+from specllama.worker.accepted import choice_ids, refuse
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
-from specllama.worker.intake import RequestIntake, choice_ids, refuse
+from specllama.worker.intake import RequestIntake
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
@@ -214,7 +215,7 @@ class EngineCore:
             max_partials=settings.ctx_checkpoints,
         )
         savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
-        self.engine.store.drafter = next(savers, None)
+        self.engine.store.copies.drafter = next(savers, None)
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""

@@ -149,7 +149,12 @@ class KeptPrefixes:
                 self._due = now
                 return
         for text in self._engine.store.memory.texts:
-            if text.kept and self._is_worth(text.scope, text.ids):
+            if not text.kept or not self._is_worth(text.scope, text.ids):
+                continue
+            delay = self.disk.delay(text.n_bytes)
+            if delay:
+                self._due = now + delay
+            elif delay is not None:
                 self._put(text.scope, text.ids, self._parts(text.saved, text.partials, text.draft))
 
     def close(self) -> None:
@@ -165,14 +170,14 @@ class KeptPrefixes:
 
     def _has_memory(self, n_bytes: int) -> bool:
         """Whether so much memory may be used for a while."""
-        room = self._engine.store.room
+        room = self._engine.store.copies.room
         return room is not None and room(n_bytes)
 
     def _keep_slot(self, slot: Slot) -> bool:
         saved = self._engine.target.save(slot.seq_id)
         if saved is None:
             return False
-        parts = self._parts(saved, slot.partials, self._engine.store.draft_of(slot))
+        parts = self._parts(saved, slot.partials, self._engine.store.copies.draft_of(slot))
         return self._put(slot.scope, as_ids(slot.ids), parts)
 
     def _parts(self, saved: Any, partials: Sequence[PartialState], draft: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.kill_campaign import PHASES, run
 
 
-@pytest.mark.parametrize("n", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [5, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_killed_engines_leave_right_texts_and_a_clean_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from specllama.core.interfaces import Context, Saved, SavingDrafter
+from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
-from specllama.core.prefix.counts import CopyRate, PrefixCounts
+from specllama.core.prefix.copies import TextCopies
+from specllama.core.prefix.counts import PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
-from specllama.core.prefix.memory import StateMemory, merge
+from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.slot import Slot, empty
 from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
 from specllama.core.prefix.value import Chances
@@ -28,7 +29,6 @@ class PrefixStore:
 
     room: from a number of bytes to whether they may be used to copy a text out of the context; None: texts
     stay in it. budget: bytes of the states outside of the context. max_partials: partial states of a text.
-    drafter: whose caches are kept with the texts.
     """
 
     def __init__(
@@ -43,11 +43,9 @@ class PrefixStore:
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
         self.memory = StateMemory(budget, lambda: self.row_seconds)
-        self.room = room
-        self.drafter: SavingDrafter | None = None
         self.counts = PrefixCounts()
+        self.copies = TextCopies(target, self.memory, clock, room, self.counts)
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._rate = CopyRate()
         self._finder = PrefixFinder(target, self.slots, self.memory)
 
     @property
@@ -90,10 +88,10 @@ class PrefixStore:
             others = [s for s in idle if s is not holder]
             copies = self._copies(holder, found[0], others)
             giving_way = self._victim(others) if copies else holder
-        return giving_way is None or self._may_put_away_now(giving_way)
+        return giving_way is None or self.copies.may_now(giving_way)
 
     def _sources(self, wanted: Ids, scope: str, stored: StoredText | None = None) -> list[PrefixSource]:
-        return self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate, stored)
+        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
 
     def take_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
         """As `take`, with no other cells in the context than those of the slot; called while all are idle.
@@ -136,7 +134,7 @@ class PrefixStore:
                 slot = self._victim(others)
                 self.free(slot)
                 return slot, self._copied(holder, slot, source)
-            self._put_away(holder)
+            self.copies.put_away(holder)
         elif source.n == len(holder.ids):
             self.mark(holder, Boundary(source.n, "answer"))
         n = self._cut(holder, source.n)
@@ -176,11 +174,13 @@ class PrefixStore:
             self.memory.remove_text(text)
             return slot, 0
         self.counts.n_restored += 1
-        self._rate.timed(text.n_bytes, self.clock() - started)
+        self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
-        if self.drafter is not None and text.draft is not None:
-            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, text.draft, self._rate.rate)
+        if self.copies.drafter is not None and text.draft is not None:
+            self.copies.drafter.load_cache(
+                slot.seq_id, slot.ids, slot.scope, text.draft, self.copies.rate.rate
+            )
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))
         else:
@@ -255,7 +255,7 @@ class PrefixStore:
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
-        self._rate.timed(n_bytes, self.clock() - started)
+        self.copies.rate.timed(n_bytes, self.clock() - started)
         self.memory.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:
@@ -264,7 +264,7 @@ class PrefixStore:
 
     def free(self, slot: Slot) -> None:
         """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
-        if slot.ids and not self._put_away(slot):
+        if slot.ids and not self.copies.put_away(slot):
             self._worth.evicted(slot.priority)
         empty(self.target, slot)
 
@@ -282,7 +282,7 @@ class PrefixStore:
         began = self.clock()
         for slot in self.idle():
             unused = slot.ids and slot.last_used < before
-            if unused and self._may_put_away_now(slot) and self._put_away(slot):
+            if unused and self.copies.may_now(slot) and self.copies.put_away(slot):
                 empty(self.target, slot)
                 if self.clock() - began > _OFFLOAD_SECONDS:
                     return  # the others the next time: a round waits
@@ -295,50 +295,3 @@ class PrefixStore:
     def _victim(self, idle: Sequence[Slot]) -> Slot:
         """The idle slot whose text is worth least."""
         return min(idle, key=lambda s: (bool(s.ids), s.priority if s.ids else 0.0, s.last_used))
-
-    def _may_put_away_now(self, slot: Slot) -> bool:
-        """Whether putting the text of an idle slot away need not wait for memory, which is provided
-        meanwhile where it is lacking.
-        """
-        ids = as_ids(slot.ids)
-        if self.room is None or len(ids) < MIN_SHARED or self.memory.containing(ids, slot.scope) is not None:
-            return True
-        n_bytes = self.target.size(slot.seq_id)
-        victims = self.memory.victims(n_bytes, self.memory.of_text(len(ids), slot.uses, n_bytes))
-        return victims is None or not self.room(n_bytes) or self.target.prepare_save(slot.seq_id)
-
-    def _put_away(self, slot: Slot) -> bool:
-        """Copy the text of an idle slot out of the context; whether it is stored now."""
-        ids = as_ids(slot.ids)
-        if self.room is None or len(ids) < MIN_SHARED:
-            return False
-        text = self.memory.containing(ids, slot.scope)
-        if text is not None:
-            merge(text, slot.partials)
-            return True
-        n_bytes = self.target.size(slot.seq_id)
-        priority = self.memory.of_text(len(ids), slot.uses, n_bytes)
-        if not n_bytes or not self.room(n_bytes) or not self.memory.has_room(n_bytes, priority):
-            return False
-        started = self.clock()
-        saved = self.target.save(slot.seq_id)
-        if saved is None:
-            return False
-        self._rate.timed(n_bytes, self.clock() - started)
-        self.counts.n_saved += 1
-        partials, draft = list(slot.partials), self.draft_of(slot)
-        if draft is not None and not self.memory.has_room(n_bytes + len(draft), priority):
-            draft = None
-        n_bytes += len(draft) if draft is not None else 0
-        n_prompt, uses = slot.n_prompt, slot.uses
-        text = StoredText(
-            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
-        )
-        self.memory.add_text(text)
-        return True
-
-    def draft_of(self, slot: Slot) -> Saved | None:
-        """The draft model's cache of an idle slot's text, None for none."""
-        if self.drafter is None:
-            return None
-        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self._rate.rate)
