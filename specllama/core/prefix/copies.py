@@ -73,6 +73,11 @@ class TextCopies:
         self._memory.add_text(text)
         return True
 
+    def load_draft(self, slot: Slot, draft: Saved | None) -> None:
+        """Restore the draft model's cache of an idle slot's text."""
+        if self.drafter is not None and draft is not None:
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate.rate)
+
     def draft_of(self, slot: Slot) -> Saved | None:
         """The draft model's cache of an idle slot's text, None for none."""
         if self.drafter is None:

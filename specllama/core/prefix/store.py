@@ -177,10 +177,7 @@ class PrefixStore:
         self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
-        if self.copies.drafter is not None and text.draft is not None:
-            self.copies.drafter.load_cache(
-                slot.seq_id, slot.ids, slot.scope, text.draft, self.copies.rate.rate
-            )
+        self.copies.load_draft(slot, text.draft)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))
         else:
