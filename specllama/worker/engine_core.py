@@ -232,7 +232,12 @@ class EngineCore:
         )
         self._kept = self._opened_disk(loaded, self.engine)
         self._slot_actions = SlotActions(
-            self.engine, loaded.prefix_key, loaded.header.name, self.send, running_time
+            self.engine,
+            loaded.prefix_key,
+            loaded.header.name,
+            self.send,
+            running_time,
+            loaded.draft_prefix_key,
         )
         self._intake = RequestIntake(
             loaded, self.engine, prompts, self.running, self.send, self._post, self._kept

@@ -56,7 +56,7 @@ class KeptPrefixes:
         clock: Callable[[], float],
         draft_key: str = "",
     ) -> None:
-        self._draft_part = f"{_DRAFT} {draft_key}" if draft_key else ""
+        self._draft_part = draft_part(draft_key)
         self._engine, self._kept_seconds, self._clock = engine, kept_seconds, clock
         self._open_disk = open_disk
         self._disk = open_disk() if is_there else None
@@ -208,6 +208,11 @@ class KeptPrefixes:
             return n
         places = (_place(name) for name in candidate.parts)
         return max((place[0] for place in places if place is not None and place[0] <= n), default=0)
+
+
+def draft_part(key: str) -> str:
+    """The name of the part with the cache of the draft model of this key; "" for none."""
+    return f"{_DRAFT} {key}" if key else ""
 
 
 def partial_parts(partials: Sequence[PartialState]) -> dict[str, Any]:

@@ -130,6 +130,21 @@ def test_a_text_that_gives_way_takes_the_draft_models_cache_with_it(opened, pair
     assert stored.n_bytes > len(stored.draft)
 
 
+def test_a_saved_slot_has_the_draft_models_cache(opened, pair, tmp_path):
+    files = pair("llama")
+    first = opened(*files, drafters=("model",), cache_disk=0)
+    _, text = ask(first, TEXT)
+    path = str(tmp_path / "slots" / "a.bin")
+    first.core.handle(m.SaveSlot(9, 0, path))
+    second = opened(*files, drafters=("model",), cache_disk=0)
+    second.core.handle(m.RestoreSlot(9, 0, path))
+    counted = rows(second)
+    done, again = ask(second, TEXT)
+    assert again == text
+    assert done.stats.n_reused > 500
+    assert sum(counted) < 300
+
+
 def test_the_cache_of_another_draft_model_is_not_read(opened, pair, tmp_path):
     target, draft = pair("llama")
     first = opened(target, draft, drafters=("model",))
