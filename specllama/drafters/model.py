@@ -9,7 +9,6 @@ distributions allow (see core/sampling/sampler.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +22,15 @@ from specllama.core.interfaces import (
     NoRoomError,
     Proposal,
     Sampler,
-    Saved,
 )
 from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
 from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
-
-MIN_SHARED = (
-    32  # ids of a common prefix from which it is shared; a shorter one is evaluated for each sequence
-)
+from specllama.drafters.saved_caches import MIN_SHARED, SavedCaches, SequenceState
 
 
-@dataclass(slots=True)
-class _SequenceState:
-    """A sequence being drafted for. n_valid: ids of `history`, after the skipped ones, that the draft model's
-    cache holds for certain. usable: whether the draft model has all of its ids.
-    """
-
-    history: list[int]
-    sampler: Sampler
-    mask: Mask | None
-    n_valid: int
-    usable: bool
-
-
-class ModelDrafter(RegisteredDrafter):
+class ModelDrafter(RegisteredDrafter, SavedCaches):
     """Drafts with the model of `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
@@ -68,12 +50,12 @@ class ModelDrafter(RegisteredDrafter):
         self.context, self.confident, self.end_ids = context, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, context.n_vocab)
         self._has_all_ids = n_vocab <= context.n_vocab
-        self.states: dict[int, _SequenceState] = {}
+        self.states: dict[int, SequenceState] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
         self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
-        self._row_seconds = 0.0  # of a row of a wide decode, as last measured
+        self._row_seconds = 0.0
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -84,7 +66,7 @@ class ModelDrafter(RegisteredDrafter):
         if self.skipped[seq_id]:
             self._restart_at(seq_id, 0)
         n_valid = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
-        state = _SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
+        state = SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
         state.usable = self._has_ids(prompt)
         self.states[seq_id] = state
         self._copy_prefix(seq_id)
@@ -119,38 +101,6 @@ class ModelDrafter(RegisteredDrafter):
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next sequence with a common prefix."""
         self.states.pop(seq_id, None)
-
-    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """See `SavingDrafter`."""
-        n = common_prefix(self.cells[seq_id], ids)
-        if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
-            return None
-        if n < len(self.cells[seq_id]):  # tokens that were drafted last
-            n = self.context.truncate(seq_id, n)
-            del self.cells[seq_id][n:]
-        if n < MIN_SHARED or not self._saves_time(n, self.context.size(seq_id), copy_rate):
-            return None
-        return self.context.save(seq_id)
-
-    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
-        """See `SavingDrafter`."""
-        cells = self.cells[seq_id]
-        held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
-        if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):
-            return 0
-        self._restart_at(seq_id, 0)
-        n = self.context.load(seq_id, saved)
-        while not n and self._free_idle(seq_id):
-            n = self.context.load(seq_id, saved)
-        if n > len(ids):  # of another text
-            self._restart_at(seq_id, 0)
-            n = 0
-        self.cells[seq_id], self.scopes[seq_id] = list(ids[:n]), scope
-        return n
-
-    def _saves_time(self, n: int, n_bytes: int, copy_rate: float) -> bool:
-        """Whether copying so many bytes is predicted to be faster than reading n ids."""
-        return not self._row_seconds or n * self._row_seconds > n_bytes / copy_rate
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
         state, skipped = self.states[seq_id], self.skipped[seq_id]
@@ -226,12 +176,6 @@ class ModelDrafter(RegisteredDrafter):
         except NoRoomError:
             return  # `_evaluate` handles it
 
-    def _restart_at(self, seq_id: int, n_skipped: int) -> None:
-        """Empty the sequence's cache; from now on it covers the history after the first `n_skipped` ids."""
-        self.context.truncate(seq_id, 0)
-        self.cells[seq_id].clear()
-        self.skipped[seq_id] = n_skipped
-
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
         if not state.usable or (draft and draft[-1] in self.end_ids):
@@ -278,15 +222,6 @@ class ModelDrafter(RegisteredDrafter):
             return found
         except NoRoomError:
             return None
-
-    def _free_idle(self, but: int = -1) -> bool:
-        """Empty the cache of an idle sequence, other than `but`; False where none has any cells."""
-        found = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
-        idle = next(found, None)
-        if idle is not None:
-            self.context.truncate(idle, 0)
-            self.cells[idle].clear()
-        return idle is not None
 
     def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32]:
         """Decode, filled up to `n_rows` rows, and update the cells; caches of idle sequences are emptied for
