@@ -188,8 +188,10 @@ class KeptPrefixes:
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
         known = max((n_common(ids, other) for of, other in self._written if of == scope), default=0)
-        seconds = (len(ids) - known) * self._engine.store.row_seconds
-        return bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED and seconds >= self._kept_seconds
+        n_new = len(ids) - known
+        seconds = n_new * self._engine.store.row_seconds
+        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
+        return can and n_new > 0 and seconds >= self._kept_seconds
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._engine.store.row_seconds

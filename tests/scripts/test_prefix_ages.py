@@ -18,7 +18,7 @@ def test_a_larger_budget_evaluates_less(memory, by_age):
     turns = mixed(rng, made_up(rng))
     n_all = sum(len(prompt) for prompt, _ in turns)
     evaluated = [replay(turns, memory, budget, by_age)[0] for budget in (0, 3000, 10_000)]
-    assert n_all > evaluated[0] > evaluated[1] > evaluated[2] > 0
+    assert n_all >= evaluated[0] > evaluated[1] > evaluated[2] > 0
 
 
 def test_a_recorded_session_is_read(tmp_path):
