@@ -20,13 +20,12 @@ from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
-from specllama.worker.profile_data import figures_of, length_class, merged, pairs_of, plain_times
+from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
-_EXACT = ("exact_width", "exact_chunk")  # figures of how exact texts are decoded by width
 _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of plain decodes, by its direction
 _MAX_PAIRS = 8  # kept for a target: those used last
 
@@ -106,8 +105,8 @@ class ModelProfile:
         """
         if "exact_width" not in self._figures:
             found = figures_of(self.store.read(self.key))
-            self._figures |= {name: found[name] for name in _EXACT if name in found}
-        width, chunk = (self._figures.get(name) for name in _EXACT)
+            self._figures |= {name: found[name] for name in EXACT if name in found}
+        width, chunk = (self._figures.get(name) for name in EXACT)
         return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
 
     def agree_on_exact_rows(self, rows: ExactRows) -> ExactRows:
@@ -232,7 +231,7 @@ class ModelProfile:
     def store_comparison(self, found: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if found.n_rows:
-            kept = ("t1", *_EXACT)
+            kept = ("t1", *EXACT)
             others = {name: self._figures[name] for name in kept if name in self._figures}
             self._figures = merged({}, found) | others
             self._compared, self._compare_left = length_class(found.reach), 0.0
