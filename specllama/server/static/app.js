@@ -4,6 +4,7 @@ import { onKeyNeeded, recovered } from "./api.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { byId } from "./dom.js";
+import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
@@ -13,9 +14,6 @@ import { openRace } from "./race.js";
 import { currentSettings, openSettings, setSpeculate } from "./settings.js";
 import { openStatus } from "./status.js";
 
-const WIDE = matchMedia("(min-width: 1200px)");
-const MIDDLE = matchMedia("(min-width: 800px)");
-
 setUpDialogs();
 onKeyNeeded(askForKey);
 const panel = new Panel();
@@ -24,11 +22,11 @@ const chat = new Chat(models, panel);
 const list = new ConversationList({
   open(id) {
     chat.open(id);
-    if (!MIDDLE.matches) toggle("list", false);
+    if (isNarrow()) toggle("list", false);
   },
   begin() {
     chat.open();
-    if (!MIDDLE.matches) toggle("list", false);
+    if (isNarrow()) toggle("list", false);
   },
   removed: (id) => id === chat.data.id && chat.open(),
   say,
@@ -37,12 +35,6 @@ chat.list = list;
 
 function failed(error) {
   if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
-}
-
-/** Show or hide the list or the panel. */
-function toggle(name, shown = byId(name).hidden) {
-  byId(name).hidden = !shown;
-  byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
 }
 
 function send() {
@@ -72,10 +64,10 @@ byId("question").addEventListener("keydown", (event) => {
 byId("question").addEventListener("input", grow);
 byId("stop").addEventListener("click", () => chat.stop());
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && chat.busy && !document.querySelector("dialog[open]")) chat.stop();
+  if (event.key !== "Escape" || document.querySelector("dialog[open]") || closeSide()) return;
+  if (chat.busy) chat.stop();
+  else closeSide({ always: true });
 });
-byId("show-list").addEventListener("click", () => toggle("list"));
-byId("show-panel").addEventListener("click", () => toggle("panel"));
 byId("speculate").checked = currentSettings().speculate;
 byId("speculate").addEventListener("change", ({ target }) => {
   setSpeculate(target.checked);
@@ -88,13 +80,7 @@ byId("open-race").addEventListener("click", () => {
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
   openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
 });
-const arrange = () => {
-  toggle("list", MIDDLE.matches);
-  toggle("panel", WIDE.matches);
-};
-WIDE.addEventListener("change", arrange);
-MIDDLE.addEventListener("change", arrange);
-arrange();
+setUpLayout();
 chat.open();
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));

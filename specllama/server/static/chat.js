@@ -2,6 +2,7 @@
 
 import { FULL, recovered } from "./api.js";
 import { announce, byId } from "./dom.js";
+import { Follow } from "./follow.js";
 import { Answer, asked, generate } from "./generate.js";
 import { continued, messageOf } from "./kept.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
@@ -10,8 +11,6 @@ import { Pace } from "./pace.js";
 import { currentSettings } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
-
-const NEAR = 80; // pixels from the end within which the view follows the text
 
 export class Chat {
   session = { near_ties: 0, answers: 0 };
@@ -23,6 +22,7 @@ export class Chat {
   #answers = new Map(); // message elements to the stored messages
   #live = null;
   #waiting = null; // AbortController while the engine is awaited
+  #follow = new Follow(byId("log"));
   #left = false; // whether the page is being closed
 
   constructor(models, panel) {
@@ -78,7 +78,7 @@ export class Chat {
     this.#list.show(this.#data.id);
     say("");
     this.#showLast();
-    this.#toEnd(true);
+    this.#follow.toEnd({ opened: true });
   }
 
   /** Show the figures of the last answer. */
@@ -108,7 +108,7 @@ export class Chat {
   }
 
   #answerView() {
-    return new AnswerView({ regenerate: () => this.regenerate(), resume: () => this.resume() });
+    return new AnswerView({ regenerate: () => this.regenerate(), resume: () => this.resume(), stop: () => this.stop() });
   }
 
   /** Ask a question. */
@@ -198,13 +198,14 @@ export class Chat {
     this.#answers.set(view.element, answer);
     this.#live = live;
     this.#buttons();
-    this.#toEnd(true);
+    this.#follow.toEnd();
     if (question) this.#save(this.#data);
   }
 
   #end(data, view, answer, failure, settings) {
     const message = messageOf(answer, failure, settings);
     const empty = !message.content && !message.reasoning;
+    const { follows } = this.#follow;
     if (empty && failure) view.remove();
     else {
       view.end(message);
@@ -220,7 +221,7 @@ export class Chat {
     if (data !== this.#data) return;
     this.#panel.show(answer, this.#models.props, false);
     this.gauge();
-    this.#toEnd(false);
+    if (follows) this.#follow.toEnd();
     announce(failure ? message.outcome : `The answer is complete, ${answer.n} tokens.`);
     if (failure?.name === "AbortError") {
       if (empty) say("Stopped before the first token.", { "Ask again": () => this.#write() });
@@ -266,19 +267,10 @@ export class Chat {
   /** Show what arrived. */
   #draw(live) {
     if (this.#live !== live) return;
-    const follows = this.#nearEnd();
+    const { follows } = this.#follow;
     live.view.show(live.answer);
     this.#panel.show(live.answer, this.#models.props, true);
-    if (follows) this.#toEnd(true);
-  }
-
-  #nearEnd() {
-    const log = byId("log");
-    return log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
-  }
-
-  #toEnd(always) {
-    if (always || this.#nearEnd()) byId("log").scrollTop = byId("log").scrollHeight;
+    if (follows) this.#follow.toEnd();
   }
 
   #buttons() {

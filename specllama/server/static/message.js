@@ -2,6 +2,10 @@
 // do with it. Knows no server.
 
 import { button, copyText, element, flash, numeral, percent } from "./dom.js";
+import { folded } from "./fold.js";
+import { later } from "./idle.js";
+import { rawButton } from "./raw.js";
+import { RepetitionWatch } from "./repeats.js";
 import { MarkdownStream } from "./stream.js";
 import { Trace, inWords } from "./trace.js";
 
@@ -9,14 +13,14 @@ const BLINK = 500; // milliseconds
 
 /** A question. actions: {edit(text)}. */
 export function questionView(message, actions) {
-  const body = element("div", { class: "body plain" }, message.content);
+  const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
   const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
   const edit = button("Edit", () => editor.begin());
   const tools = element("div", { class: "actions" }, copy, edit);
   const view = element("article", { class: "message question", "aria-label": "Question" }, body, tools);
   const editor = {
     begin() {
-      const area = element("textarea", { "aria-label": "Edit the question", rows: 4 });
+      const area = element("textarea", { "aria-label": "Edit the question", rows: 4, dir: "auto" });
       area.value = message.content;
       const end = () => {
         form.replaceWith(body, tools);
@@ -45,13 +49,15 @@ export function questionView(message, actions) {
   return view;
 }
 
-/** An answer, complete or being written. actions: {regenerate(), resume()}. */
+/** An answer, complete or being written. actions: {regenerate(), resume(), stop()}. */
 export class AnswerView {
   #actions;
   #body = element("div", { class: "body" });
   #thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
   #summary = element("summary", {}, "Reasoning");
   #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+  #repeats = element("div", { class: "repeats", role: "status", hidden: true });
+  #repeated = new RepetitionWatch();
   #outcome = element("p", { class: "outcome", hidden: true });
   #foot = element("footer", {});
   #stream;
@@ -65,6 +71,7 @@ export class AnswerView {
       { class: "message answer", "aria-label": "Answer" },
       this.#reasoning,
       this.#body,
+      this.#repeats,
       this.#outcome,
       this.#foot,
     );
@@ -89,6 +96,17 @@ export class AnswerView {
   show(answer) {
     this.#showReasoning(answer);
     this.#stream.show();
+    this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
+  }
+
+  /** Say that the text repeats itself, where it can be stopped. */
+  #showRepetition(found) {
+    if (this.#repeats.hidden === !found) return;
+    this.#repeats.hidden = !found;
+    if (!found) return;
+    const part = found.part.trim().replace(/\s+/g, " ").slice(0, 60);
+    const stop = button("Stop", () => this.#actions.stop(), { "aria-label": "Stop the answer that repeats itself" });
+    this.#repeats.replaceChildren(element("p", {}, `The answer repeats itself: "${part}".`), stop);
   }
 
   #showReasoning(answer) {
@@ -106,8 +124,17 @@ export class AnswerView {
     this.element.remove();
   }
 
-  /** Show a complete message, or what there is of one. message: as it is stored. */
+  /**
+   * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
+   * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+   */
   end(message) {
+    if (this.#stream) return this.#end(message);
+    this.#body.textContent = message.content;
+    return later(this.element, () => this.#end(message));
+  }
+
+  #end(message) {
     const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
     if (!this.#stream) {
       this.begin(answer);
@@ -118,6 +145,7 @@ export class AnswerView {
       this.#summary.textContent = "Reasoning";
     }
     this.#stream.finish();
+    this.#repeats.hidden = true;
     clearInterval(this.#blinking);
     this.#body.classList.remove("writing", "blink");
     this.element.removeAttribute("aria-busy");
@@ -135,6 +163,7 @@ export class AnswerView {
     const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
     copy.setAttribute("aria-label", "Copy the answer");
     const tools = [copy];
+    if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
     // Of the last message only, by the style sheet.
     tools.push(button("Regenerate", () => this.#actions.regenerate(), { class: "of-last" }));
     if (message.partial && message.content) {
