@@ -1,9 +1,12 @@
 // Starts the page and connects its parts.
 
+import { addressed, moveTo, onMove } from "./address.js";
 import { onKeyNeeded, recovered } from "./api.js";
+import { setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
-import { byId } from "./dom.js";
+import { button, byId, bytes, element } from "./dom.js";
+import { Drafts } from "./drafts.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
@@ -13,37 +16,60 @@ import { Panel } from "./panel.js";
 import { openRace } from "./race.js";
 import { currentSettings, openSettings, setSpeculate } from "./settings.js";
 import { openStatus } from "./status.js";
+import { migrate } from "./transfer.js";
+import * as unfinished from "./unfinished.js";
 
 setUpDialogs();
 onKeyNeeded(askForKey);
 const panel = new Panel();
 const models = new Models(() => chat.describe(), failed);
-const chat = new Chat(models, panel);
+const drafts = new Drafts(byId("question"), showDraft);
+const chat = new Chat(models, panel, moved);
 const list = new ConversationList({
   open(id) {
-    chat.open(id);
+    chat.open(id).catch(failed);
     if (isNarrow()) toggle("list", false);
   },
   begin() {
-    chat.open();
+    chat.open().catch(failed);
     if (isNarrow()) toggle("list", false);
   },
-  removed: (id) => id === chat.data.id && chat.open(),
+  removed(id) {
+    drafts.forget(id);
+    chat.removed(id);
+  },
+  rename: (id, title) => chat.rename(id, title),
   say,
 });
 chat.list = list;
+
+/** The address and the draft follow the conversation. began: it was a new one, and has a question now. */
+function moved(id, began = false) {
+  moveTo(id, began);
+  if (began) drafts.became(id);
+  else drafts.show(id).catch(failed);
+}
 
 function failed(error) {
   if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
 }
 
 function send() {
-  const area = byId("question");
-  const text = area.value;
-  if (chat.busy || !text.trim()) return;
-  area.value = "";
+  if (chat.busy || !(byId("question").value.trim() || drafts.files.length)) return;
+  const { text, files } = drafts.take();
   grow();
-  chat.ask(text).catch(failed);
+  chat.ask(text, files).catch(failed);
+}
+
+/** Show the files of the draft. */
+function showDraft() {
+  const shown = drafts.files.map((file) => {
+    const remove = button("✕", () => drafts.detach(file), { class: "icon", "aria-label": `Remove ${file.name}` });
+    return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
+  });
+  byId("files").replaceChildren(...shown);
+  byId("files").hidden = !shown.length;
+  grow();
 }
 
 function grow() {
@@ -63,8 +89,21 @@ byId("question").addEventListener("keydown", (event) => {
 });
 byId("question").addEventListener("input", grow);
 byId("stop").addEventListener("click", () => chat.stop());
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of the conversation
+  byId("question").focus();
+});
+setUpAttachments({
+  pick: byId("attach"),
+  input: byId("attach-file"),
+  area: byId("question"),
+  zone: document.querySelector("main"),
+  add: (file) => drafts.attach(file),
+  refused: say,
+});
+onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]") || closeSide()) return;
+  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
   if (chat.busy) chat.stop();
   else closeSide({ always: true });
 });
@@ -81,13 +120,12 @@ byId("open-race").addEventListener("click", () => {
   openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
 });
 setUpLayout();
-chat.open();
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
 
-/** Read what the server has; where it does not answer yet, again and again. */
-async function begin() {
-  for (;;) {
+/** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
+async function connect() {
+  for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
     try {
       await models.refresh();
       say("");
@@ -95,8 +133,18 @@ async function begin() {
     } catch (error) {
       failed(error);
       if (!error.retry) return;
+      await new Promise((resolve) => setTimeout(resolve, wait));
       await recovered((why) => say(`Waiting for the engine: ${why}.`));
     }
   }
 }
-begin();
+
+/** Show the conversation of the address, and have the answers go on that ended when the page was closed. */
+async function begin() {
+  await migrate().catch(failed);
+  const open = await unfinished.recovered().catch(() => []);
+  await chat.open(addressed());
+  await connect();
+  for (const one of open) chat.goOn(one).catch(failed);
+}
+begin().catch(failed);

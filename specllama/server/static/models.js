@@ -8,6 +8,7 @@ const POLL = 500; // milliseconds between looks at a load
 /** props: of the chosen model, null before they are known. changed(): called when they are. */
 export class Models {
   props = null;
+  problem = ""; // why the chosen model cannot be used, as a sentence
   #listed = [];
   #changed;
   #failed;
@@ -62,17 +63,37 @@ export class Models {
 
   async #choose() {
     const name = this.name;
+    this.#forget("");
+    try {
+      await this.#load(name);
+      await this.#describe();
+    } catch (error) {
+      if (name === this.name) this.#forget(`${name} cannot be used. ${error.message}`);
+      await this.#list().catch(() => {});
+      throw error;
+    }
+  }
+
+  /** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
+  #forget(problem) {
+    this.props = null;
+    this.problem = problem;
+    this.#changed();
+  }
+
+  async #load(name) {
     if (this.#status()?.value === "unloaded") {
       announce(`Loading ${name}`);
       let open = true;
       const load = json("/models/load", { body: { model: name } }).finally(() => {
         open = false;
       });
-      await Promise.all([load, this.#follow(() => open)]);
+      await Promise.all([load, this.#follow(() => open)]).finally(() => {
+        byId("loading").hidden = true;
+      });
       await this.#list();
       announce(`${name} is in memory`);
     }
-    await this.#describe();
   }
 
   /** Show the progress of a load while `loading` says that there is one. */
@@ -94,6 +115,7 @@ export class Models {
     const props = await json(`/props?model=${encodeURIComponent(name)}`);
     if (name !== this.name) return;
     this.props = props;
+    this.problem = "";
     this.#changed();
   }
 }

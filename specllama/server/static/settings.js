@@ -31,6 +31,12 @@ export function setSpeculate(value) {
   store.saveSettings({ ...store.settings(), speculate: value });
 }
 
+/** The system prompt of new conversations. */
+export function newSystem() {
+  const { system } = store.settings();
+  return typeof system === "string" ? system : "";
+}
+
 /** Whether sources are shown as colours. */
 export const tinted = () => store.settings().tint !== false;
 

@@ -1,0 +1,55 @@
+// What was being written when the page was closed: kept at once, in small entries, and taken over by the next page.
+
+import { keys, read, write } from "./storage.js";
+import { Conversation, checked, checkedHead, conversation, save } from "./store.js";
+
+const PREFIX = "specllama.unfinished.";
+const RECENT = 10 * 60 * 1000; // milliseconds in which an answer goes on by itself
+
+/** Keep what there is of answers: Writings. */
+export function keepUnfinished(writings) {
+  for (const writing of writings) {
+    const { id, title, system, created, stored } = writing.conversation;
+    const [question, message] = writing.last;
+    const head = { id, title, system, created };
+    write(PREFIX + id, JSON.stringify({ at: Date.now(), fresh: !stored, head, question, message }));
+  }
+}
+
+/** Take over what earlier pages kept. Returns {data, question, message} of each answer that should go on. */
+export async function recovered() {
+  const found = [];
+  for (const key of keys(PREFIX)) {
+    try {
+      const one = await recover(JSON.parse(read(key)));
+      if (one) found.push(one);
+    } catch {
+      // it is none of ours, or there is no room for it
+    }
+    write(key, null);
+  }
+  return found;
+}
+
+async function recover({ at, fresh, head, question, message }) {
+  const known = checkedHead(head);
+  const data = (await conversation(known.id)) ?? (fresh ? new Conversation(known) : null);
+  if (!data) return null; // deleted meanwhile
+  const asked = question && added(data, checked(question), question.parent);
+  const answer = message && added(data, checked(message), asked?.id ?? null);
+  await save(data);
+  return Date.now() - at < RECENT ? { data, question: asked, message: answer } : null;
+}
+
+/** A message as it is in the conversation, with what was kept of it. */
+function added(data, message, parent) {
+  const there = data.get(message.id);
+  if (!there) return data.add({ ...message, id: undefined }, data.get(parent) ? parent : null, data.leaf === parent);
+  if (message.content.length + message.reasoning.length > there.content.length + there.reasoning.length) {
+    const { id, parent: before, at } = there;
+    Object.assign(there, message, { id, parent: before, at });
+  }
+  there.writing = undefined;
+  data.touch(there);
+  return there;
+}
