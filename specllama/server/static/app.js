@@ -13,9 +13,7 @@ import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
-import { openRace } from "./race.js";
-import { currentSettings, openSettings, setSpeculate } from "./settings.js";
-import { openStatus } from "./status.js";
+import { currentSettings, setSpeculate } from "./settings.js";
 import { migrate } from "./transfer.js";
 import * as unfinished from "./unfinished.js";
 
@@ -112,16 +110,33 @@ byId("speculate").addEventListener("change", ({ target }) => {
   setSpeculate(target.checked);
   chat.describe();
 });
-byId("open-settings").addEventListener("click", () => openSettings(models.defaults, chat.data, () => chat.keep()));
-byId("open-status").addEventListener("click", () => openStatus(models.name, chat.session));
-byId("open-race").addEventListener("click", () => {
+
+/** Connect a button with what it opens, which is loaded then. */
+function opens(id, open) {
+  byId(id).addEventListener("click", () => open().catch(failed));
+}
+
+opens("open-settings", async () => {
+  const { openSettings } = await import("./settings_dialog.js");
+  openSettings(models.props, chat.data, () => chat.keep());
+});
+opens("open-status", async () => {
+  const { openStatus } = await import("./status.js");
+  openStatus(models.name, chat.session);
+});
+opens("open-race", async () => {
+  const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
   openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
 });
 setUpLayout();
 // The first answer is shown sooner when its code has run before.
-(globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
+(globalThis.requestIdleCallback ?? setTimeout)(() => {
+  render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
+  // What buttons open is there before they are pressed, even if the server is gone then.
+  for (const name of ["settings_dialog", "status", "race"]) import(`./${name}.js`).catch(() => {});
+});
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
 async function connect() {

@@ -11,18 +11,15 @@ const LONGEST = 20_000; // characters of a block with colours
 // by name: the file below vendor/languages
 const LANGUAGES = {
   bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
-  c: "c", h: "c", cpp: "cpp", "c++": "cpp", cc: "cpp", hpp: "cpp", cxx: "cpp", cuda: "cpp",
-  csharp: "csharp", cs: "csharp", "c#": "csharp",
-  css: "css", diff: "diff", patch: "diff", dockerfile: "dockerfile", docker: "dockerfile",
-  go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
+  c: "cpp", h: "cpp", cpp: "cpp", "c++": "cpp", cc: "cpp", hpp: "cpp", cxx: "cpp", cuda: "cpp",
+  diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
   javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
-  json: "json", jsonc: "json", json5: "json", lua: "lua", makefile: "makefile", make: "makefile",
-  markdown: "markdown", md: "markdown", python: "python", py: "python", python3: "python", pycon: "python",
+  typescript: "javascript", ts: "javascript", tsx: "javascript",
+  json: "json", jsonc: "json", json5: "json", python: "python", py: "python", python3: "python", pycon: "python",
   rust: "rust", rs: "rust", sql: "sql", postgresql: "sql", sqlite: "sql", mysql: "sql",
-  typescript: "typescript", ts: "typescript", tsx: "typescript",
   xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
 };
-const NEEDS = { markdown: ["xml"], xml: ["css", "javascript"] }; // for what is within them
+const NEEDS = { xml: ["javascript"] }; // for what is within it
 // by the library's class: the page's
 const KINDS = {
   keyword: "keyword", literal: "keyword", operator: "", "template-tag": "keyword", "selector-tag": "keyword",
