@@ -183,7 +183,7 @@ class RequestStream:
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
         """Receive a message of the engine about one of the texts, in the event loop."""
         now = self._loop.time()
-        if not isinstance(message, protocol.Started):
+        if not isinstance(message, protocol.Started | protocol.Queued):
             self._waiting.discard(assembler.index)
         if isinstance(message, protocol.Tokens):
             self._observe(assembler.index, len(message.items[0].ids), now)
