@@ -123,7 +123,7 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where requested
     drafted: Sequence[int] = ()  # draft tokens of this round that are not yet verified
     sources: Sequence[str] = ()  # the drafter of each of them
-    rejected: Sequence[tuple[int, str]] = ()  # of this round: draft tokens from the first wrong one, and drafters
+    rejected: Sequence[tuple[int, str]] = ()  # of this round, from the first wrong one on
     _logprobs: TokenLogprobs | None = None  # of the last chosen token
 
     @property

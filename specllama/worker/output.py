@@ -21,10 +21,10 @@ MAX_REJECTED = 32  # draft tokens of a round that are shown
 class SequenceOutput:
     """A generation, and how much of it was sent.
 
-    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds: totals
-    at the last message. progress: whether all of the prefill is reported. n_prefilled: as last reported, -1
-    before. place: in the queue, as last reported, 0 before. show_prompt: whether the end shows the prompt's
-    text. show_rejected: whether rejected draft tokens are shown.
+    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds:
+    totals at the last message. progress: whether all of the prefill is reported. n_prefilled: as last
+    reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end shows
+    the prompt's text. show_rejected: whether rejected draft tokens are shown.
     """
 
     id: int

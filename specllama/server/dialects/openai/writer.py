@@ -124,9 +124,7 @@ class OpenAIWriter:
         found: dict[str, Any] = {}
         if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
             found["speculation"] = trace(event.runs, event.round)
-        elif self.options.trace and isinstance(event, CallOpen):
-            found["speculation"] = trace((), event.round)
-        elif self.options.trace and isinstance(event, End) and event.round is not None:
+        elif self.options.trace and (isinstance(event, CallOpen) or (isinstance(event, End) and event.round)):
             found["speculation"] = trace((), event.round)
         if self.options.timings and event is not None and not isinstance(event, (Start, End)):
             found["timings"] = running_timings(self.fold.choices[event.index])
@@ -189,13 +187,13 @@ def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
 
 
 def _round(one: RoundEvent) -> dict[str, Any]:
-    """n_predict: tokens so far. rounds, rejected: see RoundEvent."""
+    """n_predict: tokens so far. rounds, absent where it is 1, and rejected: see RoundEvent."""
     rejected = [[text, source_label(source)] for text, source in one.rejected]
     return {
         "drafted": one.drafted,
         "accepted": one.accepted,
         "ms": round(1000 * one.seconds, 3),
         "n_predict": one.total.n_predict,
-        "rounds": one.rounds,
+        **({"rounds": one.rounds} if one.rounds != 1 else {}),
         **({"rejected": rejected} if rejected else {}),
     }
