@@ -4,6 +4,7 @@ import { onKeyNeeded, recovered } from "./api.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { byId } from "./dom.js";
+import { setUpExplanations } from "./explain.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
@@ -17,6 +18,7 @@ const WIDE = matchMedia("(min-width: 1200px)");
 const MIDDLE = matchMedia("(min-width: 800px)");
 
 setUpDialogs();
+setUpExplanations();
 onKeyNeeded(askForKey);
 const panel = new Panel();
 const models = new Models(() => chat.describe(), failed);
@@ -86,7 +88,7 @@ byId("open-status").addEventListener("click", () => openStatus(models.name, chat
 byId("open-race").addEventListener("click", () => {
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
-  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
+  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 const arrange = () => {
   toggle("list", MIDDLE.matches);

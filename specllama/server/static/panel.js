@@ -1,7 +1,9 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
 import { bars, lines } from "./charts.js";
-import { byId, element, numeral, percent } from "./dom.js";
+import { byId, duration, element, numeral, percent } from "./dom.js";
+import { explained, term } from "./explain.js";
+import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
 
 const WORDS = {
@@ -13,6 +15,7 @@ const WORDS = {
   grammar: "forced by the grammar",
 };
 const WIDTH = 380; // of charts
+const AGREEMENT = 1.15; // of a speed-up and the tokens a round
 const EVERY = 250; // milliseconds between two drawings while an answer is written
 
 export class Panel {
@@ -58,8 +61,7 @@ export class Panel {
     const now = performance.now();
     if (live && now - this.#drawn < EVERY) return;
     this.#drawn = now;
-    const plain = answer.figures?.plain_tps ?? plainRate(props);
-    this.#tiles.replaceChildren(...tiles(answer, plain));
+    this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
     this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
     this.#sources.replaceChildren(...sources(answer));
     this.#accepted.replaceChildren(...accepted(answer));
@@ -107,23 +109,42 @@ export function plainRate(props) {
   return one ? 1 / one[1] : null;
 }
 
-function tile(name, value, note = "") {
-  return element("div", {}, element("dt", {}, name), element("dd", {}, value, element("small", {}, note)));
+function tile(name, explanation, value, note = "") {
+  const found = element("div", {}, element("dt", {}, term(name, explanation)), element("dd", {}, value, element("small", {}, note)));
+  return explained(found, explanation);
 }
 
-function tiles(answer, plain) {
-  const rate = answer.timings ? answer.timings.predicted_per_second : answer.rate;
-  const exact = answer.figures?.speedup;
-  const speedup = exact ?? (rate && plain && answer.drafted ? rate / plain : null);
-  const rounds = answer.figures?.rounds || answer.n_rounds;
-  const drafted = answer.figures?.n_drafted ?? answer.drafted;
-  const kept = answer.figures?.n_accept ?? answer.accepted;
-  return [
-    tile("tokens/s", numeral(rate), plain ? `plain ${numeral(plain)}` : ""),
-    tile("over plain", speedup ? `${speedup.toFixed(2)}×` : "–", speedup && !exact ? "so far" : ""),
-    tile("accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
-    tile("tokens a round", rounds ? numeral(answer.n / rounds) : "–", rounds ? `${rounds} rounds` : ""),
+/** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
+function tiles(f, stored, live) {
+  const { plain, rounds, drafted, accepted: kept, prompt } = f;
+  const a = rounds ? Math.max(0, f.timed ?? f.n - 1) / rounds : 0;
+  const found = [
+    tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
+    tile("over plain", "gain", ...gain(f, stored, live, a)),
+    tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
+    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${f.n} tokens, ${rounds} ${rounds === 1 ? "round" : "rounds"}` : ""),
   ];
+  if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
+  if (prompt?.n) {
+    const kept_ = prompt.cached ? `, ${prompt.cached} kept` : "";
+    found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${prompt.n} tokens read${kept_}`));
+  }
+  return found;
+}
+
+const SOURCES = { run: "plain measured in this answer", stored: "plain measured before", compared: "compared" };
+
+/** The speed over plain decoding and what it stands on. An estimate while the answer is written. */
+function gain(f, stored, live, tokens) {
+  if (Number.isFinite(f.speedup)) {
+    const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";
+    const close = f.verdict === "alike" ? "too close to call, " : "";
+    return [`${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}`];
+  }
+  if (!live) return ["–", f.why];
+  const estimate = stored && f.rate && f.drafted ? f.rate / stored : null;
+  if (!estimate || estimate > AGREEMENT * Math.max(1, tokens)) return ["–", ""]; // more than a round writes cannot be
+  return [`${Math.min(estimate, tokens).toFixed(2)}×`, "so far, plain measured before"];
 }
 
 function sources(answer) {
@@ -143,7 +164,7 @@ function sources(answer) {
 }
 
 function accepted(answer) {
-  let rates = answer.figures?.accept_by_position;
+  let rates = answer.before ? null : answer.figures?.accept_by_position;
   if (!rates) {
     const n = Math.max(...answer.traces.map(({ reached }) => reached.length));
     const sum = (what, j) => answer.traces.reduce((all, trace) => all + (trace[what][j] ?? 0), 0);
@@ -152,7 +173,7 @@ function accepted(answer) {
   if (!rates.length) return [];
   const series = [["accepted", rates.map((rate, j) => [j + 1, rate])]];
   const title = `Share of draft tokens accepted, by position: ${rates.map(percent).join(", ")}`;
-  return [element("h3", {}, "Accepted by position in the draft"), lines({ series, title, x_name: "position", percent: true, width: WIDTH })];
+  return [element("h3", {}, term("Accepted by position in the draft", "position")), lines({ series, title, x_name: "position", percent: true, width: WIDTH })];
 }
 
 function times(answer) {
@@ -161,7 +182,7 @@ function times(answer) {
   if (!all) return [];
   const shares = Object.entries(seconds).map(([name, value]) => [name, value / all]);
   const title = `Where the time went: ${shares.map(([name, value]) => `${name} ${percent(value)}`).join(", ")}`;
-  return [element("h3", {}, "Where the time went"), bars({ rows: [["", shares]], title, width: WIDTH })];
+  return [element("h3", {}, term("Where the time went", "time")), bars({ rows: [["", shares]], title, width: WIDTH })];
 }
 
 function curve(props, answer) {
@@ -178,7 +199,7 @@ function curve(props, answer) {
     ? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count}×)`).join(", ")}.`
     : "";
   return [
-    element("h3", {}, "Time of a decode by its rows, t(n)"),
+    element("h3", {}, term("Time of a decode by its rows, t(n)", "curve")),
     lines({ series: [["ms", points]], title, x_name: "rows", y_name: "ms", marks, width: WIDTH }),
     element("p", { class: "hint" }, `Drafts pay where more rows cost little more than one. ${note}`),
   ];
