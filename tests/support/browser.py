@@ -40,8 +40,8 @@ _ADDED = """
 window.added = {};
 const ask = window.fetch;
 window.fetch = (path, options) => {
-  if (window.answers && path === "/v1/chat/completions") return Promise.resolve(window.answers(options));
-  if (path !== "/v1/chat/completions") return ask(path, options);
+  if (new URL(path, location).pathname !== "/v1/chat/completions") return ask(path, options);
+  if (window.answers) return Promise.resolve(window.answers(options));
   return ask(path, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...window.added }) });
 };
 """

@@ -10,7 +10,6 @@ import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
-import { openRace } from "./race.js";
 import { currentSettings, openSettings, setSpeculate } from "./settings.js";
 import { openStatus } from "./status.js";
 
@@ -20,7 +19,11 @@ const MIDDLE = matchMedia("(min-width: 800px)");
 setUpDialogs();
 setUpExplanations();
 onKeyNeeded(askForKey);
-const panel = new Panel();
+const gain = async () => {
+  const { openCard } = await import("./card.js");
+  openCard({ model: models.name, props: models.props });
+};
+const panel = new Panel(gain);
 const models = new Models(() => chat.describe(), failed);
 const chat = new Chat(models, panel);
 const list = new ConversationList({
@@ -85,7 +88,8 @@ byId("speculate").addEventListener("change", ({ target }) => {
 });
 byId("open-settings").addEventListener("click", () => openSettings(models.defaults, chat.data, () => chat.keep()));
 byId("open-status").addEventListener("click", () => openStatus(models.name, chat.session));
-byId("open-race").addEventListener("click", () => {
+byId("open-race").addEventListener("click", async () => {
+  const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
   openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
@@ -98,6 +102,7 @@ WIDE.addEventListener("change", arrange);
 MIDDLE.addEventListener("change", arrange);
 arrange();
 chat.open();
+(globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
 

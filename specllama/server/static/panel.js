@@ -1,7 +1,7 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
 import { bars, lines } from "./charts.js";
-import { byId, duration, element, numeral, percent } from "./dom.js";
+import { button, byId, bytes, duration, element, numeral, percent } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
@@ -28,7 +28,8 @@ export class Panel {
   #times = element("div", {});
   #curve = element("div", {});
 
-  constructor() {
+  /** gain(): opens the card. */
+  constructor(gain) {
     const box = element("input", { type: "checkbox", role: "switch" });
     box.checked = tinted();
     const apply = () => document.body.classList.toggle("tint", box.checked);
@@ -42,6 +43,7 @@ export class Panel {
       this.#state,
       this.#tiles,
       this.#reason,
+      button("What does it gain here?", gain),
       element("label", { class: "switch" }, box, " Show where tokens came from"),
       this.#sources,
       this.#accepted,
@@ -101,6 +103,14 @@ export function inWords(props, speculate) {
   const parts = drafters.flatMap((word) => (word === "model" && named.length ? named : word));
   const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
   return `On: ${parts.join(" + ")}, ${length}.`;
+}
+
+/** What the model runs on. */
+export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
+  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
+  if (!gpus.length) return cpu;
+  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
+  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
 /** Tokens per second of plain decoding by the measured time of one row; null without it. */

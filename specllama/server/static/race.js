@@ -7,6 +7,7 @@ import { announce, button, duration, element, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
+import { deviceInWords, draftNames } from "./panel.js";
 import { results, share } from "./results.js";
 
 const LENGTHS = [64, 128, 256, 512];
@@ -66,6 +67,17 @@ export function openRace({ prompt, system, model, settings, props }) {
 }
 
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
+
+/** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
+export function aboutServer(props, settings = null) {
+  if (!props) return [];
+  const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
+  const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
+  return [
+    `${props.target.name} ${props.target.quant}; drafts: ${names.join(", ") || "none"}.${run}`,
+    `${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
+  ];
+}
 
 /** The slots of a model that are busy. */
 export async function busySlots(model) {
