@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -86,7 +87,9 @@ import('/page/race.js').then(({judge}) => done(pairs.map((list) => {
 """
 
 
-def run(rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted: int = 60, **more: Any) -> dict[str, Any]:
+def run(
+    rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted: int = 60, **more: Any
+) -> dict[str, Any]:
     return {
         "seconds": n / rate, "decoding": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds, "drafted": drafted,
         "reason": "", "near_ties": 0, "text": text, "parts": [], "times": [], **more,
@@ -94,7 +97,10 @@ def run(rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted:
 
 
 def pairs_of(*rates: tuple[float, float], **more: Any) -> list[dict[str, Any]]:
-    return [{"plain": run(plain, drafted=0, rounds=100), "speculative": run(fast, **more)} for plain, fast in rates]
+    return [
+        {"plain": run(plain, drafted=0, rounds=100), "speculative": run(fast, **more)}
+        for plain, fast in rates
+    ]
 
 
 def test_the_verdict_is_honest(page: Page) -> None:
@@ -116,14 +122,21 @@ def test_the_verdict_is_honest(page: Page) -> None:
     same = "All texts are identical, 101 tokens."
     assert said["faster"].startswith("Speculation won: 1.60 × (1.5")
     assert said["faster"].endswith(f"6.25 s against 10 s. {same}")
-    assert said["slower"].startswith("Plain decoding won: speculation had 0.62 × (0.6")
+    assert said["slower"].startswith("Plain decoding won: speculation had 0.63 × (0.6")
     assert re.match(r"No winner: 1\.\d\d × \(0\.\d\d – 1\.\d\d\) is too close to call\. ", said["noise"])
     assert said["few"].startswith("No winner: an interval needs 3 pairs of runs, and there are 2.")
     assert said["undrafted"] == f"No winner: nothing was drafted: no draft pays. {same}"
     assert said["none accepted"].startswith("No winner: 1.00 × ")
     assert said["too fast"].startswith("No winner: plain decodes took longer than those with drafts.")
-    assert said["differing"].endswith("The texts differ from character 3 on, where two tokens were almost equally likely.")
-    assert [verdicts[name] for name in ("faster", "slower", "noise", "none accepted")] == ["faster", "slower", "alike", "alike"]
+    assert said["differing"].endswith(
+        "The texts differ from character 3 on, where two tokens were almost equally likely."
+    )
+    assert [verdicts[name] for name in ("faster", "slower", "noise", "none accepted")] == [
+        "faster",
+        "slower",
+        "alike",
+        "alike",
+    ]
 
 
 _COMPARED = """
@@ -137,35 +150,47 @@ import('/page/gain.js').then(({compared, verdictOf}) => done(cases.map(([speedup
 
 def test_the_rule_is_that_of_the_server(page: Page) -> None:
     """Steady times: the page's verdict is that of core/gain.py, at each speed-up and tokens a round."""
-    cases = [list(c) for c in product((0.5, 0.97, 0.99, 1.0, 1.01, 1.05, 1.3, 1.62, 1.7, 2.0, 3.0), (1.0, 1.25, 1.5, 2.0, 4.0))]
+    cases = [
+        list(c)
+        for c in product(
+            (0.5, 0.97, 0.99, 1.0, 1.01, 1.05, 1.3, 1.62, 1.7, 2.0, 3.0), (1.0, 1.25, 1.5, 2.0, 4.0)
+        )
+    ]
     found = page.driver.execute_async_script(_COMPARED, cases)
     for (speedup, tokens), (shown, verdict, again) in zip(cases, found, strict=True):
         stats = RunStats(n_predict=101, rounds=round(100 / tokens), decode_seconds=10 / speedup, n_drafted=9)
         here = gain(stats, PlainRate(10, "run", 50))
         assert verdict == again == here.verdict, (speedup, tokens)
         assert (shown is None) == (here.speedup is None)
-        assert shown is None or abs(shown - here.speedup) < 0.005
+        assert shown is None or abs(shown - here.speedup) < 0.01  # rounds are whole
 
 
 _SHARED = """
-const [race, card, done] = arguments;
+const [race, card] = arguments.length ? JSON.parse(JSON.stringify([arguments[0], arguments[1]]).replaceAll("HALF", "\\ud800")) : [];
+const done = arguments[2];
 Promise.all([import('/page/share.js'), fetch('/page/exhibit.js').then(r => r.text()), fetch('/page/speculation.css').then(r => r.text())])
-  .then(([{sharedFile}, code, style]) => done(sharedFile(code, style, {race, card})));
+  .then(([{sharedFile}, code, style]) => done(encodeURIComponent(sharedFile(code, style, {race, card}))));
 """
-HOSTILE = "</script><img src=x onerror=\"document.title='bad'\"><!-- ]]> \u2028 {{ ${1+1} </main><b>bold</b>\u0000\ud800"
+HOSTILE = "</script><img src=x onerror=\"document.title='bad'\"><!-- ]]> \u2028 {{ ${1+1} </main><b>bold</b>\u0000HALF"
 
 
 def shared(page: Page, tmp_path: Path, race: Any, card: Any) -> str:
-    text = page.driver.execute_async_script(_SHARED, race, card)
+    text = unquote(page.driver.execute_async_script(_SHARED, race, card))
     file = tmp_path / "shared.html"
     file.write_text(text, "utf-8")
     assert page.complaints == []
     page.driver.get(file.as_uri())
-    return str(text)
+    return text
 
 
 def test_a_shared_file_replays_hostile_text(page: Page, tmp_path: Path) -> None:
-    one = run(100, HOSTILE, parts=[[HOSTILE, "model"], ["!", "target"]], times=[[0.1, 5], [0.3, len(HOSTILE) + 1]], seconds=0.3)
+    one = run(
+        100,
+        HOSTILE,
+        parts=[[HOSTILE, "model"], ["!", "target"]],
+        times=[[0.1, 5], [0.3, len(HOSTILE) + 1]],
+        seconds=0.3,
+    )
     task = {"name": HOSTILE, "speedup": 0.8, "low": 0.7, "high": 0.9, "said": "0.8 ×", "note": HOSTILE}
     text = shared(
         page, tmp_path,
@@ -179,8 +204,9 @@ def test_a_shared_file_replays_hostile_text(page: Page, tmp_path: Path) -> None:
     page.until(lambda: "finished" in page.text_of(".clock"))
     assert page.js("return document.querySelectorAll('img, b, iframe').length") == 0
     assert page.js("return document.title") == "specllama: race and what drafts gain"
-    assert "onerror=" in page.text_of(".lane-text")
-    assert "Plain decoding won" in page.text_of(".verdict")
+    # Half a character, which the driver cannot return, is in the text.
+    assert page.js("return document.querySelector('.lane-text').textContent.includes('onerror=')")
+    assert page.js("return document.querySelector('.verdict').textContent.startsWith('Plain decoding won')")
     page.press("Replay")
     page.until(lambda: page.get("button", "Replay").is_enabled())
     assert page.complaints == []
@@ -191,7 +217,9 @@ def test_a_race_is_saved_and_replays(page: Page, tmp_path_factory: pytest.TempPa
     page.emulate(prefers_reduced_motion="reduce")
     said = race(page)
     folder = tmp_path_factory.mktemp("saved")
-    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    page.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
+    )
     page.press("Save as a file")
     (file,) = page.until(lambda: list(folder.glob("specllama-*.html")))
     text = page.text_of(".lane-text")
@@ -210,7 +238,10 @@ def test_the_card(page: Page) -> None:
     page.until(lambda: page.all("button", "Save as a file"), "the card", seconds=200)
     said = page.text_of(".card-sentence")
     assert re.fullmatch(r"This machine: edits .+, JSON .+, quotes .+, stories .+, code .+\.", said)
-    assert all(re.search(rf"{name} (\d+\.\d ×|not drafted|cannot tell)", said) for name in ("edits", "stories", "code"))
+    assert all(
+        re.search(rf"{name} (\d+\.\d ×|not drafted|cannot tell)", said)
+        for name in ("edits", "stories", "code")
+    )
     assert "pydoc-target Q4_0" in page.text_of(".card")
     assert "dentical text" in page.text_of(".card") or "Texts differ" in page.text_of(".card")
 
