@@ -453,6 +453,7 @@ class SequenceDelta(NamedTuple):
     source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
     and emitted. logprobs: one for each id, None unless requested. rounds: decodes that this took: more than
     one where a near-tie was decided again, 0 where the token is the one that the prompt's decode gave.
+    seconds: of these rounds.
     rejected: the draft tokens from the first one that was wrong, as (text, drafter); empty unless requested.
     """
 
@@ -464,6 +465,7 @@ class SequenceDelta(NamedTuple):
     accepted: int
     logprobs: list[PositionLogprobs] | None = None
     rounds: int = 1
+    seconds: float = 0.0
     rejected: list[tuple[str, str]] = []  # noqa: RUF012 (a NamedTuple's default, never changed)
 
 

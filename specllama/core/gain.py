@@ -116,9 +116,9 @@ def compared_rate(plain: RunStats) -> PlainRate:
 
 
 def gain(stats: RunStats, plain: PlainRate) -> Gain:
-    """The speed of an answer over that of plain decoding, at most the tokens that a round wrote. Time in which
-    rounds stalled does not count; where it is much, or the interval is wider than the figure, the speed-up is
-    unknown.
+    """The speed of an answer over that of plain decoding, at most the tokens that a round wrote. Time in
+    which rounds stalled does not count; where it is much, or the interval is wider than the figure, the
+    speed-up is unknown.
     """
     if stats.plain_rounds == stats.rounds:
         return Gain()

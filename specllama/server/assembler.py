@@ -103,7 +103,7 @@ class EventAssembler:
         self._first_token = self._first_token or now
         total = RunTotals(len(result.ids), result.n_drafted, result.n_accept, now - self._first_token)
         left = (*self._round.earlier, self._round) if self._round is not None else ()
-        seconds, rejected = now - self._last, delta.rejected
+        seconds, rejected = delta.seconds or now - self._last, delta.rejected
         self._round = RoundEvent(delta.drafted, delta.accepted, seconds, total, delta.rounds, rejected, left)
         self._last = now
         self._ids += delta.ids

@@ -61,10 +61,10 @@ NO_TOTALS = RunTotals(0, 0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """One round of the engine for one choice: draft tokens verified and accepted, seconds since the round
-    before. total: figures of all rounds so far. rounds: see protocol.SequenceDelta; 0 for the first token,
-    which the prompt's decode gives, with the seconds since the request was queued. rejected: draft tokens
-    from the first wrong one, as (text, drafter), if requested. earlier: rounds before it that no event has.
+    """One round of the engine for one choice: draft tokens verified and accepted, its seconds. total: figures
+    of all rounds so far. rounds: see protocol.SequenceDelta; 0 for the first token, which the prompt's decode
+    gives, with the seconds since the request was queued. rejected: draft tokens from the first wrong one, as
+    (text, drafter), if requested. earlier: rounds before it that no event has.
     """
 
     drafted: int

@@ -21,10 +21,10 @@ MAX_REJECTED = 32  # draft tokens of a round that are shown
 class SequenceOutput:
     """A generation, and how much of it was sent.
 
-    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds:
-    totals at the last message. progress: whether all of the prefill is reported. n_prefilled: as last
-    reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end shows
-    the prompt's text. show_rejected: whether rejected draft tokens are shown.
+    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds,
+    decode_seconds: totals at the last message. progress: whether all of the prefill is reported. n_prefilled:
+    as last reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end
+    shows the prompt's text. show_rejected: whether rejected draft tokens are shown.
     """
 
     id: int
@@ -35,6 +35,7 @@ class SequenceOutput:
     n_drafted: int = 0
     n_accept: int = 0
     n_rounds: int = 0
+    decode_seconds: float = 0.0
     progress: bool = False
     show_prompt: bool = False
     show_rejected: bool = False
@@ -75,12 +76,13 @@ class SequenceOutput:
         logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in found]
         stats = g.stats
         drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
-        rounds = stats.rounds - self.n_rounds
+        rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
         self.n_sent += len(ids)
         self.n_drafted, self.n_accept, self.n_rounds = stats.n_drafted, stats.n_accept, stats.rounds
+        self.decode_seconds = stats.decode_seconds
         rejected = self._rejected(model) if self.show_rejected else []
         return protocol.SequenceDelta(
-            self.id, text, ids, runs, drafted, accepted, logprobs or None, rounds, rejected
+            self.id, text, ids, runs, drafted, accepted, logprobs or None, rounds, seconds, rejected
         )
 
     def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:

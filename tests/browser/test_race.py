@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -91,8 +92,8 @@ def run(
     rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted: int = 60, **more: Any
 ) -> dict[str, Any]:
     return {
-        "seconds": n / rate, "decoding": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds, "drafted": drafted,
-        "reason": "", "near_ties": 0, "text": text, "parts": [], "times": [], **more,
+        "seconds": n / rate, "decoding": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds,
+        "drafted": drafted, "reason": "", "near_ties": 0, "text": text, "parts": [], "times": [], **more,
     }  # fmt: skip
 
 
@@ -166,16 +167,20 @@ def test_the_rule_is_that_of_the_server(page: Page) -> None:
 
 
 _SHARED = """
-const [race, card] = arguments.length ? JSON.parse(JSON.stringify([arguments[0], arguments[1]]).replaceAll("HALF", "\\ud800")) : [];
-const done = arguments[2];
-Promise.all([import('/page/share.js'), fetch('/page/exhibit.js').then(r => r.text()), fetch('/page/speculation.css').then(r => r.text())])
-  .then(([{sharedFile}, code, style]) => done(encodeURIComponent(sharedFile(code, style, {race, card}))));
+const [given, done] = arguments;
+const [race, card] = JSON.parse(given.replaceAll("HALF", "\\ud800"));
+const textOf = (name) => fetch(`/page/${name}`).then((response) => response.text());
+Promise.all([import('/page/share.js'), textOf('exhibit.js'), textOf('speculation.css')]).then(
+  ([{sharedFile}, code, style]) => done(encodeURIComponent(sharedFile(code, style, {race, card}))));
 """
-HOSTILE = "</script><img src=x onerror=\"document.title='bad'\"><!-- ]]> \u2028 {{ ${1+1} </main><b>bold</b>\u0000HALF"
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='bad'\"><!-- ]]> \u2028 {{ ${1+1} </main>"
+    "<b>bold</b>\u0000HALF"
+)
 
 
 def shared(page: Page, tmp_path: Path, race: Any, card: Any) -> str:
-    text = unquote(page.driver.execute_async_script(_SHARED, race, card))
+    text = unquote(page.driver.execute_async_script(_SHARED, json.dumps([race, card])))
     file = tmp_path / "shared.html"
     file.write_text(text, "utf-8")
     assert page.complaints == []
@@ -192,12 +197,9 @@ def test_a_shared_file_replays_hostile_text(page: Page, tmp_path: Path) -> None:
         seconds=0.3,
     )
     task = {"name": HOSTILE, "speedup": 0.8, "low": 0.7, "high": 0.9, "said": "0.8 ×", "note": HOSTILE}
-    text = shared(
-        page, tmp_path,
-        {"prompt": HOSTILE, "verdict": f"Plain decoding won. {HOSTILE}", "details": HOSTILE, "props": None, "plain": one,
-         "speculative": one, "settings": {"max_tokens": 9, "seed": 1}},
-        {"sentence": HOSTILE, "about": [HOSTILE], "tasks": [task]},
-    )  # fmt: skip
+    told = {"prompt": HOSTILE, "verdict": f"Plain decoding won. {HOSTILE}", "details": HOSTILE, "props": None}
+    told |= {"plain": one, "speculative": one, "settings": {"max_tokens": 9, "seed": 1}}
+    text = shared(page, tmp_path, told, {"sentence": HOSTILE, "about": [HOSTILE], "tasks": [task]})
     assert "<img" not in text
     assert "http" not in text.replace("http-equiv", "")
     page.until(lambda: page.js("return document.querySelectorAll('.clock').length") == 2)
@@ -231,6 +233,29 @@ def test_a_race_is_saved_and_replays(page: Page, tmp_path_factory: pytest.TempPa
     assert "CPU with 1 thread" in page.text_of("main")
     assert page.complaints == []
     page.open("/page/icon.svg")
+
+
+def test_a_card_claims_what_its_intervals_bear_out(page: Page) -> None:
+    noisy = pairs_of((10, 20), (10, 6), (10, 12))
+    cases = [
+        pairs_of((10, 31), (10, 30), (10, 32), n=101, rounds=30),
+        noisy,
+        pairs_of((10, 10), (10, 10.1), (10, 9.9)),
+    ]
+    cases += [
+        pairs_of((10, 8), (10, 8.1), (10, 7.9)),
+        pairs_of((10, 10), (10, 10), drafted=0, reason="no draft pays"),
+        [],
+    ]
+    rows = page.driver.execute_async_script(
+        "const [cases, done] = arguments;"
+        "import('/page/card.js').then(({rowOf}) => done(cases.map((pairs) => rowOf('edits', pairs))));",
+        cases,
+    )
+    said = [row["said"] for row in rows]
+    assert said == ["3.1 ×", "cannot tell", "1.0 ×", "0.8 ×", "not drafted", "not measured"]
+    assert (rows[1]["speedup"], rows[4]["note"]) == (None, "no draft pays")
+    assert rows[2]["note"].startswith("too close to call: 0.9")
 
 
 def test_the_card(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""Speculation understood: rounds in slow motion, figures that explain themselves and agree, what comes before the text."""
+"""Rounds in slow motion, figures that explain themselves and agree, and what comes before the text."""
 
 from __future__ import annotations
 
@@ -42,16 +42,19 @@ def test_the_empty_page_without_motion(page: Page) -> None:
 
 
 def test_an_answer_is_played_round_by_round(page: Page) -> None:
-    answer = page.ask("What does shutil.copytree do?", **LONG)
+    answer = page.ask("Explain os.walk.", **LONG)
     (stored,) = page.stored
     rounds = stored["messages"][1]["trace"]["rounds"]
     lost = [len(one[5]) if len(one) > 5 else 0 for one in rounds]
     assert any(lost)
     assert all(n <= one[0] - one[1] for n, one in zip(lost, rounds, strict=True))
     page.press("Play the rounds")
-    page.until(lambda: page.js("return document.querySelectorAll('.player-text .ghost').length"), "a draft")
     page.until(
-        lambda: page.js("return document.querySelectorAll('.player-text .struck').length"), "a wrong token"
+        lambda: page.js("return document.querySelectorAll('dialog .player-text .ghost').length"), "a draft"
+    )
+    page.until(
+        lambda: page.js("return document.querySelectorAll('dialog .player-text .struck').length"),
+        "a wrong token",
     )
     page.press("Pause")
     slider = page.get("slider", "Decode")
@@ -60,18 +63,20 @@ def test_an_answer_is_played_round_by_round(page: Page) -> None:
         "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, wrong + 1
     )
     struck = "".join(
-        page.js("return [...document.querySelectorAll('.player-text .struck')].map(e => e.textContent)")
+        page.js(
+            "return [...document.querySelectorAll('dialog .player-text .struck')].map(e => e.textContent)"
+        )
     )
     assert struck == "".join(text for text, _ in rounds[wrong][5])
     assert f"struck out: {struck}" in page.js("return document.querySelector('.player-said').textContent")
     slider.send_keys(Keys.END)
-    kept = "return [...document.querySelectorAll('.player-text span:not(.struck)')].map(e => e.textContent).join('')"
-    assert page.js(kept).split() == answer.split()
+    kept = "[...document.querySelectorAll('dialog .player-text span:not(.struck)')].map(e => e.textContent)"
+    assert "".join(page.js(f"return {kept}")).split() == answer.split()
     page.press("Close")
 
 
 def test_the_tip_of_a_round_has_what_was_rejected(page: Page) -> None:
-    page.ask("What does shutil.copytree do?", **LONG)
+    page.ask("What is the difference between a list and a tuple?", **LONG)
     rounds = page.stored[0]["messages"][1]["trace"]["rounds"]
     wrong = next(i for i, one in enumerate(rounds) if len(one) > 5)
     page.until(lambda: page.js("return document.querySelectorAll('.body [data-round]').length"))
@@ -85,10 +90,8 @@ def test_every_figure_explains_itself(page: Page) -> None:
     terms = page.js("return [...document.querySelectorAll('#panel .term')].map(e => e.textContent)")
     assert {"tokens/s", "over plain", "accepted", "tokens a round", "first token", "prompt"} <= set(terms)
     for name in terms:
-        page.js(
-            "[...document.querySelectorAll('#panel .term')].find(e => e.textContent === arguments[0]).focus()",
-            name,
-        )
+        find = "find(e => e.textContent === arguments[0])"
+        page.js(f"[...document.querySelectorAll('#panel .term')].{find}.focus()", name)
         page.until(lambda: len(page.text_of("#explanation")) > 40, name)
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert page.text_of("#explanation") == ""
@@ -152,9 +155,9 @@ def test_the_place_in_the_queue_and_the_prompt(narrow: tuple[Page, Server]) -> N
     page.until_done()
     assert page.text_of(".prefill") == ""
     seen = page.js(
-        "window.seen = []; new MutationObserver(() => { const t = document.querySelector('.prefill')?.textContent;"
-        "if (t) window.seen.push(t); }).observe(document.getElementById('log'), {childList: true, subtree: true,"
-        "characterData: true}); return window.seen"
+        "window.seen = []; const look = () => { const t = document.querySelector('.prefill')?.textContent;"
+        "if (t) window.seen.push(t); }; const what = {childList: true, subtree: true, characterData: true};"
+        "new MutationObserver(look).observe(document.getElementById('log'), what); return window.seen"
     )
     assert seen == []
     page.ask("def f():\n    return 1\n" * 120, max_tokens=4)

@@ -10,6 +10,7 @@ import { results, share } from "./results.js";
 const SECONDS = 180; // after which nothing further begins
 const MOST_PAIRS = 5;
 const [SHORTEST, FIRST, LONGEST] = [24, 48, 128]; // tokens of a run
+const NARROW = 0.1; // half width of an interval, as a log
 const CODE =
   "def count_words(path):\n    total = 0\n    with open(path) as file:\n        for line in file:\n            total += len(line.split())\n    return total\n";
 const TEXT =
@@ -169,6 +170,10 @@ export function rowOf(name, pairs) {
   if (found.speedup === null) return { ...unknown, said: "cannot tell", note: found.reason };
   const { speedup, low, high, verdict } = found;
   const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${pairs.length} pairs`;
+  // Where the interval holds 1, only a narrow one says that drafts gain nothing.
+  if (verdict === "alike" && Math.log(high / low) / 2 > NARROW) {
+    return { name, speedup: null, low, high, said: "cannot tell", note: range };
+  }
   const note = verdict === "alike" ? `too close to call: ${range}` : range;
   return { name, speedup, low, high, said: `${speedup.toFixed(1)} ×`, note };
 }

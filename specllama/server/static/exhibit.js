@@ -93,13 +93,16 @@ export function cardOf({ sentence, about, tasks }) {
     const bar = part("div", "card-bar");
     const one = part("i", "card-one");
     one.style.left = share(1);
-    if (Number.isFinite(speedup) && speedup > 0) {
+    if (Number.isFinite(speedup)) {
       const fill = part("i", "card-fill");
       fill.style.width = share(speedup);
+      bar.append(fill);
+    }
+    if (Number.isFinite(low) && Number.isFinite(high)) {
       const range = part("i", "card-range");
       range.style.left = share(low);
       range.style.width = share(high - low);
-      bar.append(fill, range);
+      bar.append(range);
     }
     bar.append(one);
     bar.setAttribute("aria-hidden", "true");

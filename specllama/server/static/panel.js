@@ -43,7 +43,7 @@ export class Panel {
       this.#state,
       this.#tiles,
       this.#reason,
-      button("What does it gain here?", gain),
+      button("What does it gain here?", gain, { class: "gain" }),
       element("label", { class: "switch" }, box, " Show where tokens came from"),
       this.#sources,
       this.#accepted,
