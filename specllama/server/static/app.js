@@ -153,12 +153,18 @@ async function connect() {
   }
 }
 
-/** Show the conversation of the address, and have the answers go on that ended when the page was closed. */
+/** Have the answers go on that ended when their page was closed. */
+async function goOn() {
+  for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
+}
+
 async function begin() {
   await migrate().catch(failed);
   const open = await unfinished.recovered().catch(() => []);
   await chat.open(addressed());
   await connect();
   for (const one of open) chat.goOn(one).catch(failed);
+  unfinished.onUnfinished(goOn);
+  await goOn();
 }
 begin().catch(failed);

@@ -12,7 +12,7 @@ import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
 import { exported, fileName, download } from "./transfer.js";
-import { keepUnfinished } from "./unfinished.js";
+import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
 export class Chat {
@@ -278,6 +278,8 @@ export class Chat {
     const { conversation: data, answer, message } = writing;
     writing.pace.end();
     if (this.#left) return;
+    const lost = failure?.code === "unreachable"; // perhaps because the page is being closed
+    if (lost) keepUnfinished([writing]);
     if (this.#writings.get(data.id) === writing) this.#writings.delete(data.id);
     if (!failure) {
       this.session.answers += 1;
@@ -292,6 +294,7 @@ export class Chat {
       if (follows) this.#toEnd();
     }
     await this.#save(data);
+    if (lost) stored(writing);
     if (!shown || data !== this.#data) return;
     if (failure) this.#say(writing, failure);
     else this.#done(writing);
