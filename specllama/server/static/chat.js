@@ -89,6 +89,7 @@ export class Chat {
   }
 
   #show() {
+    document.title = this.#data.title ? `${this.#data.title} – specllama` : "specllama";
     this.#log.show(this.#data, this.#writing);
     this.#list.show(this.#data.id, this.writing);
     this.#buttons();
@@ -189,6 +190,7 @@ export class Chat {
     const data = open ?? (await store.conversation(id));
     data?.set({ title });
     if (data) await this.#save(data);
+    if (data === this.#data) this.#show();
   }
 
   /** Store the conversation after a change of its system prompt. */
