@@ -7,19 +7,15 @@ import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { button, byId, bytes, element } from "./dom.js";
 import { Drafts } from "./drafts.js";
+import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
-import { openRace } from "./race.js";
-import { currentSettings, openSettings, setSpeculate } from "./settings.js";
-import { openStatus } from "./status.js";
+import { currentSettings, setSpeculate } from "./settings.js";
 import { migrate } from "./transfer.js";
 import * as unfinished from "./unfinished.js";
-
-const WIDE = matchMedia("(min-width: 1200px)");
-const MIDDLE = matchMedia("(min-width: 800px)");
 
 setUpDialogs();
 onKeyNeeded(askForKey);
@@ -30,11 +26,11 @@ const chat = new Chat(models, panel, moved);
 const list = new ConversationList({
   open(id) {
     chat.open(id).catch(failed);
-    if (!MIDDLE.matches) toggle("list", false);
+    if (isNarrow()) toggle("list", false);
   },
   begin() {
     chat.open().catch(failed);
-    if (!MIDDLE.matches) toggle("list", false);
+    if (isNarrow()) toggle("list", false);
   },
   removed(id) {
     drafts.forget(id);
@@ -54,12 +50,6 @@ function moved(id, began = false) {
 
 function failed(error) {
   if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
-}
-
-/** Show or hide the list or the panel. */
-function toggle(name, shown = byId(name).hidden) {
-  byId(name).hidden = !shown;
-  byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
 }
 
 function send() {
@@ -111,31 +101,42 @@ setUpAttachments({
 });
 onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && chat.busy && !document.querySelector("dialog[open]")) chat.stop();
+  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
+  if (chat.busy) chat.stop();
+  else closeSide({ always: true });
 });
-byId("show-list").addEventListener("click", () => toggle("list"));
-byId("show-panel").addEventListener("click", () => toggle("panel"));
 byId("speculate").checked = currentSettings().speculate;
 byId("speculate").addEventListener("change", ({ target }) => {
   setSpeculate(target.checked);
   chat.describe();
 });
-byId("open-settings").addEventListener("click", () => openSettings(models.defaults, chat.data, () => chat.keep()));
-byId("open-status").addEventListener("click", () => openStatus(models.name, chat.session));
-byId("open-race").addEventListener("click", () => {
+
+/** Connect a button with what it opens, which is loaded then. */
+function opens(id, open) {
+  byId(id).addEventListener("click", () => open().catch(failed));
+}
+
+opens("open-settings", async () => {
+  const { openSettings } = await import("./settings_dialog.js");
+  openSettings(models.props, chat.data, () => chat.keep());
+});
+opens("open-status", async () => {
+  const { openStatus } = await import("./status.js");
+  openStatus(models.name, chat.session);
+});
+opens("open-race", async () => {
+  const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
   openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
 });
-const arrange = () => {
-  toggle("list", MIDDLE.matches);
-  toggle("panel", WIDE.matches);
-};
-WIDE.addEventListener("change", arrange);
-MIDDLE.addEventListener("change", arrange);
-arrange();
+setUpLayout();
 // The first answer is shown sooner when its code has run before.
-(globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
+(globalThis.requestIdleCallback ?? setTimeout)(() => {
+  render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
+  // What buttons open is there before they are pressed, even if the server is gone then.
+  for (const name of ["settings_dialog", "status", "race"]) import(`./${name}.js`).catch(() => {});
+});
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
 async function connect() {

@@ -42,6 +42,7 @@ export class Chat {
       choose: (message) => this.#change(() => this.#data.choose(message)),
       remove: (message) => this.#remove(message),
       include: () => this.#include(),
+      stop: () => this.stop(),
     });
     store.onChange((id) => this.#changedElsewhere(id));
     addEventListener("pagehide", () => {
@@ -82,7 +83,7 @@ export class Chat {
     this.#data = there || new store.Conversation({ system: newSystem() });
     this.#log.clear();
     this.#show();
-    this.#toEnd();
+    this.#log.toEnd(true);
     say(id && !there ? "There is no such conversation in this browser." : "");
     this.#moved(there ? id : "");
     byId("question").focus();

@@ -5,7 +5,7 @@ import { button, element } from "./dom.js";
 /** A form with a text. label: what it is called; hint: what sending it does; save: the button's text; actions:
  * {save(text), end()}. */
 export function editForm(text, { label, hint, save }, actions) {
-  const area = element("textarea", { "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
+  const area = element("textarea", { dir: "auto", "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
   area.value = text;
   const send = (event) => {
     event.preventDefault();

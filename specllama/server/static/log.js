@@ -2,21 +2,21 @@
 // What is shown already stays as it is.
 
 import { byId, button, element } from "./dom.js";
+import { Follow } from "./follow.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
 import { isUnanswered } from "./turns.js";
 import { interrupted } from "./writing.js";
 
-const NEAR = 80; // pixels from the end within which the view follows the text
-
 export class Log {
   #actions;
   #box = byId("log");
+  #follow = new Follow(byId("log"));
   #shown = new Map(); // {element, versions, note} by message
   #live = new Map(); // answers that are being written, by their elements
 
   /**
    * actions, each with the message: edit(message, text), amend(message, text), regenerate(message), resume(message),
-   * ask(message), choose(message), remove(message); include().
+   * ask(message), choose(message), remove(message); include(), stop().
    */
   constructor(actions) {
     this.#actions = actions;
@@ -103,6 +103,7 @@ export class Log {
       regenerate: () => regenerate(message()),
       resume: () => resume(message()),
       remove: () => remove(message()),
+      stop: () => this.#actions.stop(),
     };
   }
 
@@ -114,12 +115,7 @@ export class Log {
     else {
       const view = new AnswerView(actions);
       const outcome = interrupted(message) || message.outcome;
-      try {
-        view.end({ ...message, outcome });
-      } catch {
-        // figures of a file that are none
-        view.end({ role: "assistant", content: message.content, outcome: "Its figures cannot be read." });
-      }
+      view.end({ ...message, outcome });
       shown = view.element;
     }
     const found = { element: shown, ...kept };
@@ -165,11 +161,13 @@ export class Log {
     (same ?? buttons.find((one) => !one.disabled))?.focus();
   }
 
+  /** Whether the reader is at the end; to be asked before what is shown changes. */
   get nearEnd() {
-    return this.#box.scrollHeight - this.#box.scrollTop - this.#box.clientHeight < NEAR;
+    return this.#follow.follows;
   }
 
-  toEnd() {
-    this.#box.scrollTop = this.#box.scrollHeight;
+  /** opened: what is shown has just been opened. */
+  toEnd(opened = false) {
+    this.#follow.toEnd({ opened });
   }
 }

@@ -3,6 +3,10 @@
 
 import { button, bytes, copyText, element, flash, numeral, percent } from "./dom.js";
 import { editForm } from "./edit.js";
+import { folded } from "./fold.js";
+import { later } from "./idle.js";
+import { rawButton } from "./raw.js";
+import { RepetitionWatch } from "./repeats.js";
 import { MarkdownStream } from "./stream.js";
 import { Trace, inWords } from "./trace.js";
 
@@ -13,7 +17,7 @@ const BLINK = 500; // milliseconds
  * depends on other messages.
  */
 export function questionView(message, actions) {
-  const body = element("div", { class: "body plain" }, message.content);
+  const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
   const files = element("ul", { class: "files" }, ...(message.files ?? []).map(fileView));
   files.hidden = !files.children.length;
   body.hidden = !message.content;
@@ -51,13 +55,15 @@ function fileView({ name, text }) {
   return element("li", {}, fold);
 }
 
-/** An answer, complete or being written. actions: {regenerate(), resume(), amend(text), remove(), versions, note}. */
+/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), versions, note}. */
 export class AnswerView {
   #actions;
   #body = element("div", { class: "body" });
   #thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
   #summary = element("summary", {}, "Reasoning");
   #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+  #repeats = element("div", { class: "repeats", role: "status", hidden: true });
+  #repeated = new RepetitionWatch();
   #outcome = element("p", { class: "outcome", hidden: true });
   #foot = element("footer", {});
   #stream;
@@ -71,6 +77,7 @@ export class AnswerView {
       { class: "message answer", "aria-label": "Answer" },
       this.#reasoning,
       this.#body,
+      this.#repeats,
       this.#outcome,
       this.#foot,
       actions.note,
@@ -96,6 +103,17 @@ export class AnswerView {
   show(answer) {
     this.#showReasoning(answer);
     this.#stream.show();
+    this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
+  }
+
+  /** Say that the text repeats itself, where it can be stopped. */
+  #showRepetition(found) {
+    if (this.#repeats.hidden === !found) return;
+    this.#repeats.hidden = !found;
+    if (!found) return;
+    const part = found.part.trim().replace(/\s+/g, " ").slice(0, 60);
+    const stop = button("Stop", () => this.#actions.stop(), { "aria-label": "Stop the answer that repeats itself" });
+    this.#repeats.replaceChildren(element("p", {}, `The answer repeats itself: "${part}".`), stop);
   }
 
   #showReasoning(answer) {
@@ -113,8 +131,24 @@ export class AnswerView {
     this.element.remove();
   }
 
-  /** Show a complete message, or what there is of one. message: as it is stored. */
+  /**
+   * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
+   * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+   */
   end(message) {
+    if (this.#stream) return this.#end(message);
+    this.#body.textContent = message.content;
+    return later(this.element, () => {
+      try {
+        this.#end(message);
+      } catch {
+        // figures of a file that are none
+        this.#end({ role: "assistant", content: message.content, outcome: "Its figures cannot be read." });
+      }
+    });
+  }
+
+  #end(message) {
     const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
     if (!this.#stream) {
       this.begin(answer);
@@ -125,6 +159,7 @@ export class AnswerView {
       this.#summary.textContent = "Reasoning";
     }
     this.#stream.finish();
+    this.#repeats.hidden = true;
     clearInterval(this.#blinking);
     this.#body.classList.remove("writing", "blink");
     this.element.removeAttribute("aria-busy");
@@ -146,6 +181,7 @@ export class AnswerView {
     if (message.partial && (message.content || message.reasoning)) {
       tools.push(button("Continue", () => resume(), { class: "of-last" })); // of the last message, by the style sheet
     }
+    if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
     tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer" }));
     tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
     found.push(element("div", { class: "actions" }, ...tools));
