@@ -331,3 +331,37 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     ):  # fmt: skip
         given(page, tmp_path, bad)
         page.until(lambda said=said: said in page.notice)
+
+
+def test_presets_system_prompt_and_theme(page: Page) -> None:
+    page.press("Settings")
+    page.get("spinbutton", "Temperature").send_keys("0.33")
+    page.get("spinbutton", "Longest time").send_keys("2.5")
+    page.get("textbox", "Name of the preset").send_keys(HOSTILE.split("\n")[0])
+    page.press("Save as preset")
+    page.press("Server's defaults")
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == ""
+    page.js("const m = document.getElementById('preset'); m.dispatchEvent(new Event('change'))")
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == "0.33"
+    assert page.get("spinbutton", "Longest time").get_attribute("value") == "2.5"
+    page.get("textbox", "System prompt").send_keys("Be brief.")
+    page.js("document.getElementById('system-default').click()")
+    page.js(
+        "const m = document.getElementById('theme'); m.value = 'dark'; m.dispatchEvent(new Event('change'))"
+    )
+    page.press("Save")
+    dark = page.js("return getComputedStyle(document.body).backgroundColor")
+    page.ready()
+    assert page.js("return getComputedStyle(document.body).backgroundColor") == dark
+    note_requests(page)
+    page.ask("Hello", **written("Hi."))
+    (sent,) = page.js("return window.sent")
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["t_max_predict_ms"]) == (0.33, 2500)
+    page.press("Settings")
+    page.js(
+        "const m = document.getElementById('preset'); m.selectedIndex = 1; m.dispatchEvent(new Event('change'))"
+    )
+    page.press("Delete preset")
+    assert page.js("return document.getElementById('preset').length") == 1
+    assert page.js("return window.hacked") is None

@@ -14,9 +14,11 @@ import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
 import { currentSettings, setSpeculate } from "./settings.js";
+import { applyTheme } from "./theme.js";
 import { migrate } from "./transfer.js";
 import * as unfinished from "./unfinished.js";
 
+applyTheme();
 setUpDialogs();
 onKeyNeeded(askForKey);
 const panel = new Panel();
