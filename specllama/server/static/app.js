@@ -98,7 +98,14 @@ setUpAttachments({
   input: byId("attach-file"),
   area: byId("question"),
   zone: document.querySelector("main"),
-  add: (file) => drafts.attach(file),
+  add(file) {
+    drafts.attach(file);
+    const tokens = Math.round(file.text.length / 4); // about, of English
+    if (models.contextLength && tokens > models.contextLength) {
+      const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
+      say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
+    }
+  },
   refused: say,
 });
 onMove((id) => chat.open(id).catch(failed));
@@ -142,12 +149,14 @@ setUpLayout();
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
 async function connect() {
+  let waited = false;
   for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
     try {
       await models.refresh();
-      say("");
+      if (waited) say("");
       return;
     } catch (error) {
+      waited = true;
       failed(error);
       if (!error.retry) return;
       await new Promise((resolve) => setTimeout(resolve, wait));

@@ -1,15 +1,18 @@
 // The menu of models, and what the server says about the one that is chosen.
 
 import { json } from "./api.js";
-import { announce, byId, element } from "./dom.js";
+import { announce, byId, copyText, element } from "./dom.js";
+import { say } from "./notice.js";
 
 const POLL = 500; // milliseconds between looks at a load
+const PULL_POLL = 3000; // at the disk, for a model that somebody fetches
 
 /** props: of the chosen model, null before they are known. changed(): called when they are. */
 export class Models {
   props = null;
   problem = ""; // why the chosen model cannot be used, as a sentence
   #listed = [];
+  #used = ""; // the model of which props are
   #changed;
   #failed;
 
@@ -49,9 +52,8 @@ export class Models {
     const menu = byId("model");
     const chosen = menu.value || this.#listed[0]?.id;
     const options = this.#listed.map(({ id, status }) => {
-      const there = status.value !== "not downloaded";
       const note = { loaded: "", unloaded: " · on disk", loading: " · loading" }[status.value] ?? " · not downloaded";
-      return element("option", { value: id, disabled: !there, title: status.pull ?? null }, `${id}${note}`);
+      return element("option", { value: id, title: status.pull ?? null }, `${id}${note}`);
     });
     menu.replaceChildren(...options);
     menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
@@ -63,6 +65,10 @@ export class Models {
 
   async #choose() {
     const name = this.name;
+    if (this.#status()?.pull) {
+      byId("model").value = this.#used;
+      return this.#explainPull(name, this.#listed.find(({ id }) => id === name).status.pull);
+    }
     this.#forget("");
     try {
       await this.#load(name);
@@ -72,6 +78,27 @@ export class Models {
       await this.#list().catch(() => {});
       throw error;
     }
+    return undefined;
+  }
+
+  /** Say how a model that is not on this disk gets there, and when it is. The page itself downloads nothing. */
+  async #explainPull(name, command) {
+    const text = `${name} is not on this disk. This command fetches it, and it is offered here then: ${command}`;
+    say(text, { "Copy the command": () => copyText(command) });
+    const shown = byId("notice").querySelector("p");
+    const there = () => this.#listed.some(({ id, status }) => id === name && !status.pull);
+    while (shown.textContent === text && !there()) {
+      await new Promise((resolve) => setTimeout(resolve, PULL_POLL));
+      await this.#list().catch(() => {});
+    }
+    if (shown.textContent !== text) return;
+    say(`${name} is on this disk now.`, {
+      "Use it": () => {
+        say("");
+        byId("model").value = name;
+        byId("model").dispatchEvent(new Event("change"));
+      },
+    });
   }
 
   /** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
@@ -114,6 +141,7 @@ export class Models {
     const name = this.name;
     const props = await json(`/props?model=${encodeURIComponent(name)}`);
     if (name !== this.name) return;
+    this.#used = name;
     this.props = props;
     this.problem = "";
     this.#changed();
