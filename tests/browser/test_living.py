@@ -13,7 +13,9 @@ from tests.support.browser import Page, needs_chromium
 
 pytestmark = needs_chromium()
 ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
-HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\n[x](javascript:hacked=1)'
+HOSTILE = (
+    '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\n[x](javascript:hacked=1)'
+)
 
 
 def written(text: str) -> dict[str, str]:

@@ -260,7 +260,9 @@ def test_a_key_of_other_letters(tmp_path: Path) -> None:
         page.open()
         page.get("textbox", "API key").send_keys("ключ", Keys.ENTER)
         page.until(lambda: "That key is wrong" in page.text_of("#key-wrong"))
-        n = page.js("return performance.getEntriesByType('resource').filter(e => !e.name.includes('/page/')).length")
+        n = page.js(
+            "return performance.getEntriesByType('resource').filter(e => !e.name.includes('/page/')).length"
+        )
         assert n < 8
         page.get("textbox", "API key").send_keys("schlüssel-ключ", Keys.ENTER)
         page.until(lambda: "of" in page.text_of("#context-text"))

@@ -177,12 +177,12 @@ export class AnswerView {
     const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
     copy.setAttribute("aria-label", "Copy the answer");
     const { regenerate, resume, remove, versions } = this.#actions;
-    const tools = [versions, copy, button("Regenerate", () => regenerate())];
+    const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
     if (message.partial && (message.content || message.reasoning)) {
-      tools.push(button("Continue", () => resume(), { class: "of-last" })); // of the last message, by the style sheet
+      tools.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
     }
     if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
-    tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer" }));
+    tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer", class: "when-idle" }));
     tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
     found.push(element("div", { class: "actions" }, ...tools));
     const about = aboutAnswer(message);

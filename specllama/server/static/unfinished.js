@@ -1,5 +1,6 @@
 // What was being written when the page was closed: kept at once, in small entries, and taken over by the next page.
 
+import { database } from "./database.js";
 import { keys, read, write } from "./storage.js";
 import { Conversation, checked, checkedHead, conversation, save } from "./store.js";
 
@@ -13,8 +14,10 @@ export function keepUnfinished(writings) {
   for (const writing of writings) {
     const { id, title, system, created, stored } = writing.conversation;
     const [question, message] = writing.last;
-    const head = { id, title, system, created };
-    write(PREFIX + id, JSON.stringify({ at: Date.now(), fresh: !stored, head, question, message }));
+    const found = { at: Date.now(), fresh: !stored, head: { id, title, system, created }, question, message };
+    if (write(PREFIX + id, JSON.stringify(found))) continue;
+    const short = question && { ...question, files: [] }; // there may be no room for them
+    write(PREFIX + id, JSON.stringify({ ...found, question: short }));
   }
 }
 
@@ -27,6 +30,7 @@ export const stored = ({ conversation: { id } }) => write(PREFIX + id, null);
  */
 export async function recovered() {
   const found = [];
+  if (!(await database())) return found; // they wait for a page that can store them
   for (const key of keys(PREFIX)) {
     await alone(key, async () => {
       const text = read(key);
@@ -71,6 +75,7 @@ async function recover({ at, fresh, head, question, message }) {
 function added(data, message, parent) {
   const there = data.get(message.id);
   if (!there) return data.add({ ...message, id: undefined }, data.get(parent) ? parent : null, data.leaf === parent);
+  if (there.role === "user") return there;
   if (message.content.length + message.reasoning.length >= there.content.length + there.reasoning.length) {
     const { id, parent: before, at } = there;
     Object.assign(there, message, { id, parent: before, at });
