@@ -304,7 +304,7 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     circle = [
         {"role": "user", "content": HOSTILE, "id": "a", "parent": "c", "at": 1},
         {"role": "assistant", "content": HOSTILE, "id": "b", "parent": "a", "at": 1, "figures": {"n": HOSTILE,
-         "rate": "x", "speedup": "y", "drafted": {}, "accepted": []}, "report": {"figures": 3, "timings": "t"}},
+         "rate": "x", "speedup": "y", "drafted": {}, "accepted": []}, "report": {"figures": 3, "timings": 1}},
         {"role": "user", "content": "c", "id": "c", "parent": "b", "at": "x", "files": [{"name": HOSTILE,
          "text": HOSTILE}, 3, {"name": 1}]},
         {"role": "assistant", "content": "end", "id": "d", "parent": "c", "trace": {"runs": [[1, {}, 3]],
@@ -362,7 +362,8 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
     assert (sent["temperature"], sent["t_max_predict_ms"]) == (0.33, 2500)
     page.press("Settings")
     page.js(
-        "const m = document.getElementById('preset'); m.selectedIndex = 1; m.dispatchEvent(new Event('change'))"
+        "const m = document.getElementById('preset'); m.selectedIndex = 1;"
+        "m.dispatchEvent(new Event('change'))"
     )
     page.press("Delete preset")
     assert page.js("return document.getElementById('preset').length") == 1
