@@ -165,16 +165,16 @@ def test_the_oldest_turns_are_left_out_when_somebody_says_so(page: Page) -> None
     assert page.js("return document.querySelectorAll('.message.out').length") > 0
     page.press("Include them")
     page.until(lambda: page.js("return document.querySelectorAll('.message.out').length") == 0)
-    page.complaints  # noqa: B018 - of the browser, about the status of the question that was too long
+    page.complaints  # noqa: B018 - the browser's line about the status
 
 
 @pytest.fixture
-def blocked(chat_server: Server, tmp_path: Path) -> Iterator[Page]:
+def blocked(chat_server: Server) -> Iterator[Page]:
     """A page in a browser that lets it store nothing."""
     with browser(chat_server.url) as page:
         source = (
             "for (const name of ['localStorage', 'sessionStorage', 'indexedDB'])"
-            "  Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } });"
+            "Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } });"
         )
         page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
         yield page

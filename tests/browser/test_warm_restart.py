@@ -1,4 +1,4 @@
-"""A conversation that goes on after a restart of the server: the page says how much of its prompt was kept."""
+"""A conversation that goes on after a restart of the server: the page says how much of it was kept."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 // The menu of models, and what the server says about the one that is chosen.
 
 import { json } from "./api.js";
-import { announce, byId, copyText, element } from "./dom.js";
+import { announce, byId, element } from "./dom.js";
 import { say } from "./notice.js";
+import { offerPull } from "./pulls.js";
 
 const POLL = 500; // milliseconds between looks at a load
-const PULL_POLL = 3000; // at the disk, for a model that somebody fetches
 
 /** props: of the chosen model, null before they are known. changed(): called when they are. */
 export class Models {
@@ -67,7 +67,7 @@ export class Models {
     const name = this.name;
     if (this.#status()?.pull) {
       byId("model").value = this.#used;
-      return this.#explainPull(name, this.#listed.find(({ id }) => id === name).status.pull);
+      return this.#offer(name, this.#listed.find(({ id }) => id === name).status.pull);
     }
     this.#forget("");
     try {
@@ -81,24 +81,18 @@ export class Models {
     return undefined;
   }
 
-  /** Say how a model that is not on this disk gets there, and when it is. The page itself downloads nothing. */
-  async #explainPull(name, command) {
-    const text = `${name} is not on this disk. This command fetches it, and it is offered here then: ${command}`;
-    say(text, { "Copy the command": () => copyText(command) });
-    const shown = byId("notice").querySelector("p");
-    const there = () => this.#listed.some(({ id, status }) => id === name && !status.pull);
-    while (shown.textContent === text && !there()) {
-      await new Promise((resolve) => setTimeout(resolve, PULL_POLL));
-      await this.#list().catch(() => {});
-    }
-    if (shown.textContent !== text) return;
-    say(`${name} is on this disk now.`, {
-      "Use it": () => {
-        say("");
-        byId("model").value = name;
-        byId("model").dispatchEvent(new Event("change"));
-      },
-    });
+  /** Offer to download a model that is not on this disk. */
+  async #offer(name, command) {
+    const status = async () => {
+      await this.#list();
+      return this.#listed.find(({ id }) => id === name)?.status;
+    };
+    const use = () => {
+      say("");
+      byId("model").value = name;
+      byId("model").dispatchEvent(new Event("change"));
+    };
+    await offerPull(name, command, { status, use });
   }
 
   /** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
