@@ -90,7 +90,9 @@ export function asked({ messages, system = "", model, settings = {}, speculation
   const { speculate = true, draft_max: max, ...sampling } = settings;
   return {
     ...(model ? { model } : {}),
-    messages: all.map(({ role, content }) => ({ role, content })),
+    messages: all.map(({ role, content, reasoning_content: thought }) => ({
+      role, content, ...(thought ? { reasoning_content: thought } : {}),
+    })),
     ...sampling,
     stream: true,
     stream_options: { include_usage: true },

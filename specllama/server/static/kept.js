@@ -5,17 +5,17 @@ import { Trace } from "./trace.js";
 
 /**
  * A complete answer, or what there is of one, as a message. failure: what ended it before its end, null for nothing.
- * settings: of its request.
+ * settings: of its request. size: tokens of the context, 0 where it is unknown.
  */
-export function messageOf(answer, failure, settings) {
+export function messageOf(answer, failure, settings = {}, size = 0) {
   const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
   const summed = figuresOf(answer);
   const cut = answer.finish === "length";
-  const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens);
+  const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens) && !(size && usage?.total_tokens < size - 1);
   let outcome = "";
   if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
   else if (full) outcome = "The context is full, which ended the answer.";
-  else if (cut) outcome = `The longest answer is set to ${settings.max_tokens} tokens.`;
+  else if (cut) outcome = `The longest answer is set to ${settings.max_tokens ?? answer.n} tokens.`;
   return {
     role: "assistant", content, reasoning,
     trace: { runs: trace.runs, rounds: trace.rounds },
@@ -23,6 +23,8 @@ export function messageOf(answer, failure, settings) {
     figures: summed,
     report: { figures, timings, summed },
     tokens: usage?.total_tokens ?? null,
+    prompt: usage?.prompt_tokens ?? null,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
     seed, outcome, full,
     partial: Boolean(failure) || cut,
     failed: Boolean(failure) && failure.name !== "AbortError",

@@ -52,9 +52,12 @@ export class Panel {
     );
   }
 
-  /** Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. */
-  describe(props, speculate) {
-    this.#state.textContent = props ? inWords(props, speculate) : "The model is loading.";
+  /**
+   * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
+   * model cannot be used.
+   */
+  describe(props, speculate, problem = "") {
+    this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
     this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
   }
 
