@@ -1,33 +1,6 @@
-// What the figures mean, shown where one points or goes with the keyboard. The terms are those of llama.cpp and of the
-// papers on speculative decoding.
+// Explanations of figures, shown where one points or goes with the keyboard.
 
 import { byId, element } from "./dom.js";
-
-const TEXTS = {
-  tokens: "Tokens: the pieces of words that the model writes; about four characters each in English.",
-  rate: "Tokens per second from the second token on; the first one is of the prompt.",
-  gain:
-    "Speed over plain decoding: tokens per second of this answer, over those of the model without drafts. That speed is " +
-    "taken from rounds without a draft in this answer or, where they are few, from a time measured before. It is too " +
-    "close to call where the 95 % interval holds 1.",
-  accepted:
-    "Acceptance rate: the share of verified draft tokens that the target chose too. Those that it did not choose are " +
-    "discarded; the text stays the target's.",
-  none: "No draft token was verified: each round wrote the target's one token, as plain decoding does.",
-  first: "Time to first token: from the request, with the wait for a slot and the evaluation of the prompt.",
-  prompt: "Prompt: tokens evaluated, and their speed. Those that were in the cache already are not evaluated again.",
-  rounds:
-    "Tokens a round: a round is one decode of the target, which verifies a draft and adds the target's own next token. " +
-    "Plain decoding writes 1; it is the most that speculation can gain.",
-  position:
-    "Of the draft tokens at a position, the share that was accepted. A token counts only if all before it were accepted, " +
-    "so later positions are accepted less often.",
-  time: "Verify: decodes of the target. Draft: proposing tokens. Sampling: choosing tokens from the logits. Other: the rest.",
-  curve:
-    "t(n): milliseconds of one decode of the target with n rows, one row a token. Verifying a draft pays where n rows cost " +
-    "little more than one.",
-  sources: "Which drafter proposed the tokens that were accepted. Target: tokens that the model chose without a draft.",
-};
 
 /** Have an element explain itself. names: of texts, separated by spaces. */
 export function explained(target, names) {
@@ -50,16 +23,18 @@ export function setUpExplanations() {
     shown = null;
     tip.hidden = true;
   };
-  const show = (target) => {
-    if (!target || target === shown) return;
+  const show = async (target) => {
+    if (target === shown) return;
     hide();
+    shown = target;
+    const { TEXTS } = await import("./explanations.js");
+    if (shown !== target) return;
     const texts = target.dataset.explain.split(" ").map((name) => TEXTS[name]).filter(Boolean);
     if (!texts.length) return;
     (target.closest("dialog[open]") ?? document.body).append(tip);
     tip.replaceChildren(...texts.map((text) => element("p", {}, text)));
     tip.hidden = false;
     target.setAttribute("aria-describedby", "explanation");
-    shown = target;
     const box = target.getBoundingClientRect();
     const above = box.top - tip.offsetHeight - 6;
     tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;

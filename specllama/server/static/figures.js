@@ -3,9 +3,15 @@
 
 import { element, numeral, percent } from "./dom.js";
 import { explained } from "./explain.js";
-import { verdictOf } from "./gain.js";
 
 const FROM = { run: "measured in this answer", stored: "measured before", compared: "of the same answer without drafts" };
+
+/** "faster", "slower", "alike" where the interval holds 1, or "unknown". */
+export function verdictOf(speedup, low, high) {
+  if (!Number.isFinite(speedup)) return "unknown";
+  if (low > 1) return "faster";
+  return high < 1 ? "slower" : "alike";
+}
 
 const number = (value) => (Number.isFinite(value) ? value : null);
 

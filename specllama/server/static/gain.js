@@ -1,5 +1,7 @@
 // How fast decoding with drafts was next to plain decoding, by the rules of specllama/core/gain.py: where the interval
-// holds 1 nobody was faster, and no round writes more than its tokens. Knows no elements and no server.
+// holds 1 nobody was faster, and no round writes more than its tokens. Knows no server.
+
+import { verdictOf } from "./figures.js";
 
 const AGREEMENT = Math.log(1.15); // log ratio of times that still agree
 const LEAST_ERROR = 0.02; // of any speed-up, as a log: runs of one prompt depend on each other
@@ -7,13 +9,6 @@ const ENOUGH = 0.03; // half width of an interval, as a log, that more pairs nee
 export const LEAST_PAIRS = 3;
 // 97.5 % quantiles of Student's t distribution by degrees of freedom
 const STUDENT = [Infinity, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
-
-/** "faster", "slower", "alike" where the interval holds 1, or "unknown". */
-export function verdictOf(speedup, low, high) {
-  if (!Number.isFinite(speedup)) return "unknown";
-  if (low > 1) return "faster";
-  return high < 1 ? "slower" : "alike";
-}
 
 /**
  * The speed-up of pairs of runs: its geometric mean and 95 % interval, from [plain, with drafts] tokens per second

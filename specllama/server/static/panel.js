@@ -1,6 +1,5 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
-import { bars, lines } from "./charts.js";
 import { button, byId, bytes, duration, element, numeral, percent } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
@@ -14,7 +13,6 @@ const WORDS = {
   memory: "copied from earlier answers",
   grammar: "forced by the grammar",
 };
-const WIDTH = 380; // of charts
 const AGREEMENT = 1.15; // of a speed-up and the tokens a round
 const EVERY = 250; // milliseconds between two drawings while an answer is written
 
@@ -24,9 +22,8 @@ export class Panel {
   #tiles = element("dl", { class: "tiles" });
   #reason = element("p", { class: "hint" });
   #sources = element("ul", { class: "sources" });
-  #accepted = element("div", {});
-  #times = element("div", {});
-  #curve = element("div", {});
+  #charts = element("div", {});
+  #latest = null; // what the charts show
 
   /** gain(): opens the card. */
   constructor(gain) {
@@ -46,9 +43,7 @@ export class Panel {
       button("What does it gain here?", gain, { class: "gain" }),
       element("label", { class: "switch" }, box, " Show where tokens came from"),
       this.#sources,
-      this.#accepted,
-      this.#times,
-      this.#curve,
+      this.#charts,
     );
   }
 
@@ -69,9 +64,14 @@ export class Panel {
     this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
     this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
     this.#sources.replaceChildren(...sources(answer));
-    this.#accepted.replaceChildren(...accepted(answer));
-    this.#times.replaceChildren(...times(answer));
-    this.#curve.replaceChildren(...curve(props, answer));
+    this.#draw(answer, props);
+  }
+
+  /** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
+  async #draw(answer, props, before = null) {
+    const own = (this.#latest = {});
+    const { charts } = await import("./panel_charts.js");
+    if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
   }
 
   /** Show what is known without an answer. */
@@ -80,9 +80,7 @@ export class Panel {
     this.#tiles.replaceChildren();
     this.#reason.textContent = "";
     this.#sources.replaceChildren();
-    this.#accepted.replaceChildren(none);
-    this.#times.replaceChildren();
-    this.#curve.replaceChildren(...curve(props, null));
+    this.#draw(null, props, none);
   }
 }
 
@@ -174,46 +172,4 @@ function sources(answer) {
       element("span", {}, `${percent(n / all)} of the text, ${WORDS[source] ?? "another drafter"}`),
     ),
   );
-}
-
-function accepted(answer) {
-  let rates = answer.before ? null : answer.figures?.accept_by_position;
-  if (!rates) {
-    const n = Math.max(...answer.traces.map(({ reached }) => reached.length));
-    const sum = (what, j) => answer.traces.reduce((all, trace) => all + (trace[what][j] ?? 0), 0);
-    rates = Array.from({ length: n }, (_, j) => sum("kept", j) / sum("reached", j));
-  }
-  if (!rates.length) return [];
-  const series = [["accepted", rates.map((rate, j) => [j + 1, rate])]];
-  const title = `Share of draft tokens accepted, by position: ${rates.map(percent).join(", ")}`;
-  return [element("h3", {}, term("Accepted by position in the draft", "position")), lines({ series, title, x_name: "position", percent: true, width: WIDTH })];
-}
-
-function times(answer) {
-  const seconds = answer.figures?.seconds;
-  const all = seconds ? Object.values(seconds).reduce((sum, value) => sum + value, 0) : 0;
-  if (!all) return [];
-  const shares = Object.entries(seconds).map(([name, value]) => [name, value / all]);
-  const title = `Where the time went: ${shares.map(([name, value]) => `${name} ${percent(value)}`).join(", ")}`;
-  return [element("h3", {}, term("Where the time went", "time")), bars({ rows: [["", shares]], title, width: WIDTH })];
-}
-
-function curve(props, answer) {
-  const known = new Map(props?.speculation.decode_seconds ?? []);
-  const used = Object.entries(answer?.figures?.decodes ?? {}).map(([rows, [count]]) => [Number(rows), count]);
-  for (const [rows, [count, seconds]] of Object.entries(answer?.figures?.decodes ?? {})) {
-    if (!known.has(Number(rows)) && count) known.set(Number(rows), seconds / count);
-  }
-  const points = [...known].sort((a, b) => a[0] - b[0]).map(([rows, seconds]) => [rows, 1000 * seconds]);
-  if (points.length < 2) return [];
-  const marks = used.map(([rows, count]) => [rows, `${rows} rows: ${count} decodes of this answer`]);
-  const title = `Milliseconds of a decode by its rows: ${points.map(([n, ms]) => `${n}: ${numeral(ms)}`).join(", ")}`;
-  const note = used.length
-    ? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count}×)`).join(", ")}.`
-    : "";
-  return [
-    element("h3", {}, term("Time of a decode by its rows, t(n)", "curve")),
-    lines({ series: [["ms", points]], title, x_name: "rows", y_name: "ms", marks, width: WIDTH }),
-    element("p", { class: "hint" }, `Drafts pay where more rows cost little more than one. ${note}`),
-  ];
 }

@@ -3,8 +3,10 @@
 
 import { openDialog } from "./dialog.js";
 import { button, element } from "./dom.js";
+import { loadStyle } from "./styles.js";
 import { inWords } from "./trace.js";
 
+loadStyle("exhibit.css");
 const GUESS = 130; // milliseconds between tokens of a draft
 const VERIFY = 650; // while the target decodes, and while what is wrong is shown
 const NEXT = 550;

@@ -9,7 +9,9 @@ import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
 import { deviceInWords, draftNames } from "./panel.js";
 import { results, share } from "./results.js";
+import { loadStyle } from "./styles.js";
 
+loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const MOST_PAIRS = 9;
 const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval

@@ -33,7 +33,7 @@ const random = () => btoa(String.fromCharCode(...crypto.getRandomValues(new Uint
 /** What a run shows, and nothing else. */
 const shownRun = ({ parts, times, seconds }) => ({ parts, times, seconds });
 
-/** The file. code: of exhibit.js; style: speculation.css; results: as in results.js. */
+/** The file. code: of exhibit.js; style: exhibit.css; results: as in results.js. */
 export function sharedFile(code, style, { race, card }) {
   const nonce = random();
   const shown = race && {
@@ -66,7 +66,7 @@ const textOf = async (name) => (await fetch(new URL(name, import.meta.url))).tex
 /** Save what was measured on this page as a file. */
 export async function saveShared(results) {
   try {
-    const [code, style] = await Promise.all([textOf("exhibit.js"), textOf("speculation.css")]);
+    const [code, style] = await Promise.all([textOf("exhibit.js"), textOf("exhibit.css")]);
     const blob = new Blob([sharedFile(code, style, results)], { type: "text/html" });
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
