@@ -241,6 +241,7 @@ class RequestIntake:
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)
             output.progress, output.show_prompt = message.progress, message.show_prompt
+            output.show_rejected = message.show_rejected
             self._running.append(output)
             self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag))
 

@@ -133,9 +133,7 @@ class Page:
 
     @property
     def stored(self) -> list[dict[str, Any]]:
-        """The conversations in the browser's storage. messages: those that are shown, in order; all: each by its
-        id.
-        """
+        """The conversations in the browser's storage. messages: the shown ones, in order; all: by id."""
         found: list[dict[str, Any]] = self.driver.execute_async_script(_STORED)
         for one in found:
             one["all"] = {message["id"]: message for message in one["all"]}

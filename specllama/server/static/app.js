@@ -7,6 +7,7 @@ import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { button, byId, bytes, element } from "./dom.js";
 import { Drafts } from "./drafts.js";
+import { setUpExplanations } from "./explain.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
@@ -14,12 +15,19 @@ import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
 import { currentSettings, setSpeculate } from "./settings.js";
+import { applyTheme } from "./theme.js";
 import { migrate } from "./transfer.js";
 import * as unfinished from "./unfinished.js";
 
+applyTheme();
 setUpDialogs();
+setUpExplanations();
 onKeyNeeded(askForKey);
-const panel = new Panel();
+const gain = async () => {
+  const { openCard } = await import("./card.js");
+  openCard({ model: models.name, props: models.props });
+};
+const panel = new Panel(gain);
 const models = new Models(() => chat.describe(), failed);
 const drafts = new Drafts(byId("question"), showDraft);
 const chat = new Chat(models, panel, moved);
@@ -96,7 +104,14 @@ setUpAttachments({
   input: byId("attach-file"),
   area: byId("question"),
   zone: document.querySelector("main"),
-  add: (file) => drafts.attach(file),
+  add(file) {
+    drafts.attach(file);
+    const tokens = Math.round(file.text.length / 4); // about, of English
+    if (models.contextLength && tokens > models.contextLength) {
+      const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
+      say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
+    }
+  },
   refused: say,
 });
 onMove((id) => chat.open(id).catch(failed));
@@ -128,9 +143,10 @@ opens("open-race", async () => {
   const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
-  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
+  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 setUpLayout();
+(globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => {
   render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
@@ -140,12 +156,14 @@ setUpLayout();
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
 async function connect() {
+  let waited = false;
   for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
     try {
       await models.refresh();
-      say("");
+      if (waited) say("");
       return;
     } catch (error) {
+      waited = true;
       failed(error);
       if (!error.retry) return;
       await new Promise((resolve) => setTimeout(resolve, wait));
@@ -154,12 +172,18 @@ async function connect() {
   }
 }
 
-/** Show the conversation of the address, and have the answers go on that ended when the page was closed. */
+/** Have the answers go on that ended when their page was closed. */
+async function goOn() {
+  for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
+}
+
 async function begin() {
   await migrate().catch(failed);
   const open = await unfinished.recovered().catch(() => []);
   await chat.open(addressed());
   await connect();
   for (const one of open) chat.goOn(one).catch(failed);
+  unfinished.onUnfinished(goOn);
+  await goOn();
 }
 begin().catch(failed);

@@ -1,18 +1,18 @@
 // The conversation at hand: asking, following its answer, stopping, editing, versions, going on after a failure.
 // Answers of other conversations go on meanwhile.
 
-import { recovered } from "./api.js";
 import { announce, byId } from "./dom.js";
+import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
 import { leaveOut } from "./leaveout.js";
 import { Log } from "./log.js";
 import { say, showContext } from "./notice.js";
 import { Pace } from "./pace.js";
+import { keep, sayDeleted } from "./saving.js";
 import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
-import { exported, fileName, download } from "./transfer.js";
-import { keepUnfinished } from "./unfinished.js";
+import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
 export class Chat {
@@ -24,7 +24,7 @@ export class Chat {
   #data;
   #log;
   #writings = new Map(); // by the id of their conversation
-  #waiting = null; // AbortController while the engine is awaited
+  #ending;
   #opening = 0;
   #left = false; // whether the page is being closed
 
@@ -43,6 +43,11 @@ export class Chat {
       remove: (message) => this.#remove(message),
       include: () => this.#include(),
       stop: () => this.stop(),
+    });
+    this.#ending = new Ending(models, {
+      ask: (question, before) => this.#write(question, before),
+      resume: () => this.resume(),
+      makeRoom: (again) => this.#makeRoom(again),
     });
     store.onChange((id) => this.#changedElsewhere(id));
     addEventListener("pagehide", () => {
@@ -76,7 +81,7 @@ export class Chat {
   /** Show a conversation; without an id, a new one. Answers that are being written go on. */
   async open(id = "") {
     const turn = (this.#opening += 1);
-    this.#waiting?.abort();
+    this.#ending.stop();
     const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
     if (turn !== this.#opening) return;
     if (this.#writing) this.#hide(this.#writing);
@@ -90,6 +95,7 @@ export class Chat {
   }
 
   #show() {
+    document.title = this.#data.title ? `${this.#data.title} – specllama` : "specllama";
     this.#log.show(this.#data, this.#writing);
     this.#list.show(this.#data.id, this.writing);
     this.#buttons();
@@ -167,8 +173,7 @@ export class Chat {
   /** End the answer that is being written, and waiting for the engine. */
   stop() {
     this.#writing?.stop();
-    this.#waiting?.abort();
-    this.#waiting = null;
+    this.#ending.stop();
   }
 
   /** Stop, and wait until what there is of the answer is in the conversation. */
@@ -190,6 +195,7 @@ export class Chat {
     const data = open ?? (await store.conversation(id));
     data?.set({ title });
     if (data) await this.#save(data);
+    if (data === this.#data) this.#show();
   }
 
   /** Store the conversation after a change of its system prompt. */
@@ -279,6 +285,8 @@ export class Chat {
     const { conversation: data, answer, message } = writing;
     writing.pace.end();
     if (this.#left) return;
+    const lost = failure?.code === "unreachable"; // perhaps because the page is being closed
+    if (lost) keepUnfinished([writing]);
     if (this.#writings.get(data.id) === writing) this.#writings.delete(data.id);
     if (!failure) {
       this.session.answers += 1;
@@ -293,65 +301,15 @@ export class Chat {
       if (follows) this.#toEnd();
     }
     await this.#save(data);
+    if (lost) stored(writing);
     if (!shown || data !== this.#data) return;
-    if (failure) this.#say(writing, failure);
-    else this.#done(writing);
-  }
-
-  #done({ answer, message, conversation }) {
-    announce(`The answer is complete, ${answer.n} tokens.`);
-    if (message?.full && conversation.last === message) {
-      const again = () => this.#makeRoom(() => this.resume());
-      say("The context is full, which ended the answer. Nothing is left out of it unless you say so.", {
-        "Leave out the oldest turns and continue": again,
-      });
-    } else this.#models.update().catch(() => {});
-  }
-
-  /** Say what ended an answer; where the engine or the server is gone, wait for it. */
-  async #say({ question, before, message }, problem) {
-    const empty = !message || message === before;
-    const ask = () => this.#write(question, before);
-    if (problem.name === "AbortError") {
-      if (empty && !before) say("Stopped before the first token.", { "Ask again": ask });
-      return;
-    }
-    const actions = empty ? { "Try again": ask } : {};
-    if (problem.full) actions["Leave out the oldest turns"] = () => this.#makeRoom(ask);
-    say(`${problem.message} ${problem.todo}`, actions);
-    if (!problem.retry || ![0, 503].includes(problem.status)) return;
-    const waiting = new AbortController();
-    this.#waiting = waiting;
-    await recovered((why) => say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
-    if (waiting.signal.aborted) return;
-    this.#waiting = null;
-    await this.#models.refresh().catch(() => {});
-    if (waiting.signal.aborted) return;
-    say("The engine is back.", empty ? { "Try again": ask } : { "Continue the answer": () => this.resume() });
+    if (failure) await this.#ending.failed(writing, failure);
+    else this.#ending.complete(writing);
   }
 
   async #save(data) {
-    try {
-      if (!(await store.save(data)) && data === this.#data) this.#deletedElsewhere(data);
-      else if (store.whyNotKept() && !byId("notice").textContent.trim()) say(store.whyNotKept(), this.#exports(data));
-    } catch (error) {
-      say(`${error.message} What is new here is lost when the page is closed: export it, or delete conversations.`, this.#exports(data));
-    }
+    await keep(data, data === this.#data);
     this.#list.show(this.#data.id, this.writing);
-  }
-
-  #exports(data) {
-    return { "Export this conversation": () => download(fileName(data, "json"), exported(data)) };
-  }
-
-  #deletedElsewhere(data) {
-    say("This conversation has been deleted in another tab.", {
-      "Keep it": async () => {
-        store.revive(data);
-        say("");
-        await this.#save(data);
-      },
-    });
   }
 
   async #changedElsewhere(id) {
@@ -364,7 +322,7 @@ export class Chat {
           const follows = this.#log.nearEnd;
           this.#show();
           if (follows) this.#toEnd();
-        } else this.#deletedElsewhere(data);
+        } else sayDeleted(data);
       }
     }
     this.#list.show(this.#data.id, this.writing);

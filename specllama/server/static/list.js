@@ -71,7 +71,9 @@ export class ConversationList {
         "div",
         { class: "actions" },
         button("Rename", () => this.#rename(one, item)),
-        button("Export", () => read((data) => download(fileName(data, "json"), exported(data)))),
+        button("Export", () => read((data) => download(fileName(data, "json"), exported(data))), {
+          "aria-label": `Export ${one.title || "Untitled"}`,
+        }),
         button("As Markdown", () => read((data) => download(fileName(data, "md"), asMarkdown(data), "text/markdown"))),
       ),
     );

@@ -2,6 +2,8 @@
 
 import { json } from "./api.js";
 import { announce, byId, element } from "./dom.js";
+import { say } from "./notice.js";
+import { offerPull } from "./pulls.js";
 
 const POLL = 500; // milliseconds between looks at a load
 
@@ -10,6 +12,7 @@ export class Models {
   props = null;
   problem = ""; // why the chosen model cannot be used, as a sentence
   #listed = [];
+  #used = ""; // the model of which props are
   #changed;
   #failed;
 
@@ -49,9 +52,8 @@ export class Models {
     const menu = byId("model");
     const chosen = menu.value || this.#listed[0]?.id;
     const options = this.#listed.map(({ id, status }) => {
-      const there = status.value !== "not downloaded";
       const note = { loaded: "", unloaded: " · on disk", loading: " · loading" }[status.value] ?? " · not downloaded";
-      return element("option", { value: id, disabled: !there, title: status.pull ?? null }, `${id}${note}`);
+      return element("option", { value: id, title: status.pull ?? null }, `${id}${note}`);
     });
     menu.replaceChildren(...options);
     menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
@@ -63,6 +65,10 @@ export class Models {
 
   async #choose() {
     const name = this.name;
+    if (this.#status()?.pull) {
+      byId("model").value = this.#used;
+      return this.#offer(name, this.#listed.find(({ id }) => id === name).status.pull);
+    }
     this.#forget("");
     try {
       await this.#load(name);
@@ -72,6 +78,21 @@ export class Models {
       await this.#list().catch(() => {});
       throw error;
     }
+    return undefined;
+  }
+
+  /** Offer to download a model that is not on this disk. */
+  async #offer(name, command) {
+    const status = async () => {
+      await this.#list();
+      return this.#listed.find(({ id }) => id === name)?.status;
+    };
+    const use = () => {
+      say("");
+      byId("model").value = name;
+      byId("model").dispatchEvent(new Event("change"));
+    };
+    await offerPull(name, command, { status, use });
   }
 
   /** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
@@ -114,6 +135,7 @@ export class Models {
     const name = this.name;
     const props = await json(`/props?model=${encodeURIComponent(name)}`);
     if (name !== this.name) return;
+    this.#used = name;
     this.props = props;
     this.problem = "";
     this.#changed();

@@ -1,8 +1,9 @@
 // The dialog of settings: a field for each sampling parameter of the server's own list, with its range and default.
 
+import { answerFields, forNewOnes, presetRow, themeField } from "./answering.js";
 import { closeDialog, openDialog } from "./dialog.js";
 import { button, element } from "./dom.js";
-import { currentSettings, saveSampling } from "./settings.js";
+import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settings.js";
 
 const SAFE = Number.MAX_SAFE_INTEGER; // larger whole numbers would be sent as others
 const LABELS = {
@@ -39,20 +40,27 @@ function shownDefault({ name }, value) {
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : "";
 }
 
-/** A field: {name, row, input, value()}, whose value is undefined where nothing is set. */
+/** A field: {name, row, read(), set(value), clear()}, whose value is undefined where nothing is set. */
 function fieldOf(parameter, value, standard) {
   const { name, type, minimum: min, maximum: max } = parameter;
   const shared = { id: `set-${name}`, "aria-describedby": `hint-${name} help-${name}` };
   const shown = shownDefault(parameter, standard);
   let input;
   let read;
+  let set = (next) => {
+    input.value = next === undefined ? "" : String(next);
+  };
   if (type === "boolean") {
     input = element("input", { ...shared, type: "checkbox" });
-    input.checked = value === true;
+    set = (next) => {
+      input.checked = next === true;
+    };
     read = () => input.checked || undefined;
   } else if (parameter.many) {
     input = element("textarea", { ...shared, rows: 2, placeholder: "none" });
-    input.value = (value ?? []).join("\n");
+    set = (next) => {
+      input.value = (Array.isArray(next) ? next : []).join("\n");
+    };
     read = () => {
       const lines = input.value.split("\n").filter(Boolean);
       return lines.length ? lines : undefined;
@@ -61,7 +69,6 @@ function fieldOf(parameter, value, standard) {
     // Any value in the range, in steps of whole numbers where it must be one: the arrow keys go by tenths elsewhere.
     const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
     input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
-    if (value !== undefined) input.value = String(value);
     read = () => (input.value === "" ? undefined : Number(input.value));
   }
   const row = element(
@@ -72,11 +79,8 @@ function fieldOf(parameter, value, standard) {
     element("span", { class: "hint", id: `hint-${name}` }, shown ? `default ${shown}` : ""),
     element("span", { id: `help-${name}`, hidden: true }, HELP[name] ?? parameter.description),
   );
-  const clear = () => {
-    if (type === "boolean") input.checked = false;
-    else input.value = "";
-  };
-  return { name, row, read, clear };
+  set(value);
+  return { name, row, read, set, clear: () => set() };
 }
 
 /** Show what a field does while one points at it or is in it. */
@@ -107,11 +111,15 @@ export function openSettings(props, conversation, saved) {
   const system = element("textarea", { id: "system", rows: 4, placeholder: "none", dir: "auto" });
   system.value = conversation.system;
   const parameters = props ? [...props.sampling_parameters, { ...DRAFT, maximum: props.speculation.longest_draft ?? 64 }] : [];
-  const fields = parameters.map((parameter) => fieldOf(parameter, stored[parameter.name], defaults[parameter.name]));
+  const sampling = parameters.map((parameter) => fieldOf(parameter, stored[parameter.name], defaults[parameter.name]));
+  const fields = props ? [...answerFields(props, stored), ...sampling] : [];
+  const always = forNewOnes(system.value !== "" && newSystem() === system.value);
   const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
   const submit = (event) => {
     event.preventDefault();
     if (props) saveSampling(Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined)));
+    if (always.box.checked) setNewSystem(system.value);
+    else if (newSystem() === conversation.system) setNewSystem("");
     conversation.system = system.value;
     saved();
     closeDialog();
@@ -125,8 +133,12 @@ export function openSettings(props, conversation, saved) {
       { class: "settings", on: { submit } },
       element("label", { for: "system" }, "System prompt of this conversation"),
       system,
+      always.row,
       element("h3", {}, "Answers"),
+      props && presetRow(fields),
       props ? rows : element("p", { class: "hint" }, "The other settings are shown when the model is in memory."),
+      element("h3", {}, "Page"),
+      themeField(),
       element(
         "div",
         { class: "foot" },

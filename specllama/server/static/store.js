@@ -11,6 +11,11 @@ export { Conversation } from "./tree.js";
 const SETTINGS = "specllama.settings";
 const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
 const erased = new Set(); // by this tab
+const unsaved = new Map(); // conversations with changes that could not be stored, by their ids
+
+addEventListener("beforeunload", (event) => {
+  if (unsaved.size) event.preventDefault();
+});
 
 const text = (value) => (typeof value === "string" ? value : "");
 const number = (value) => (Number.isFinite(value) ? value : 0);
@@ -64,7 +69,8 @@ export function checkedHead(data) {
 
 /** {id, title, changed} of all conversations, the one changed last first. */
 export async function titles() {
-  const found = (await database.heads()).map(checkedHead);
+  const stored = (await database.heads()).map(checkedHead).filter(({ id }) => !unsaved.has(id));
+  const found = [...stored, ...unsaved.values()];
   return found.sort((a, b) => b.changed - a.changed);
 }
 
@@ -73,8 +79,12 @@ async function read(id) {
   return found && [{ ...checkedHead(found[0]), id }, found[1].map(checked).filter(Boolean)];
 }
 
+/** The conversations with changes that could not be stored. */
+export const notStored = () => [...unsaved.values()];
+
 /** A conversation; null without it. */
 export async function conversation(id) {
+  if (unsaved.has(id)) return unsaved.get(id);
   const found = await read(id);
   return found && Object.assign(new Conversation(...found), { stored: true });
 }
@@ -100,8 +110,10 @@ export async function save(data, changed = Date.now()) {
     there = await database.change(data.id, changes);
   } catch (error) {
     data.giveBack(changes);
+    unsaved.set(data.id, data);
     throw error;
   }
+  unsaved.delete(data.id);
   if (there) {
     data.stored = true;
     channel?.postMessage(data.id);
@@ -117,6 +129,7 @@ export function revive(data) {
 
 export async function remove(id) {
   erased.add(id);
+  unsaved.delete(id);
   await database.erase(id);
   write(`specllama.unfinished.${id}`, null);
   channel?.postMessage(id);

@@ -1,9 +1,9 @@
 // Conversations as files: export of one or all, import of any, and what older versions of the page have stored.
 
-import { eachMessage, heads } from "./database.js";
+import { database, eachMessage, heads } from "./database.js";
 import { element } from "./dom.js";
 import { keys, read, write } from "./storage.js";
-import { Conversation, checked, checkedHead, conversation, save } from "./store.js";
+import { Conversation, checked, checkedHead, conversation, notStored, save } from "./store.js";
 import { newId } from "./tree.js";
 
 const FORMAT = "specllama.conversations";
@@ -25,7 +25,10 @@ export async function exportedAll() {
     if (!messages.has(one.conversation)) messages.set(one.conversation, []);
     messages.get(one.conversation).push(checked(one));
   });
-  const found = (await heads()).map((head) => new Conversation(checkedHead(head), (messages.get(head.id) ?? []).filter(Boolean)));
+  const other = new Map(notStored().map((data) => [data.id, data]));
+  const stored = (await heads()).filter(({ id }) => !other.has(id));
+  const found = stored.map((head) => new Conversation(checkedHead(head), (messages.get(head.id) ?? []).filter(Boolean)));
+  found.push(...other.values());
   return file(found.sort((a, b) => b.changed - a.changed).map(record));
 }
 
@@ -121,8 +124,8 @@ export async function migrate() {
     }
     if (!found) continue;
     if (await conversation(found.id)) found.id = newId();
-    const { changed } = found;
-    await save(found, changed);
+    await save(found, found.changed);
+    if (!(await database())) continue; // it is in memory only, and would be lost
     write(key, null);
     write(OLD_TITLE + key.slice(OLD.length), null);
   }

@@ -184,6 +184,7 @@ export class Conversation {
     const gone = this.#drop;
     const known = new Map(messages.filter(({ id }) => !mine.has(id) && !gone.has(id)).map((one) => [one.id, one]));
     for (const one of own) known.set(one.id, one);
+    for (const [id, one] of known) if (isSame(this.#all.get(id), one)) known.set(id, this.#all.get(id));
     const path = this.messages.map(({ id }) => id);
     const shown = path.findLast((id) => known.has(id)) ?? null;
     const { title, system } = { ...head, ...this.#patch };
@@ -198,6 +199,11 @@ export class Conversation {
     return false;
   }
 }
+
+const COMPARED = ["content", "reasoning", "outcome", "writing", "parent", "at", "out", "model", "partial"];
+
+/** Whether what is shown of a message is the same. */
+const isSame = (one, other) => one !== undefined && COMPARED.every((name) => one[name] === other[name]);
 
 /** Make those messages that follow themselves the first ones. */
 function breakCircles(all) {
