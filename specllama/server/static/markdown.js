@@ -6,6 +6,7 @@ import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { addLines, codeHead } from "./code.js";
 import { element } from "./dom.js";
+import { boxed } from "./tables.js";
 import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
@@ -160,11 +161,7 @@ export function furnish(root) {
     pre.setAttribute("aria-label", language);
     box.append(pre);
   }
-  for (const table of root.querySelectorAll("table")) {
-    const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" });
-    table.replaceWith(box);
-    box.append(table);
-  }
+  for (const table of root.querySelectorAll("table")) boxed(table);
   for (const link of root.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
