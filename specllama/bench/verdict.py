@@ -49,11 +49,15 @@ def verdict(s: BenchSummary, off: str = "") -> str:
     return text
 
 
-def advice(s: BenchSummary, off: str = "") -> str:
-    """What to do, in one or two sentences. off: as for `verdict`."""
+def advice(s: BenchSummary, off: str = "", busy: bool = False) -> str:
+    """What to do, in one or two sentences. off: as for `verdict`. busy: whether other programs disturbed the
+    figures, which then give no advice.
+    """
     auto = s.total.cells.get(AUTO)
     if off:
         text = "name a draft with -md to compare; specllama models show MODEL lists those that fit."
+    elif busy:
+        text = "measure again on an idle machine before changing anything."
     elif auto is None or auto.speedup is None or s.total.best is None:
         text = "let it run to the end, or measure longer answers with -n."
     elif nothing_pays(s):

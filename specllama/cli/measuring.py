@@ -56,7 +56,7 @@ def warn_if_busy() -> None:
     """Warn where other programs use all processors, by the processes that waited in the last minute."""
     with contextlib.suppress(AttributeError, OSError):
         if (load := os.getloadavg()[0]) >= (os.cpu_count() or 1):
-            console.warning(f"other programs keep the machine busy (load {load:.1f}): figures will be off")
+            console.warning(f"other programs keep the machine busy (load {load:.1f}): figures may be off")
 
 
 def now() -> str:

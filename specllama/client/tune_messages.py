@@ -17,7 +17,7 @@ class Tune:
 
     prompts: (workload, text) each, through the chat template unless raw. drafts: those to compare; the
     target's own file stands for the head inside it. n_tokens: most of a text, None for as many as there is
-    time for.
+    time for. ignore_load: whether figures count as undisturbed whatever else runs.
     """
 
     id: int
@@ -26,6 +26,7 @@ class Tune:
     n_tokens: int | None = None
     raw: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
+    ignore_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class TimedWidth:
 @dataclass(frozen=True, slots=True)
 class TimedCurve:
     """Decodes after a text of n_ids. left_out: rows that there was no time or room for. spread: of decodes of
-    one row, see timing.py; None without any.
+    one row, see timing.py; None without any. disturbed: whether other programs changed the times; these are
+    not stored.
     """
 
     n_ids: int
@@ -75,6 +77,7 @@ class TimedCurve:
     left_out: list[int]
     complete: bool
     spread: float | None
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class TimedThreads:
 class ThreadsComparison:
     """used, used_batch: threads in use for one row and for more. rows: of the wide decode. fastest, gain: the
     best number and how many times as fast it is, None where too little was timed; clear: by more than chance.
+    disturbed: whether other programs changed the times.
     """
 
     used: int
@@ -99,6 +103,7 @@ class ThreadsComparison:
     fastest: int | None
     gain: float | None
     clear: bool
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

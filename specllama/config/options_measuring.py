@@ -136,6 +136,12 @@ TUNING = table(
         "N",
     ),
     row("no_store", "--no-store", bool, "show the measurements, store nothing"),
+    row(
+        "ignore_load",
+        "--ignore-load",
+        bool,
+        "store the figures and give advice even where other programs disturbed them",
+    ),
     row("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     stored=False,
 )

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,20 @@ class Store:
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".broken"))
             return {}
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold off other processes that read and write under this lock; where there can be none, or after a
+        second, without it.
+        """
+        from filelock import FileLock, Timeout
+
+        held = contextlib.ExitStack()
+        with contextlib.suppress(OSError, NotImplementedError, Timeout):
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(self.root.with_suffix(".lock"), timeout=1))
+        with held:
+            yield
 
     def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Store values under the key, atomically; a cache that cannot be written is not an error."""

@@ -84,8 +84,7 @@ class ExactMode:
         width = best_width(self._curve(most), most) or min(DEFAULT_WIDTH, most)
         row_seconds = self._engine.row_seconds
         rows = ExactRows(width, best_chunk(inf if row_seconds is None else row_seconds, context.n_batch))
-        profile.store_exact_rows(rows)
-        return rows
+        return profile.agree_on_exact_rows(rows)
 
     def _curve(self, most: int) -> CostCurve:
         """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time."""

@@ -11,7 +11,7 @@ from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
-from specllama.worker.prompts import token_bytes
+from specllama.worker.pieces import token_bytes
 
 
 @dataclass(slots=True)
@@ -20,7 +20,8 @@ class SequenceOutput:
 
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept: totals at the
     last message. progress: whether all of the prefill is reported. n_prefilled: as last reported, -1 before.
-    show_prompt: whether the end shows the prompt's text.
+    show_prompt: whether the end shows the prompt's text. prefix: the beginning of the text that is part of
+    the prompt.
     """
 
     id: int
@@ -33,6 +34,7 @@ class SequenceOutput:
     progress: bool = False
     show_prompt: bool = False
     n_prefilled: int = -1
+    prefix: str = ""
 
     def prefill_reports(self) -> list[protocol.Prefilled]:
         """What has not been reported of the prefill, the part that was cached first."""

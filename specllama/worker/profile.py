@@ -20,7 +20,7 @@ from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.prefix.state import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
-from specllama.worker.profile_data import figures_of, length_class, merged, pairs_of, plain_times
+from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
@@ -100,15 +100,26 @@ class ModelProfile:
 
     @property
     def exact_rows(self) -> ExactRows | None:
-        """How exact texts are decoded by width; None where that was not decided yet."""
-        width, chunk = self._figures.get("exact_width"), self._figures.get("exact_chunk")
+        """How exact texts are decoded by width, as this process knows it, or as another one has stored it
+        meanwhile; None where that was not decided yet.
+        """
+        if "exact_width" not in self._figures:
+            found = figures_of(self.store.read(self.key))
+            self._figures |= {name: found[name] for name in EXACT if name in found}
+        width, chunk = (self._figures.get(name) for name in EXACT)
         return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
 
-    def store_exact_rows(self, rows: ExactRows) -> None:
-        """Decode exact texts in this way from now on."""
-        self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
-        self._changed = True
-        self.flush()
+    def agree_on_exact_rows(self, rows: ExactRows) -> ExactRows:
+        """Decode exact texts in this way from now on, unless another process was first: all have to use the
+        same one. Returns what was agreed on.
+        """
+        with self.store.lock():
+            if (stored := self.exact_rows) is not None:
+                return stored
+            self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
+            self._changed = True
+            self.flush()
+        return rows
 
     def covers(self, n_ids: int) -> bool:
         """Whether epsilon was measured after a text of this length class, or of a longer one."""
@@ -220,7 +231,7 @@ class ModelProfile:
     def store_comparison(self, found: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if found.n_rows:
-            kept = ("t1", "exact_width", "exact_chunk")
+            kept = ("t1", *EXACT)
             others = {name: self._figures[name] for name in kept if name in self._figures}
             self._figures = merged({}, found) | others
             self._compared, self._compare_left = length_class(found.reach), 0.0

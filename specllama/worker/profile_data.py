@@ -21,6 +21,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "exact_width": (1, 1e6),
     "exact_chunk": (1, 1e6),
 }
+EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 
 
 def length_class(n_ids: int) -> int:
@@ -32,11 +33,11 @@ def length_class(n_ids: int) -> int:
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The well-formed figures of a comparison; without the length of the text, or where widths are said to be
-    both bit-equal and not, only t(1).
+    both bit-equal and not, only t(1) and how exact texts are decoded by width.
     """
     found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
     whole = "reach" in found and found.get("alike", 0) < found.get("unlike", math.inf)
-    return found if whole else {name: x for name, x in found.items() if name == "t1"}
+    return found if whole else {name: x for name, x in found.items() if name in ("t1", *EXACT)}
 
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:

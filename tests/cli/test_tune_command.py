@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +18,7 @@ from tests.support import tinygguf, tinymtp
 from tests.support.command import Command, Result
 from tests.support.scrambled import scramble
 
-QUICK = ("--workloads", "edit,json", "-n", "16")
+QUICK = ("--workloads", "edit,json", "-n", "16", "--ignore-load")  # other tests run beside these
 NUMBER, COUNT, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}
 MAYBE, SHARE = {"type": ["number", "null"], "minimum": 0}, {"type": "number", "minimum": 0, "maximum": 1}
 
@@ -62,17 +64,17 @@ OBJECT = an_object(
     schema={"const": "specllama.tune/1"}, version=TEXT, date=TEXT,
     machine=an_object(system=TEXT, machine=TEXT, cores=COUNT, n_threads=COUNT),
     target=MODEL, n_ctx=COUNT, load_ms=NUMBER, stored={"type": "boolean"}, seconds=NUMBER,
-    interrupted={"type": "boolean"},
+    interrupted={"type": "boolean"}, disturbed={"type": "boolean"},
     t_n=a_list(
         an_object(
             n_ids=COUNT, points=a_list(an_object(**POINT, relative=NUMBER)), left_out=a_list(COUNT),
-            complete={"type": "boolean"}, spread=NUMBER,
+            complete={"type": "boolean"}, spread=NUMBER, disturbed={"type": "boolean"},
         )
     ),
     threads=an_object(
         used=COUNT, used_batch=COUNT, rows=COUNT,
         points=a_list(an_object(threads=COUNT, one=NUMBER, wide=NUMBER)), fastest=COUNT, gain=NUMBER,
-        clear={"type": "boolean"},
+        clear={"type": "boolean"}, disturbed={"type": "boolean"},
     ),
     epsilon=an_object(
         value=NUMBER, n_rows=COUNT, reach=COUNT, alike=COUNT, unlike=or_null(COUNT), reason=TEXT,
@@ -158,7 +160,7 @@ def test_the_tables(command: Command) -> None:
 
 def test_it_runs_without_a_draft_and_without_any_drafter(command: Command) -> None:
     (command.home / "one.json").write_text(json.dumps({"mine": ["What is zip?"]}))
-    args = ("--prompts", "one.json", "-n", "4", "--json")
+    args = ("--prompts", "one.json", "-n", "4", "--json", "--ignore-load")
     none, nobody = command.many(
         ("tune", "-md", "none", *args), ("tune", "--drafters", "grammar", *args), timeout=240
     )
@@ -247,7 +249,7 @@ def test_a_head_that_is_only_promised_is_no_draft(command: Command) -> None:
 
 def measuring(command: Command, *args: str) -> psutil.Popen:
     """A long tune, once it is writing texts."""
-    process = command.start("tune", "-n", "2000", *args)
+    process = command.start("tune", "-n", "2000", "--ignore-load", *args)
     assert process.stderr is not None
     next(line for line in process.stderr if b"writing texts" in line)
     return process
@@ -264,6 +266,25 @@ def test_ctrl_c_stores_and_shows_what_was_measured(command: Command) -> None:
     assert b"Traceback" not in err
     (file,) = (command.cache / "calibration").iterdir()
     assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
+
+
+def test_figures_beside_other_programs_are_not_stored_and_give_no_advice(command: Command) -> None:
+    spin = [sys.executable, "-c", "while True: pass"]
+    # Sessions of their own: Linux shares processors among sessions first.
+    others = [psutil.Popen(spin, start_new_session=True) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        result = command("tune", "--workloads", "edit", "-n", "8", "-md", "none", "--json", timeout=240)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert result.code == 0, result.err
+    data = result.json
+    assert (data["disturbed"], data["stored"]) == (True, False)
+    assert data["verdict"] == "No draft is recommended by figures that are off."
+    (file,) = (command.cache / "calibration").iterdir()
+    stored = json.loads(file.read_text())["curves"].get("0", {"widths": []})
+    assert [rows for rows, *_ in stored["widths"]] in ([], [1])  # of the texts, as runs learn it
 
 
 def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:

@@ -12,10 +12,12 @@ from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.core.exact import ExactRows
 from specllama.core.policy.config import DEFAULT
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.worker import idle, profile, profile_keys
 from specllama.worker.calibrate import TIMED, Calibration
+from specllama.worker.profile import ModelProfile
 from tests.support.front import Front
 
 ZIP = [{"role": "user", "content": "zip"}]
@@ -183,3 +185,15 @@ def test_the_profile_is_stored_when_the_front_closes(tmp_path: Path, monkeypatch
     (pair,) = stored["pairs"]
     assert pair["pair"]["drafters"] == ["grammar", "copy", "model"]
     assert "t1" not in stored
+
+
+def test_processes_that_decide_at_once_decode_exact_texts_alike(tmp_path: Path) -> None:
+    """Both were loaded before either decided; a third one reads what was agreed on."""
+    store, key, pair = Store(tmp_path / "calibration"), {"model": "x"}, {"draft": None}
+    first, second = (ModelProfile(store, key, pair, True, lambda: 0.0) for _ in range(2))
+    assert first.exact_rows is second.exact_rows is None
+    assert first.agree_on_exact_rows(ExactRows(6, 128)) == ExactRows(6, 128)
+    assert second.agree_on_exact_rows(ExactRows(4, 64)) == ExactRows(6, 128)
+    assert second.exact_rows == ExactRows(6, 128)
+    second.flush()
+    assert ModelProfile(store, key, pair, True, lambda: 0.0).exact_rows == ExactRows(6, 128)

@@ -56,7 +56,9 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
 def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) -> Sequence[MeasuredDraft]:
     """What was found of each draft, copying alone first. stop_at: label of the stage at which to cancel."""
     front.messages.clear()
-    front.core.handle(Tune(7, PROMPTS, [settings(path) for path in drafts], n_tokens, raw=True))
+    front.core.handle(
+        Tune(7, PROMPTS, [settings(path) for path in drafts], n_tokens, raw=True, ignore_load=True)
+    )
     while front.core.busy:
         front.core.step()
         last = front.messages[-1] if front.messages else None

@@ -83,7 +83,18 @@ def tuned(
 ) -> Tuner:
     """Tune to the end, or cancel when `stop` is true for a message. The messages are in front.messages."""
     front.messages.clear()
-    front.core.handle(Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order}))
+    front.core.handle(
+        Tune(
+            **{
+                "id": 7,
+                "prompts": PROMPTS,
+                "drafts": list(drafts),
+                "n_tokens": 24,
+                "ignore_load": True,
+                **order,
+            }
+        )
+    )
     active, n_checked = front.core.tuner, 0
     assert active is not None, front.messages
     while front.core.busy:

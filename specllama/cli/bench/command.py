@@ -89,7 +89,7 @@ def bench(given: Mapping[str, Any]) -> int:
                 own.load(settings)
             _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
-        if was_busy(sample.stats for sample in results.samples):
+        if _was_busy(results):
             console.warning("something else kept the machine busy, and figures are off; measure again later")
         _show(plan, results, settings.exact, values.get("json", False))
     else:
@@ -161,6 +161,10 @@ def _drafters(info: LoadInfo) -> list[str]:
     return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
 
 
+def _was_busy(results: BenchResults) -> bool:
+    return was_busy(sample.stats for sample in results.samples)
+
+
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
@@ -171,7 +175,9 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
     if as_json:
         console.data(json.dumps(record(summary, results.samples, about, sentence)) + "\n")
     else:
-        report_lines = lines(summary, about, sentence, advice(summary, off), columns(sys.stdout))
+        report_lines = lines(
+            summary, about, sentence, advice(summary, off, _was_busy(results)), columns(sys.stdout)
+        )
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
         write_report(plan.report, report(summary, about, sentence))

@@ -67,7 +67,9 @@ def _measure(
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
     warn_if_busy()
-    request = Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
+    request = Tune(
+        client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables, plan.ignore_load
+    )
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in client.tune(request):
             _receive(event, progress, into)
@@ -109,7 +111,7 @@ def _object(results: TuneResults, plan: TunePlan) -> dict[str, Any]:
         "target": asdict(info.target),
         "n_ctx": info.n_ctx,
         "load_ms": 1000 * info.load_seconds,
-        "stored": plan.settings.calibrate,
+        "stored": plan.settings.calibrate and results.storable,
         **results.to_dict(),
         "verdict": verdict(results),
     }

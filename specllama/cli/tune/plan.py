@@ -26,7 +26,7 @@ _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact",
 class TunePlan:
     """What to measure. settings: of the target, its draft the head inside it if that is one of the drafts.
     unusable: drafts that do not fit it, path to reason; the target's path stands for its head. prompts: pairs
-    (workload, text). n_tokens: None for as many as there is time for.
+    (workload, text). n_tokens: None for as many as there is time for. ignore_load: see `Tune`.
     """
 
     settings: LoadSettings
@@ -34,6 +34,7 @@ class TunePlan:
     unusable: Mapping[str, str]
     prompts: list[tuple[str, str]]
     n_tokens: int | None
+    ignore_load: bool
 
 
 def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
@@ -61,6 +62,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
         unusable,
         [(case.workload, case.prompt) for case in texts.cases],
         texts.n_tokens if "n_tokens" in given else None,
+        given.get("ignore_load", False),
     )
 
 

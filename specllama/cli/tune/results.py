@@ -136,6 +136,16 @@ class TuneResults(PartialResults):
         return next((p.seconds for p in points if p.rows == 1), None)
 
     @property
+    def disturbed(self) -> bool:
+        """Whether other programs changed the times."""
+        return any(curve.disturbed for curve in self.curves) or bool(self.threads and self.threads.disturbed)
+
+    @property
+    def storable(self) -> bool:
+        """Whether there is a curve that can be stored."""
+        return any(curve.complete and not curve.disturbed for curve in self.curves)
+
+    @property
     def replays(self) -> bool:
         """Whether the target's memory has to replay tokens where a draft is not accepted whole."""
         return self.agenda is not None and self.agenda.replays
@@ -155,6 +165,7 @@ class TuneResults(PartialResults):
         return {
             "seconds": self.seconds,
             "interrupted": self.is_partial,
+            "disturbed": self.disturbed,
             "t_n": [_curve_to_dict(curve) for curve in self.curves],
             "threads": asdict(self.threads) if self.threads else None,
             "epsilon": _rows_to_dict(self.rows) if self.rows else None,

@@ -8,15 +8,17 @@ from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import counted, rough_duration, table, wrapped
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
-from specllama.client.tune_messages import RowsComparison, ThreadsComparison, TimedCurve
+from specllama.client.tune_messages import RowsComparison, ThreadsComparison
 from specllama.text.terminal import printable
 
 _MAX_NAME = 36
-_BUSY = 1.3  # times the typical decode of one row; more means that other programs keep the machine busy
 
 
 def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
-    """All results, no line longer than `width` where possible. stored: whether they were stored."""
+    """All results, no line longer than `width` where possible. stored: whether what was measured is stored,
+    unless other programs disturbed it.
+    """
+    stored = stored and results.storable
     yield from wrapped(_head(results, stored), width)
     yield from _curves(results, width)
     if results.threads and results.threads.points:
@@ -70,6 +72,8 @@ def threads_verdict(threads: ThreadsComparison) -> str:
     """What to do about threads: nothing, or `-t N` where that is clearly better."""
     used, batch = threads.used, threads.used_batch
     name = f"-t {used}" + (f" -tb {batch}" if batch != used else "")
+    if threads.disturbed:
+        return f"{name} is used; other programs disturbed the comparison."
     if len(threads.points) < 2:
         return f"{name} is used; no other number of threads was timed."
     if not threads.clear:
@@ -137,8 +141,11 @@ def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:
 
 def _notes(results: TuneResults) -> Iterator[str]:
     """What to know when judging the figures."""
-    if any(_disturbed(curve) for curve in results.curves):
-        yield "Something else kept the machine busy, and the figures are off. Tune again when it is idle."
+    if results.disturbed:
+        yield (
+            "Something else kept the machine busy, and the figures are off: they are not stored. "
+            "Tune again when it is idle."
+        )
     if results.agenda is None:
         return
     too_long = results.agenda.too_long
@@ -148,12 +155,6 @@ def _notes(results: TuneResults) -> Iterator[str]:
         yield f"Left out: {len(too_long) - 3} more prompts."
     if n := results.agenda.n_left_out:
         yield f"Left out, for lack of time: {n} prompts; texts have up to {results.agenda.n_tokens} tokens."
-
-
-def _disturbed(curve: TimedCurve) -> bool:
-    """Whether decodes of one row differed much, or took longer than wider ones."""
-    first, *others = (p.seconds for p in curve.points)
-    return (curve.spread or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
 
 
 def _shortened(name: str) -> str:

@@ -14,6 +14,8 @@ _FEW = 200  # tokens; a ranking by fewer is a guess
 def verdict(results: TuneResults) -> str:
     """A few sentences, which claim nothing beyond the prediction."""
     ranking = results.ranking
+    if results.disturbed:
+        return "No draft is recommended by figures that are off."
     if not ranking:
         why = "it was interrupted before" if results.interrupted or results.failure else "nothing drafts here"
         return f"No draft was ranked: {why}."

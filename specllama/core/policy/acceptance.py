@@ -67,6 +67,10 @@ class AcceptanceTable:
         """Total weight of the observations."""
         return sum(self._seen)
 
+    def first_tokens(self, n_bins: int) -> tuple[list[float], list[float]]:
+        """The weights of right and of all observations in the first `n_bins` bins, those of first tokens."""
+        return self._right[:n_bins], self._seen[:n_bins]
+
     @property
     def rate(self) -> float | None:
         """The share of right tokens, by weight; None without observations."""
@@ -124,16 +128,17 @@ class PricedState:
     """What is learnt about a drafter whose tokens cost decodes. steps: times of its steps. gain: the gain
     from using it. next_token: acceptance of its token after an accepted one, by the bin of that one. trial:
     what trying it in place of a drafter that is expected to be better may lose, in t(1). n_waited: rounds
-    with another drafter since it was used. n_trial: rounds that are left of a trial.
+    with another drafter since it was used. n_trial: rounds that are left of a trial. n_unused: rounds of all
+    requests since it was used, counted while it can gain nothing.
     """
 
-    __slots__ = ("config", "gain", "n_trial", "n_waited", "next_token", "steps", "trial")
+    __slots__ = ("config", "gain", "n_trial", "n_unused", "n_waited", "next_token", "steps", "trial")
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         c = self.config = config
         self.steps, self.gain = StepCosts(c), PairGain(c.stored_gain, c.stored_added_time)
         self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget, c.max_chance)
-        self.trial, self.n_trial, self.n_waited = c.trial_allowance, 0, 0
+        self.trial, self.n_trial, self.n_waited, self.n_unused = c.trial_allowance, 0, 0, 0
 
     def next_chance(self, bin_: int) -> float:
         """The chance of a token after an accepted one of this bin."""
@@ -167,6 +172,7 @@ class PricedState:
             "gains": list(self.gain.gains),
             "times": list(self.gain.times),
             "trial": self.trial,
+            "unused": self.n_unused,
         }
 
     def restore(self, data: object) -> None:
@@ -178,6 +184,8 @@ class PricedState:
         self.gain.restore(data.get("gains"), data.get("times"))
         if is_number(trial := data.get("trial")):
             self.trial = max(-self.config.max_trial, min(self.config.max_trial, float(trial)))
+        if is_number(unused := data.get("unused"), 0, self.config.hopeless_wait):
+            self.n_unused = int(unused)
 
 
 class LearntFrom(Protocol):

@@ -21,6 +21,7 @@ class SpeculationBudget:
         self.config = config
         self.credit = config.allowance
         self.since_plain = 0.0
+        self.gained = 0.0
         self._there_and_back = 0.0
 
     @property
@@ -56,6 +57,11 @@ class SpeculationBudget:
         """What one round may lose, in t(1)."""
         return self.config.round_share * self.credit
 
+    def begin(self) -> None:
+        """A text begins: where drafting has gained more than it lost, it may lose the allowance."""
+        if self.gained > 0:
+            self.credit = max(self.credit, self.allowance)
+
     def plain(self, worth: float) -> None:
         """Record a round without drafts. worth: the time of its tokens in plain decoding, in t(1)."""
         self.since_plain = 0
@@ -67,6 +73,7 @@ class SpeculationBudget:
         """
         self.since_plain += cost
         c = self.config
+        self.gained += worth - cost
         limit = self.allowance + (c.changing_max_gain if self.there_and_back else c.max_gain)
         self.credit = min(limit, self.credit + worth - cost)
         self._refill(worth)

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from specllama.core.interfaces import BlockDrafting, Drafter, PaddedDrafting
-from specllama.core.policy.acceptance import ALONE, LIKELY_COPY, UNLIKELY_COPY, PairGain, PairState
+from specllama.core.policy.acceptance import (
+    ALONE,
+    LIKELY_COPY,
+    UNLIKELY_COPY,
+    AcceptanceTable,
+    PairGain,
+    PairState,
+    PricedState,
+)
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 
@@ -44,10 +52,38 @@ def prior_gains(
     return alone, alone / 2, alone - config.likely_copy_gain
 
 
+def can_gain(
+    seconds: Callable[[int], float],
+    step: float,
+    table: AcceptanceTable,
+    next_token: AcceptanceTable,
+    config: PolicyConfig = DEFAULT,
+) -> bool:
+    """Whether the drafter could be faster than plain decoding with first tokens as often right as so far,
+    where every draft is verified from the confidence and to the length that give most. True while too few are
+    known. seconds: of a target decode of n rows. step: seconds of one token of the drafter.
+    """
+    right, seen = table.first_tokens(len(config.chances))
+    n_seen, t1, next_chance = sum(seen), seconds(1), next_token.rate
+    if n_seen < config.enough_tokens or t1 <= 0:
+        return True
+    next_chance = config.next_chances[-1] if next_chance is None else next_chance
+    for bin_ in range(len(seen)):
+        verified, path = sum(seen[bin_:]) / n_seen, sum(right[bin_:]) / n_seen
+        tokens = 1.0
+        for k in range(1, config.lookahead + 1):
+            tokens += path
+            path *= next_chance
+            if tokens * t1 > t1 + step + verified * (seconds(k + 1) - t1 + (k - 1) * step):
+                return True
+    return False
+
+
 class DraftGate:
     """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
     has none. head: it is a trained head. competes: there are other priced drafters; the first rounds with
-    this one then outweigh the prior.
+    this one then outweigh the prior. hopeless: what is learnt about a drafter that can gain nothing; it then
+    competes with likely copies only, and is tried now and then, soon again after each gain in a row.
     """
 
     def __init__(
@@ -57,8 +93,9 @@ class DraftGate:
         config: PolicyConfig = DEFAULT,
         head: bool = False,
         competes: bool = False,
+        hopeless: PricedState | None = None,
     ) -> None:
-        self.pair, self.config, self._competes = pair, config, competes
+        self.pair, self.config, self._competes, self._hopeless = pair, config, competes, hopeless
         self._rate = config.steady_request_rate if head or competes else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
@@ -66,6 +103,7 @@ class DraftGate:
         self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
         self.times = list(pair.times)
         self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
+        self._n_gains = 0  # latest drafts in a row that gained
 
     def should_draft(self, kind: int, catch_up: float, other: float = 0.0, n_drafters: int = 1) -> bool:
         """Whether to use the drafter in this round. catch_up: the cost of catching up, in t(1). other: the
@@ -76,6 +114,10 @@ class DraftGate:
         """
         gain, share = self.gains[kind] - other, self.config.forgone_share
         self._since[kind] += 1
+        if self._hopeless is not None and kind != LIKELY_COPY:
+            wait = self.config.hopeless_wait
+            self._hopeless.n_unused = min(wait, self._hopeless.n_unused + 1)
+            return self._hopeless.n_unused >= wait >> 3 * self._n_gains
         if gain <= 0:
             return self._since[kind] >= self._wait[kind] * n_drafters
         self._forgone += share * gain
@@ -83,6 +125,8 @@ class DraftGate:
 
     def record_use(self, kind: int) -> None:
         """Record that the drafter is used in this round."""
+        if self._hopeless is not None:
+            self._hopeless.n_unused = 0
         self._since[kind], self._forgone = 0, 0.0
 
     def observe(self, kind: int, gain: float, added: float) -> None:
@@ -90,6 +134,7 @@ class DraftGate:
         without the cost of catching up.
         """
         c, pair = self.config, self.pair
+        self._n_gains = self._n_gains + 1 if gain > 0 else 0
         pair.n_seen[kind] += 1
         rate = max(c.pair_rate, 1 / (c.prior_weight + pair.n_seen[kind])) if self._competes else c.pair_rate
         self.times[kind] = _moved(self.times[kind], added, self._rate)

@@ -24,7 +24,13 @@ from specllama.core.policy.candidates import (
 )
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.model_draft import DraftGate, ModelDraftLoop, gate_kind, prior_gains
+from specllama.core.policy.model_draft import (
+    DraftGate,
+    ModelDraftLoop,
+    can_gain,
+    gate_kind,
+    prior_gains,
+)
 from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
 from specllama.core.stats import OfferStats
 
@@ -116,6 +122,7 @@ class Planner(PolicyBase):
         super().start(seq_id, prompt, sampler, mask, memory_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
+        self.budget.begin()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
@@ -276,8 +283,10 @@ class Planner(PolicyBase):
             if gate is None:
                 step = state.steps.predict(1, t1)
                 prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
-                several = len(self._priced) > 1
-                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
+                several, table = len(self._priced) > 1, self.learnt.tables[name]
+                pays = can_gain(self.costs.predict, step, table, state.next_token, self.config)
+                hopeless = None if pays else state
+                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several, hopeless)
                 plan.gates[name] = gate
             catch_up = priced.catch_up(
                 seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.width_changes import Place
 
-SECONDS = 0.3  # most that all decodes but the first two may take
+SECONDS = 0.6  # most that all decodes but the first two may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
 WIDTHS = (2, 4, 8, 16, 9, 3, 32, 6, 12, 24)
 

@@ -51,11 +51,20 @@ def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
 class DraftTrial:
     """The trial of one draft, or of copying alone.
 
-    costs: of the target's decodes. found: the results so far. traces: the recordings, each with its workload.
-    predicted: seconds that the current step should take at most.
+    costs: of the target's decodes. stores: whether times of steps are stored. found: the results so far.
+    traces: the recordings, each with its workload. predicted: seconds that the current step should take at
+    most.
     """
 
-    def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        texts: Sequence[TuningText],
+        costs: CostCurve,
+        clock: Clock,
+        stores: bool = True,
+    ) -> None:
+        self._stores = stores
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
         self.found = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
@@ -138,15 +147,15 @@ class DraftTrial:
     def _store(
         self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
     ) -> None:
-        """Store the times of steps under the keys that runs with this pair read, with the target's own head
-        next to a draft model and without it.
+        """Store the times of steps, unless other programs disturbed them, under the keys that runs with this
+        pair read, with the target's own head next to a draft model and without it.
         """
         drafters = [*self.loaded.drafters, drafter]
         pairs = [pair_key(draft.key, drafters)]
         own, _ = own_head(self.loaded.header)
         if own is not None and isinstance(draft, LoadedDraft):
             pairs.append(pair_key(draft.key, drafters, own.head))
-        for pair in pairs:
+        for pair in pairs if self._stores else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)

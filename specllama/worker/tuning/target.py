@@ -14,12 +14,14 @@ from specllama.llama.context import LlamaContext
 from specllama.models.memory.available import physical_cores
 from specllama.worker.calibrate import TIMED
 from specllama.worker.profile import ModelProfile
+from specllama.worker.tuning.other_work import OtherWork
 from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, fastest
 from specllama.worker.tuning.timing import (
     MAX_ROUNDS,
     Times,
     TimingPosition,
     curve_of,
+    is_disturbed,
     median_ratio,
     points,
     time_rows,
@@ -66,21 +68,30 @@ def _set_threads(context: LlamaContext, n_threads: int) -> None:
 
 
 class CurveTimes:
-    """Measures t(n) at one context length, and stores it once every width was timed often enough.
+    """Measures t(n) at one context length, and stores it where every width was timed often enough, and no
+    other program changed the times.
 
-    t1: seconds, measured before.
+    t1: seconds, measured before. ignore_load: whether it is stored whatever else runs.
     """
 
-    def __init__(self, position: TimingPosition, profile: ModelProfile, t1: float) -> None:
+    def __init__(
+        self, position: TimingPosition, profile: ModelProfile, t1: float, ignore_load: bool = False
+    ) -> None:
+        self._ignore_load = ignore_load
         self.position, self.profile = position, profile
         self.widths, self.left_out = affordable_widths(position, t1)
         self.times: Times = {}
+        self.disturbed = False
 
-    def run(self, seconds: float) -> Iterator[float]:
+    def run(self, seconds: float, n_threads: int) -> Iterator[float]:
+        """Measure for so many seconds. n_threads: that a decode uses. Yields the share that is done."""
+        others = OtherWork(n_threads)
         try:
             yield from time_rows(self.position, self.widths, DEFAULT.min_samples, seconds, self.times)
         finally:
-            if self.complete:
+            disturbed = others.disturbs or is_disturbed(self.times)
+            self.disturbed = disturbed and not self._ignore_load
+            if self.complete and not self.disturbed:
                 self.profile.store_curve(len(self.position.ids), curve_of(self.times))
 
     @property
@@ -95,6 +106,7 @@ class CurveTimes:
             left_out=self.left_out,
             complete=self.complete,
             spread=median_ratio(self.times[1]) if self.times.get(1) else None,
+            disturbed=self.disturbed,
         )
 
 
@@ -105,14 +117,17 @@ class ThreadTrial:
         self.position, self.context = position, context
         self.used = context.n_threads, context.n_threads_batch
         self.times: dict[int, ThreadTimes] = {}
+        self.disturbed = False
 
     def run(self, seconds: float) -> Iterator[float]:
-        numbers = thread_numbers(self.context)
+        numbers, others = thread_numbers(self.context), OtherWork(max(self.used))
         try:
             use = partial(_set_threads, self.context)
             yield from time_threads(self.position, numbers, use, _THREAD_ROUNDS, seconds, self.times)
         finally:
             self.context.set_threads(*self.used)
+            # A trial of one thread leaves the others idle, whatever else runs: this finds less than all.
+            self.disturbed = others.disturbs
 
     @property
     def found(self) -> ThreadsComparison:
@@ -129,4 +144,5 @@ class ThreadTrial:
             fastest=best.n_threads if best else None,
             gain=best.gain if best else None,
             clear=best.clear if best else False,
+            disturbed=self.disturbed,
         )

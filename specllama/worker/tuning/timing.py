@@ -22,6 +22,7 @@ Times = dict[int, list[float]]  # rows of a decode, or ids of a step, to seconds
 MAX_ROUNDS = 50
 STEP_WIDTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # ids that a step of the draft model evaluates
 _CHUNK_SECONDS = 0.25  # limit of one prefill chunk
+_BUSY = 1.3  # times the typical decode of one row; more means that other programs keep the machine busy
 _MUCH_SLOWER = 2.0  # relative to the fastest: such numbers of threads are timed only once
 
 
@@ -188,6 +189,16 @@ def lower_quartile(times: Sequence[float]) -> float:
 def median_ratio(times: Sequence[float]) -> float:
     """The median over the lower quartile: near 1 on a machine that does nothing else."""
     return median(times) / lower_quartile(times)
+
+
+def is_disturbed(times: Mapping[int, Sequence[float]]) -> bool:
+    """Whether decodes of one row differ as they do beside other programs, or take longer than wider ones."""
+    ones = times.get(1)
+    if not ones:
+        return False
+    first = lower_quartile(ones)
+    wider = (lower_quartile(found) for n, found in times.items() if n > 1 and found)
+    return median_ratio(ones) > _BUSY or any(took < first / _BUSY for took in wider)
 
 
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:

@@ -96,6 +96,7 @@ class Tuner:
         self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
         changes = loaded.profile.curves.changes
         self._changing = changes.change or changes.loading
+        self._disturbed = False  # whether other programs changed the times so far
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
@@ -231,10 +232,11 @@ class Tuner:
     # Stages
 
     def _curve(self, position: TimingPosition, seconds: float) -> Iterator[float]:
-        curve = CurveTimes(position, self._loaded.profile, self._t1)
+        curve = CurveTimes(position, self._loaded.profile, self._t1, self.order.ignore_load)
         try:
-            yield from curve.run(seconds)
+            yield from curve.run(seconds, self._context.n_threads)
         finally:
+            self._disturbed |= curve.disturbed
             self._report(curve.found)
         if bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
@@ -250,7 +252,8 @@ class Tuner:
         try:
             yield from tried.run(THREAD_SECONDS)
         finally:
-            self._report(tried.found)
+            self._disturbed |= tried.disturbed and not self.order.ignore_load
+            self._report(replace(tried.found, disturbed=self._disturbed))
 
     def _write(self, writer: TextWriter) -> Iterator[float]:
         empty(self._context, self._engine.slots[0])
@@ -264,7 +267,7 @@ class Tuner:
     def _try_draft(
         self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]
     ) -> Iterator[float]:
-        trial = DraftTrial(self._loaded, texts, self._costs, self._clock)
+        trial = DraftTrial(self._loaded, texts, self._costs, self._clock, stores=not self._disturbed)
         self.trials.append(trial)
         try:
             yield from trial.copying() if draft is None else trial.drafting(draft)

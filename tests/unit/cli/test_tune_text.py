@@ -145,10 +145,23 @@ def test_the_verdict_says_what_the_prediction_leaves_out():
 
 def test_signs_of_other_load_are_mentioned():
     assert "kept the machine busy" not in text(found())
-    assert "kept the machine busy" in text(found(COSTS | {2: 0.5}))
     one = found()
-    one.curves[0] = replace(one.curves[0], spread=3.0)
+    one.curves[0] = replace(one.curves[0], disturbed=True)
     assert "kept the machine busy" in text(one)
+
+
+@pytest.mark.parametrize("part", ["curve", "threads"])
+def test_figures_that_are_off_give_no_advice_and_are_not_called_stored(part: str):
+    one = found()
+    assert one.threads is not None
+    one.threads = replace(one.threads, disturbed=True, fastest=1, gain=20.0, clear=True)
+    if part == "curve":
+        one.curves[0] = replace(one.curves[0], disturbed=True)
+        assert "nothing was stored" in text(one)
+        assert not one.storable
+    assert "give -t" not in text(one)
+    assert "Best:" not in text(one)
+    assert one.to_dict()["disturbed"]
 
 
 @pytest.mark.parametrize(
@@ -195,11 +208,11 @@ def test_an_interrupted_tune_says_what_is_missing():
     one.interrupted = True
     one.add(TimedCurve(128, [TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
     shown = text(one, 100)
-    assert shown.startswith(
-        "target big Q4_0, 1 thread; interrupted, what was complete is stored for the next"
-    )
+    assert shown.startswith("target big Q4_0, 1 thread; interrupted, nothing was stored")
     assert "good-draft was not measured to the end." in shown
     assert "No draft was ranked: it was interrupted before." in shown
+    one.curves[0] = replace(one.curves[0], complete=True)
+    assert "interrupted, what was complete is stored for the next run" in text(one, 100)
     assert "interrupted, nothing was stored" in text(one, stored=False)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
-from specllama.core.interfaces import Drafter
+from specllama.core.interfaces import Drafter, Proposal
+from specllama.core.policy.acceptance import PairState
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
@@ -74,3 +77,73 @@ def test_a_head_pays_in_the_first_text(right: float, step: float) -> None:
 def test_a_head_that_knows_nothing_costs_no_more_than_the_budget() -> None:
     _, took = steps_of(partial(TraceHead, n_kept=256), 0.0, 0.0015)
     assert took < N_TEXT * rows(1) * (1 + DEFAULT.overhead) + (DEFAULT.allowance + 0.5) * rows(1)
+
+
+def dear_rows(n: int) -> float:
+    """Seconds of a decode of n rows where a second one costs nearly half of a decode."""
+    return 0.010 * (1 + 0.4 * (n - 1))
+
+
+def learnt_from(traces: Sequence[Trace], n_steps: list[int], learnt: object = None) -> object:
+    """What is learnt after these texts, each by a planner that starts from what was stored after the one
+    before; n_steps gets the steps of the head in each.
+    """
+
+    class Counted(TraceHead):
+        def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+            n_steps[-1] += 1
+            return super().step(drafts)
+
+    stored: Any = learnt
+    for text in traces:
+        made: list[Planner] = []
+
+        def make(
+            drafters: Sequence[Drafter],
+            clock: Callable[[], float],
+            stored: Any = stored,
+            made: list[Planner] = made,
+        ) -> Planner:
+            costs = CostCurve()
+            for n in range(1, DEFAULT.max_rows + 1):
+                for _ in range(DEFAULT.min_samples):
+                    costs.observe(n, dear_rows(n))
+            made.append(Planner(drafters, clock, costs, stored))
+            return made[-1]
+
+        n_steps.append(0)
+        draft = partial(Counted, n_kept=256)
+        Replay(make, dear_rows, lambda n: 0.003 + 0.00015 * n, None, draft=draft).replay([text])
+        stored = json.loads(json.dumps(made[0].learnt.to_dict()))
+    return stored
+
+
+def known_head(right: float) -> dict[str, Any]:
+    """What is stored about a head whose first tokens are right so often, and which seems to gain."""
+    learnt = PairState([TraceHead(SimulatedClock(), steps_at(0.003), 256)])
+    for i in range(200):
+        learnt.tables["head"].observe(5, i * right % 1 >= 1 - right)
+    learnt.priced["head"].gain.gains = [0.05, 0.05, -0.5]
+    return learnt.to_dict()
+
+
+def test_a_head_that_can_gain_nothing_is_not_used_in_short_answers() -> None:
+    steps: list[int] = []
+    learnt_from([trace(n, 0.45) for n in range(2)], steps, known_head(0.45))
+    assert steps == [0, 0]
+    learnt_from([trace(0, 0.9)], steps := [], known_head(0.9))
+    assert steps[0] > 0  # its own record says otherwise
+
+
+def test_a_head_that_can_gain_nothing_is_tried_now_and_then_over_all_answers() -> None:
+    steps: list[int] = []
+    n = 3 * DEFAULT.hopeless_wait // N_TEXT + 1
+    learnt_from([trace(i, 0.45) for i in range(n)], steps, known_head(0.45))
+    assert 2 <= sum(steps) <= 6
+
+
+def test_a_head_that_has_become_good_is_used_again() -> None:
+    steps: list[int] = []
+    learnt_from([trace(i, 0.9) for i in range(80)], steps, known_head(0.4))
+    assert steps[0] == 0
+    assert steps[-1] > 20
