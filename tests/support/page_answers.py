@@ -9,7 +9,7 @@ from tests.support.browser import Page
 # In pieces of some characters, which are of a round each: three quarters of it from the draft model.
 _ANSWER = """
 const [text, options] = arguments;
-window.answers = () => {
+window.answers = (request) => {
   const encoder = new TextEncoder();
   const send = (controller, chunk) => controller.enqueue(encoder.encode(`data: ${JSON.stringify(chunk)}\\n\\n`));
   const characters = [...text];
@@ -17,6 +17,10 @@ window.answers = () => {
   let stopped = false;
   const body = new ReadableStream({
     async start(controller) {
+      request.signal?.addEventListener("abort", () => {
+        stopped = true;
+        controller.error(new DOMException("stopped", "AbortError"));
+      });
       let n = 0;
       for (let i = 0; i < characters.length || options.endless; i += size) {
         if (stopped) return;

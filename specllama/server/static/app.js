@@ -7,6 +7,7 @@ import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { button, byId, bytes, element } from "./dom.js";
 import { Drafts } from "./drafts.js";
+import { setUpExplanations } from "./explain.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
@@ -20,8 +21,13 @@ import * as unfinished from "./unfinished.js";
 
 applyTheme();
 setUpDialogs();
+setUpExplanations();
 onKeyNeeded(askForKey);
-const panel = new Panel();
+const gain = async () => {
+  const { openCard } = await import("./card.js");
+  openCard({ model: models.name, props: models.props });
+};
+const panel = new Panel(gain);
 const models = new Models(() => chat.describe(), failed);
 const drafts = new Drafts(byId("question"), showDraft);
 const chat = new Chat(models, panel, moved);
@@ -137,9 +143,10 @@ opens("open-race", async () => {
   const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
-  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
+  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 setUpLayout();
+(globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => {
   render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));

@@ -1,5 +1,6 @@
 // What is stored of an answer, and how an answer goes on from there.
 
+import { figuresOf } from "./figures.js";
 import { Trace } from "./trace.js";
 
 /**
@@ -8,6 +9,7 @@ import { Trace } from "./trace.js";
  */
 export function messageOf(answer, failure, settings = {}, size = 0) {
   const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
+  const summed = figuresOf(answer);
   const cut = answer.finish === "length";
   const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens) && !(size && usage?.total_tokens < size - 1);
   let outcome = "";
@@ -18,15 +20,8 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
     role: "assistant", content, reasoning,
     trace: { runs: trace.runs, rounds: trace.rounds },
     reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
-    figures: {
-      n: answer.n,
-      rate: timings?.predicted_per_second ?? answer.rate,
-      speedup: figures?.speedup ?? null,
-      drafted: figures?.n_drafted ?? answer.drafted,
-      accepted: figures?.n_accept ?? answer.accepted,
-      reason: figures?.reason ?? "",
-    },
-    report: { figures, timings },
+    figures: summed,
+    report: { figures, timings, summed },
     tokens: usage?.total_tokens ?? null,
     prompt: usage?.prompt_tokens ?? null,
     cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
@@ -40,6 +35,7 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 export function continued(answer, before) {
   answer.content = before.content;
   answer.reasoning = before.reasoning ?? "";
+  answer.before = before.figures ?? null;
   answer.trace = new Trace(before.trace);
   answer.reasoningTrace = new Trace(before.reasoningTrace);
 }

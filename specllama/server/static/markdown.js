@@ -23,9 +23,9 @@ const ALLOWED = {
 };
 
 const DEEPEST = 12; // quotes and lists in each other
-const NESTED = 16_000; // characters in a quote or an item
-const PIECE = 3000; // characters of a paragraph that are parsed together: the time grows with the square
-const PARSED = 12_000; // characters of a paragraph that are parsed
+const NESTED = 6000; // characters in a quote or an item
+const PIECE = 2000; // characters of a paragraph that are parsed together: the time grows with the square
+const PARSED = 6000; // characters of a paragraph that are parsed
 const COLUMNS = 100;
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);

@@ -3,6 +3,7 @@
 
 import "./vendor/purify.min.js";
 import { element } from "./dom.js";
+import { later } from "./idle.js";
 
 const purify = globalThis.DOMPurify;
 const ALLOWED = {
@@ -15,6 +16,7 @@ const ALLOWED = {
   IN_PLACE: true,
 };
 const LIMITS = { throwOnError: true, maxExpand: 500, maxSize: [20, 300], trust: false, strict: false };
+const BUDGET = 6; // milliseconds of a drawing for its formulas; the others are made when there is time
 const MOST = 500; // formulas that are kept for the next time they are shown
 
 let temml = null;
@@ -27,7 +29,7 @@ function load() {
   loading ??= import("./vendor/temml.min.js").then(
     (module) => {
       temml = module.default;
-      for (const box of document.querySelectorAll(".math:not(.shown)")) show(box);
+      for (const box of document.querySelectorAll(".math:not(.shown)")) later(box, () => show(box));
     },
     () => {
       loading = null; // the sources are shown; the next formula tries again
@@ -37,13 +39,15 @@ function load() {
 
 /** Make formulas of the sources that the renderer has marked. */
 export function furnishFormulas(root) {
+  const end = performance.now() + BUDGET;
   for (const source of root.querySelectorAll("var")) {
     const display = source.title === "block";
     const parts = element("span", { class: "tex" }, ...source.childNodes);
     const box = element("span", { class: display ? "math display" : "math", dir: "ltr" }, parts);
     source.replaceWith(box);
-    if (temml) show(box);
-    else load();
+    if (!temml) load();
+    else if (performance.now() < end) show(box);
+    else queueMicrotask(() => later(box, () => show(box))); // when it is in the document
   }
 }
 

@@ -1,14 +1,19 @@
 // One message of a conversation as elements: the text, its reasoning, its rounds, its figures, and what one can
 // do with it. Knows no server.
 
-import { button, bytes, copyText, element, flash, numeral, percent } from "./dom.js";
+import { button, bytes, copyText, element, flash } from "./dom.js";
 import { editForm } from "./edit.js";
+import { figuresLine } from "./figures.js";
 import { folded } from "./fold.js";
 import { later } from "./idle.js";
+import { watchPrefill } from "./prefill.js";
 import { rawButton } from "./raw.js";
 import { RepetitionWatch } from "./repeats.js";
+import { roundsView } from "./rounds.js";
 import { MarkdownStream } from "./stream.js";
-import { Trace, inWords } from "./trace.js";
+import { Trace } from "./trace.js";
+
+export { watchRounds } from "./rounds.js";
 
 const BLINK = 500; // milliseconds
 
@@ -69,6 +74,7 @@ export class AnswerView {
   #stream;
   #thought = 0; // characters of the reasoning that are shown
   #blinking = 0; // the timer of the mark at the end of the text
+  #begun = () => {}; // ends the view of the prompt
 
   constructor(actions) {
     this.#actions = actions;
@@ -88,6 +94,7 @@ export class AnswerView {
   begin(answer) {
     this.#stream = new MarkdownStream(this.#body, answer.trace);
     this.#body.classList.add("writing");
+    this.#begun = watchPrefill(answer, this.#body);
     // An animation of the style sheet would have the whole conversation painted again in each frame.
     if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
       this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
@@ -101,6 +108,7 @@ export class AnswerView {
   }
 
   show(answer) {
+    this.#begun();
     this.#showReasoning(answer);
     this.#stream.show();
     this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
@@ -128,6 +136,7 @@ export class AnswerView {
   /** Take away an answer that has no text. */
   remove() {
     clearInterval(this.#blinking);
+    this.#begun();
     this.element.remove();
   }
 
@@ -158,6 +167,7 @@ export class AnswerView {
       this.#showReasoning(answer);
       this.#summary.textContent = "Reasoning";
     }
+    this.#begun();
     this.#stream.finish();
     this.#repeats.hidden = true;
     clearInterval(this.#blinking);
@@ -171,9 +181,9 @@ export class AnswerView {
 
   #footer(message, answer) {
     const found = [];
-    const text = summary(message.figures);
-    if (text) found.push(element("p", { class: "figures" }, text));
-    if (answer.trace.rounds.length) found.push(stepper(this.element, answer.trace));
+    const line = figuresLine(message.figures);
+    if (line) found.push(line);
+    found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
     const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
     copy.setAttribute("aria-label", "Copy the answer");
     const { regenerate, resume, remove, versions } = this.#actions;
@@ -219,86 +229,4 @@ function aboutAnswer({ model, edited, prompt, cached }) {
     parts.push(`${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} tokens of the prompt were kept`);
   }
   return parts.join(" · ");
-}
-
-/** The figures of an answer in a line; "" without any. */
-export function summary(figures) {
-  if (!figures) return "";
-  const parts = [`${figures.n} tokens`];
-  if (figures.rate) parts.push(`${numeral(figures.rate)} tokens/s`);
-  if (figures.speedup) parts.push(`${figures.speedup.toFixed(2)}× plain`);
-  if (figures.drafted) parts.push(`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`);
-  else parts.push(figures.reason || "no drafts");
-  return parts.join(" · ");
-}
-
-/** A slider through the rounds of an answer, which says what each drafted and marks its text. */
-function stepper(root, trace) {
-  const { rounds } = trace;
-  const said = element("output", { class: "round" });
-  const slider = element("input", {
-    type: "range", min: 1, max: rounds.length, step: 1, value: 1, "aria-label": "Round",
-  });
-  const show = () => {
-    const i = Number(slider.value) - 1;
-    const text = `Round ${i + 1} of ${rounds.length}: ${inWords(rounds[i])}`;
-    said.textContent = text;
-    slider.setAttribute("aria-valuetext", text);
-    mark(root, i);
-  };
-  slider.addEventListener("input", show);
-  slider.addEventListener("focus", show);
-  slider.addEventListener("blur", () => mark(root, -1));
-  root.addEventListener("roundchosen", ({ detail }) => {
-    slider.value = String(detail + 1);
-    said.textContent = `Round ${detail + 1} of ${rounds.length}: ${inWords(rounds[detail])}`;
-  });
-  const first = `Round 1 of ${rounds.length}: ${inWords(rounds[0])}`;
-  slider.setAttribute("aria-valuetext", first);
-  said.textContent = `${rounds.length} rounds`;
-  return element("div", { class: "stepper" }, slider, said);
-}
-
-/** Mark the text of a round, -1 for none. */
-function mark(root, round) {
-  for (const part of root.querySelectorAll(".marked")) part.classList.remove("marked");
-  if (round < 0) return;
-  for (const part of root.querySelectorAll(`.body [data-round="${round}"]`)) part.classList.add("marked");
-}
-
-/** Show the figures of the round under the pointer, next to it. log: the conversation's element. */
-export function watchRounds(log, tip, roundsOf) {
-  let shown = null;
-  const hide = () => {
-    if (shown) mark(shown, -1);
-    shown = null;
-    tip.hidden = true;
-  };
-  const show = (event) => {
-    const part = event.target.closest?.("[data-round]");
-    if (!part) return hide();
-    const root = part.closest(".message");
-    const rounds = roundsOf(root, Boolean(part.closest(".thoughts")));
-    const round = rounds?.[Number(part.dataset.round)];
-    if (!round) return hide();
-    if (shown && shown !== root) mark(shown, -1);
-    shown = root;
-    if (!part.closest(".thoughts")) {
-      mark(root, Number(part.dataset.round));
-      root.dispatchEvent(new CustomEvent("roundchosen", { detail: Number(part.dataset.round) }));
-    }
-    const source = part.dataset.source ?? "";
-    tip.textContent = `${source && `${source} · `}${inWords(round)}`;
-    tip.hidden = false;
-    const box = part.getClientRects()[0];
-    const left = Math.min(event.clientX, innerWidth - tip.offsetWidth - 8);
-    const above = (box?.top ?? event.clientY) - tip.offsetHeight - 6;
-    tip.style.left = `${Math.max(8, left)}px`;
-    tip.style.top = `${above > 0 ? above : (box?.bottom ?? event.clientY) + 6}px`;
-    return undefined;
-  };
-  log.addEventListener("pointerover", show);
-  log.addEventListener("pointerleave", hide);
-  log.addEventListener("scroll", hide, { passive: true });
-  addEventListener("keydown", (event) => event.key === "Escape" && hide());
 }

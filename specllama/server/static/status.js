@@ -3,7 +3,7 @@
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { bytes, element, numeral, percent } from "./dom.js";
-import { draftNames, inWords } from "./panel.js";
+import { deviceInWords, draftNames, inWords } from "./panel.js";
 
 const EVERY = 2000; // milliseconds between two looks
 
@@ -65,7 +65,7 @@ function shown({ props, slots, metrics }, session) {
     ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`],
     ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`],
     ["Memory", memory(machine)],
-    ["Device", device(machine)],
+    ["Device", deviceInWords(machine)],
     ["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
     ["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`],
     ...props.notes.map((note) => ["Note", note]),
@@ -88,13 +88,6 @@ function drafters(props) {
 
 function memory({ host_bytes: host, device_bytes: gpu }) {
   return gpu ? `${bytes(host)} of the machine, ${bytes(gpu)} of its GPUs` : `${bytes(host)}`;
-}
-
-function device({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
-  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
-  if (!gpus.length) return cpu;
-  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
-  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
 function slotTable(slots) {

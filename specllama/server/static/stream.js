@@ -11,7 +11,7 @@ import { locate } from "./places.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
-const LONG = 16_000; // characters of a last block that is not rendered again before it ends
+const LONG = 6000; // characters of a last block that is not rendered again before it ends
 const ROWS = 16; // of a table; the rows of a longer one are added one by one
 const INNER = "div, pre, pre > code, p, ul, ol, li, blockquote, table, tbody, tr, td, h1, h2, h3, h4, h5, h6";
 const FENCE = /^ {0,3}(?:```|~~~)/m;
