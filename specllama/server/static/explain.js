@@ -35,7 +35,10 @@ export function setUpExplanations() {
     tip.replaceChildren(...texts.map((text) => element("p", {}, text)));
     tip.hidden = false;
     target.setAttribute("aria-describedby", "explanation");
-    const box = target.getBoundingClientRect();
+    place();
+  };
+  const place = () => {
+    const box = shown.getBoundingClientRect();
     const above = box.top - tip.offsetHeight - 6;
     tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
     tip.style.top = `${above > 0 ? above : Math.min(box.bottom + 6, innerHeight - tip.offsetHeight - 8)}px`;
@@ -48,7 +51,11 @@ export function setUpExplanations() {
   });
   addEventListener("focusin", (event) => (of(event) ? show(of(event)) : hide()));
   addEventListener("focusout", hide);
-  addEventListener("scroll", hide, { passive: true, capture: true });
+  const scrolled = () => {
+    if (shown && shown === document.activeElement && !tip.hidden) place();
+    else if (shown !== document.activeElement) hide();
+  };
+  addEventListener("scroll", scrolled, { passive: true, capture: true });
   addEventListener("keydown", (event) => event.key === "Escape" && hide());
   byId("dialog")?.addEventListener("close", () => {
     hide();
