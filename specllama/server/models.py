@@ -32,8 +32,8 @@ MakeSupervisor = Callable[[], Supervisor]
 class ListedModel:
     """A model in a list. state: None if it is not on disk. info: of the last load, None before it. created:
     when the server began to offer it, in seconds since the epoch. expires_in: seconds after which it is
-    unloaded if nobody uses it from now on, None for never. loading: see Supervisor. pull: of its download, None
-    without one.
+    unloaded if nobody uses it from now on, None for never. loading: see Supervisor. pull: of its download,
+    None without one.
     """
 
     name: str
@@ -174,8 +174,8 @@ class ModelPool:
         return exposition(self.http.of(owner), found)
 
     def pull(self, name: str, stop: bool = False) -> None:
-        """Begin to download a known model that is not on this disk, or stop that. Raises NotFoundError for any
-        other name, UsageError while another one is downloaded, or if the server holds one model alone.
+        """Begin to download a known model that is not on this disk, or stop that. Raises NotFoundError for
+        other names, UsageError while another one is downloaded, or if the server holds one model alone.
         """
         if self._pulls is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")

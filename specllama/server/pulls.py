@@ -23,8 +23,8 @@ class PullStoppedError(SpecllamaError):
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """How far a download is. done, total: bytes, 0 while they are unknown. error: why it has ended without the
-    model, "" otherwise. running: whether it goes on.
+    """How far a download is. done, total: bytes, 0 while they are unknown. error: why it has ended without
+    the model, "" otherwise. running: whether it goes on.
     """
 
     done: int = 0

@@ -193,8 +193,8 @@ class ApiRequest:
         self.models.unload(self.service)
 
     def pull_model(self, name: str, stop: bool) -> None:
-        """Begin to download a known model, or stop that. Raises ForbiddenError for a key that may not do that,
-        and what ModelPool.pull raises.
+        """Begin to download a known model, or stop that. Raises ForbiddenError for a key that may not, and
+        what ModelPool.pull raises.
         """
         self.check_administers("download")
         self.models.pull(name, stop)

@@ -6,7 +6,6 @@ import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { addLines, codeHead } from "./code.js";
 import { element } from "./dom.js";
-import { furnishFormulas } from "./math.js";
 import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
@@ -23,9 +22,9 @@ const ALLOWED = {
 };
 
 const DEEPEST = 12; // quotes and lists in each other
-const NESTED = 16_000; // characters in a quote or an item
-const PIECE = 3000; // characters of a paragraph that are parsed together: the time grows with the square
-const PARSED = 12_000; // characters of a paragraph that are parsed
+const NESTED = 6000; // characters in a quote or an item
+const PIECE = 2000; // characters of a paragraph that are parsed together: the time grows with the square
+const PARSED = 6000; // characters of a paragraph that are parsed
 const COLUMNS = 100;
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
@@ -171,6 +170,29 @@ export function furnish(root) {
     link.rel = "noopener noreferrer nofollow";
     link.title = link.href;
   }
-  furnishFormulas(root);
+  for (const source of root.querySelectorAll("var")) {
+    const parts = element("span", { class: "tex" }, ...source.childNodes);
+    source.replaceWith(element("span", { class: source.title === "block" ? "math display" : "math", dir: "ltr" }, parts));
+  }
+  if (root.querySelector(".math")) showFormulas(root);
   return root;
+}
+
+let formulas = null; // math.js, when it is there
+let loading = false;
+
+function showFormulas(root) {
+  if (formulas) formulas.showFormulas(root);
+  else if (!loading) {
+    loading = true;
+    import("./math.js").then(
+      (module) => {
+        formulas = module;
+        formulas.showFormulas(document);
+      },
+      () => {
+        loading = false; // the sources are shown; the next formula tries again
+      },
+    );
+  }
 }

@@ -87,9 +87,11 @@ export class Models {
       await this.#list();
       return this.#listed.find(({ id }) => id === name)?.status;
     };
+    const before = new Set(this.#listed.map(({ id }) => id));
     const use = () => {
       say("");
-      byId("model").value = name;
+      const found = this.#listed.find(({ id, status: { pull } }) => !pull && (id === name || !before.has(id)));
+      byId("model").value = found?.id ?? name; // on disk it is listed with its file
       byId("model").dispatchEvent(new Event("change"));
     };
     await offerPull(name, command, { status, use });

@@ -4,14 +4,13 @@
 // there is. In the end the elements are those of the whole text rendered at once.
 
 import { addLines } from "./code.js";
-import { colourLater } from "./colours.js";
 import { blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
 import { locate } from "./places.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
-const LONG = 16_000; // characters of a last block that is not rendered again before it ends
+const LONG = 6000; // characters of a last block that is not rendered again before it ends
 const ROWS = 16; // of a table; the rows of a longer one are added one by one
 const INNER = "div, pre, pre > code, p, ul, ol, li, blockquote, table, tbody, tr, td, h1, h2, h3, h4, h5, h6";
 const FENCE = /^ {0,3}(?:```|~~~)/m;
@@ -215,6 +214,12 @@ export class MarkdownStream {
     this.trace.paint(found, this.#text);
     return furnish(found);
   }
+}
+
+/** Have the complete blocks of code in an element coloured; what does that is loaded with the first of them. */
+function colourLater(root) {
+  if (!root.matches(".code") && !root.querySelector(".code")) return;
+  import("./colours.js").then((module) => module.colourLater(root), () => {});
 }
 
 const isShown = ({ type }) => type !== "space" && type !== "def";
