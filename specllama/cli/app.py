@@ -31,9 +31,17 @@ _CACHE_COMMANDS = {
     "rm": CommandEntry("cache:rm", "cli.options:CACHE_RM", "Remove prompts, or all of a model."),
     "clear": CommandEntry("cache:remove_all", "cli.options:CACHE", "Remove all prompts from the disk."),
 }
+_CHATS_COMMANDS = {
+    "ls": CommandEntry("chats:ls", "cli.options:CHATS", "List the saved conversations."),
+    "rm": CommandEntry("chats:rm", "cli.options:CHATS_RM", "Remove conversations."),
+    "clear": CommandEntry("chats:remove_all", "cli.options:CHATS", "Remove all conversations."),
+}
 COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out."),
     "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model."),
+    "chats": CommandEntry(
+        "chats:ls", "cli.options:CHATS", "List or remove saved conversations.", _CHATS_COMMANDS
+    ),
     "serve": CommandEntry("serve:serve", "config.options:SERVE", "Serve a model over a local API."),
     "launch": CommandEntry(
         "launch.command:launch",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, counted, duration, listing, wrapped
+from specllama.cli.formatting import age, columns, counted, listing, wrapped
 from specllama.errors import NotFoundError, ResourceError
 from specllama.models.sizes import size
 from specllama.prefix_disk.directory import StateDirectory, default_directory
@@ -50,7 +50,7 @@ def ls(given: Mapping[str, Any]) -> int:
             printable(state.model) or "unknown",
             str(state.n_tokens),
             size(state.n_bytes),
-            _age(state, now),
+            age(state.changed, now),
             str(state.uses),
         )
         for state in states
@@ -119,11 +119,6 @@ def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
         problem = "more than one prompt has" if by_id else "no prompt on disk has"
         raise NotFoundError(f"{problem} the id or model {name!r}", "specllama cache lists them")
     return found
-
-
-def _age(state: ListedState, now: float) -> str:
-    seconds = max(0.0, now - state.changed)  # a clock may have been set back
-    return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def _about(state: ListedState, now: float) -> dict[str, Any]:

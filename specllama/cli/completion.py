@@ -20,16 +20,18 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The function that Typer calls to complete the values of an option. completes: see Option."""
-    from specllama.config.options import DOWNLOADED, GGUF, KEPT, LIST, RUNNING
+    from specllama.config.options import CHATS, DOWNLOADED, GGUF, KEPT, LIST, RUNNING
 
     def complete(incomplete: str) -> list[str]:
-        words = [word for word in completes if word not in (GGUF, DOWNLOADED, RUNNING, KEPT, LIST)]
+        kinds = (GGUF, DOWNLOADED, RUNNING, KEPT, CHATS, LIST)
+        words = [word for word in completes if word not in kinds]
         if LIST in completes:
             return _next_in_list(words, incomplete)
         found = [word for word in words if word.startswith(incomplete)]
         found += model_names(incomplete) if GGUF in completes else []
         found += running_servers(incomplete) if RUNNING in completes else []
         found += kept_prompts(incomplete) if KEPT in completes else []
+        found += chat_names(incomplete) if CHATS in completes else []
         return found + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
 
     return complete
@@ -60,6 +62,17 @@ def kept_prompts(incomplete: str) -> list[str]:
     with contextlib.suppress(OSError):
         states = listed(StateDirectory(default_directory()))
         names = dict.fromkeys(name for state in states for name in (state.id, state.model) if name)
+        return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
+    return []
+
+
+def chat_names(incomplete: str) -> list[str]:
+    """Names of saved conversations, the newest first."""
+    from specllama.cli.chat.library import ChatLibrary
+    from specllama.errors import ResourceError
+
+    with contextlib.suppress(ResourceError):
+        names = [chat.name for chat in ChatLibrary().chats() if chat.name.isprintable()]
         return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
     return []
 

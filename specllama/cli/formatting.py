@@ -129,6 +129,12 @@ def rough_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def age(changed: float, now: float) -> str:
+    """How long ago something changed, for people to read; 0 s where a clock was set back."""
+    seconds = max(0.0, now - changed)
+    return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
 def counted(n: int, noun: str) -> str:
     """ "1 turn", "2 turns"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

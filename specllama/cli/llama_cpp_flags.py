@@ -48,7 +48,8 @@ _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interacti
 
 def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[list[str], list[str]]:
     """(The arguments of a command without flags that have no effect, those flags). The first argument is the
-    command. Raises UsageError for flags that have a substitute, and for a flag whose words are missing.
+    command. A flag that stands without a value gets an empty one. Raises UsageError for flags that have a
+    substitute, and for a flag whose words are missing.
     """
     by_flag = {flag: o for o in options for flag in o.flags}
     kept, dropped = list[str](), list[str]()
@@ -58,6 +59,9 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
         if argument == "--":
             return [*kept, argument, *rest], dropped
         if (option := by_flag.get(argument)) is not None:
+            if option.bare and (not rest or rest[0].startswith("-")):
+                kept.append(f"{argument}=")
+                continue
             kept.append(argument)
             if option.kind is not bool:
                 _check_value(argument, option, rest)

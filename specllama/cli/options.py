@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specllama.config.options import CHATS as SAVED_CHATS
 from specllama.config.options import DOWNLOADED, GGUF, KEPT, RUNNING, Option, row, table
 
 
@@ -83,6 +84,11 @@ MODELS_VERIFY = [
 ]
 CACHE = _OUTPUT
 CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, many=True), *_OUTPUT]
+CHATS = _OUTPUT
+CHATS_RM = [
+    _argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, many=True),
+    *_OUTPUT,
+]
 DOCTOR = [
     *table(
         "Report",

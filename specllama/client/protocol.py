@@ -64,34 +64,49 @@ class Infill:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierTurn:
+    """A generation of another engine process, whose ids are kept (Generate.show_ids). n_messages: that it
+    answered. ids: of its prompt and its text, the prompt's first. digest: as in Started. prefix: the
+    beginning of the answer that was part of its prompt (Generate.prefix).
+    """
+
+    n_messages: int
+    n_prompt: int
+    ids: list[int]
+    digest: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`, or fill the
     gap of `infill`.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
-    with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
-    that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
-    text after the rendered messages that the answer continues; control tokens in it are not parsed.
+    with; its ids are kept where the template writes the same text for them. earlier: in place of `follows`, a
+    generation of another engine process, of these messages or of the first of them. forced: the text, or the
+    ids, that is written whatever the model would write, to its end or to max_tokens (teacher forcing).
+    prefix: text after the rendered messages that the answer continues; control tokens in it are not parsed.
     draft_max: most draft tokens of a round for this generation, None for the policy's own. exact: as in
-    LoadSettings, for this generation. turn: its index
-    among the generations of its request; they take turns with those of other requests. owner: who asks, in
-    words that are no secret. Nothing that was cached or kept for an owner is used for another one. memory:
-    whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
-    reuse the caches of all owners that share theirs, and let them reuse this one's. choices: more
-    answers to the same prompt, which is rendered and tokenised once; each is a generation of its own.
-    tools: what the model may call in its answer to `messages`, None for nothing. parts: in place of `prompt`
-    or `ids`, texts and ids in turn; each text is tokenised on its own. text_biases: added to the logits of
-    all tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is
-    reported, and before it the place in the queue. show_rejected: deltas have the rejected draft tokens.
-    final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
-    model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from
-    its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
-    requests and write nothing; the limits do not apply. prefix_thought: reasoning of the answer before
-    `prefix`; without a prefix it goes on itself. strict_schema: what cannot be enforced of params.json_schema
-    is an error; otherwise it is left out, with a Notice. stop_ids: tokens that end the text. disk_scope:
-    whose prompts on disk it may read, and whose its own becomes there (prefix_disk/scopes.py); "" for none,
-    which keeps and reads nothing. kept: whether its prompt and text may be written to the disk.
+    LoadSettings, for this generation. turn: its index among the generations of its request; they take turns
+    with those of other requests. owner: who asks, in words that are no secret. Nothing that was cached or
+    kept for an owner is used for another one. memory: whether drafts are made from earlier texts of the
+    owner, and later ones from this text. share_cache: reuse the caches of all owners that share theirs, and
+    let them reuse this one's. choices: more answers to the same prompt, which is rendered and tokenised once;
+    each is a generation of its own. tools: what the model may call in its answer to `messages`, None for
+    nothing. parts: in place of `prompt` or `ids`, texts and ids in turn; each text is tokenised on its own.
+    text_biases: added to the logits of all tokens of these texts. show_prompt: Done has the prompt's text.
+    progress: all of the prefill is reported, and before it the place in the queue. show_rejected: deltas have
+    the rejected draft tokens. final_probs: `logprobs` are of the distribution from which the token was
+    chosen, in place of the model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time
+    limits of the prompt, from its arrival, and of the text after the first token; None for none. warm:
+    evaluate the prompt for later requests and write nothing; the limits do not apply. prefix_thought:
+    reasoning of the answer before `prefix`; without a prefix it goes on itself. strict_schema: what cannot be
+    enforced of params.json_schema is an error; otherwise it is left out, with a Notice. stop_ids: tokens that
+    end the text. disk_scope: whose prompts on disk it may read, and whose its own becomes there
+    (prefix_disk/scopes.py); "" for none, which keeps and reads nothing. kept: whether its prompt and text may
+    be written to the disk. show_ids: Started has the ids of the prompt, for an `earlier`.
     """
 
     id: int
@@ -128,6 +143,8 @@ class Generate:
     stop_ids: list[int] = field(default_factory=list)
     disk_scope: str = LOCAL
     kept: bool = True
+    earlier: EarlierTurn | None = None
+    show_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +406,16 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Started:
     """From the engine: a generation is queued. params: as used, the seed included. closing_tag: closes the
-    reasoning that the prompt has opened, "" where it has not.
+    reasoning that the prompt has opened, "" where it has not. prompt_ids: of the prompt, where they were
+    asked for; digest: of its text and of the bytes that its ids stand for.
     """
 
     id: int
     n_prompt: int
     params: SamplingParams
     closing_tag: str = ""
+    prompt_ids: list[int] = field(default_factory=list)
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class GenerationResult:
     "" if there is none. ids: of all tokens, including the end token. logprobs: one entry per token, empty if
     not requested. n_drafted, n_accept: draft tokens verified, and accepted. done: the last message, None
     before the end. reader: finds tool calls and reasoning in channels, which the text then is without; None
-    where everything is text.
+    where everything is text. prompt_ids, digest: as in Started.
     """
 
     reader: CallReader | None = None
@@ -38,6 +38,8 @@ class GenerationResult:
     n_drafted: int = 0
     n_accept: int = 0
     done: protocol.Done | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    digest: str = ""
     _collector: CallCollector | None = None
 
     def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
@@ -47,6 +49,7 @@ class GenerationResult:
         if isinstance(message, protocol.Started):
             self.n_prompt, self.params = message.n_prompt, message.params
             self.closing_tag = message.closing_tag
+            self.prompt_ids, self.digest = message.prompt_ids, message.digest
             if self.reader is not None:
                 self._collector = CallCollector(self.reader, message.closing_tag)
             return None

@@ -17,7 +17,7 @@ from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS
 
-GGUF, DOWNLOADED, RUNNING, KEPT = "*.gguf", "downloaded", "running", "kept"  # in `completes`
+GGUF, DOWNLOADED, RUNNING, KEPT, CHATS = "*.gguf", "downloaded", "running", "kept", "chats"  # in `completes`
 LIST = ","
 
 
@@ -28,8 +28,9 @@ class Option:
     flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
     given several times. stored: allowed in files and environment. completes: the completions of its value:
     words, GGUF for files and model names, DOWNLOADED for names of downloaded models, KEPT for prompts on disk
-    and their models, LIST first for a comma-separated list of the words; () leaves it to the shell, which
-    completes file names. argument: its name in Python.
+    and their models, CHATS for names of saved conversations, LIST first for a comma-separated list of the
+    words; () leaves it to the shell, which completes file names. argument: its name in Python. bare: may
+    stand without a value, which is then "".
     """
 
     name: str
@@ -43,6 +44,7 @@ class Option:
     completes: tuple[str, ...] = ()
     argument: str = ""
     required: bool = False
+    bare: bool = False
 
 
 def row(
@@ -421,11 +423,33 @@ CHATTING = table(
     "Chat",
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
-    row("load", "--load", str, "continue a conversation saved with /save", "FILE"),
+    replace(
+        row(
+            "continued",
+            "--continue",
+            str,
+            "go on with the last conversation, or with this one (specllama chats lists them)",
+            "[NAME]",
+            (CHATS,),
+        ),
+        bare=True,
+    ),
+    row("name", "--name", str, "the name of a new conversation (default: from its first question)", "NAME"),
+    row("load", "--load", str, "go on with a conversation of a file, as /save writes it", "FILE"),
     row("tools", "--tools", str, "tools that the model may call, as JSON; you type the results", "FILE"),
     stored=False,
 )
-CHATTING += table("Chat", row("no_history", "--no-history", bool, "do not keep typed lines for later chats"))
+CHATTING += table(
+    "Chat",
+    row("no_save", "--no-save", bool, "do not save the conversation"),
+    row(
+        "drop_oldest",
+        "--drop-oldest",
+        bool,
+        "drop the oldest turns where the context is full, without asking",
+    ),
+    row("no_history", "--no-history", bool, "do not keep typed lines for later chats"),
+)
 SERVING = table(
     "Server",
     row(
@@ -594,8 +618,9 @@ USERS_ONLY = frozenset(
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
-        "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max", "idle_unload", "strict_model",
-        "root_path", "cache_disk", "cache_ram", "ctx_checkpoints", "swa_full", "slot_save_path",
+        "no_save", "drop_oldest", "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max",
+        "idle_unload", "strict_model", "root_path", "cache_disk", "cache_ram", "ctx_checkpoints", "swa_full",
+        "slot_save_path",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

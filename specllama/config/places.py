@@ -7,6 +7,7 @@ directory may have been deleted. Knows no file in them.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -49,10 +50,28 @@ def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
     return found if found.is_absolute() else NOWHERE
 
 
+def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The data directory: SPECLLAMA_DATA, else the user's data directory for specllama."""
+    return from_variable(environ, "SPECLLAMA_DATA") or user_directory("data")
+
+
 def from_variable(environ: Mapping[str, str], name: str) -> Path | None:
     """The path in an environment variable, with the home directory for ~; None if it is empty or not set."""
     given = environ.get(name)
     return expanded(given) if given else None
+
+
+def close_to_others(path: Path) -> None:
+    """Make a directory that others may enter the user's alone. Raises OSError, also for one that belongs to
+    somebody else.
+    """
+    found = os.stat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(20, "not a directory", str(path))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(1, "belongs to another user", str(path))
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
 
 
 def missing(environ: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from specllama.config.places import from_variable, user_directory
+from specllama.config.places import data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError
 from specllama.models.sizes import size
 
@@ -65,8 +65,7 @@ class DemoStore:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, model: DemoModel = SMOLLM2) -> None:
-        root = from_variable(environ, "SPECLLAMA_DATA") or user_directory("data")
-        self.model, self.folder = model, root / "demo"
+        self.model, self.folder = model, data_dir(environ) / "demo"
         self.path = self.folder / model.file
 
     def is_on_disk(self) -> bool:

@@ -13,12 +13,12 @@ import fcntl
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from specllama.config.places import close_to_others
 from specllama.config.store import cache_dir
 from specllama.config.whole_file import temporary, write_whole
 from specllama.prefix_disk.state_file import (
@@ -75,17 +75,12 @@ class StateDirectory:
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
         try:
-            found = os.stat(self.path)
+            os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
             if create:
                 raise
             return False
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(20, "not a directory", str(self.path))
-        if found.st_uid != os.geteuid():
-            raise PermissionError(1, "belongs to another user", str(self.path))
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            self.path.chmod(0o700)
+        close_to_others(self.path)
         file = self.path / "secret"
         known = _read_secret(file)
         if not known and create:

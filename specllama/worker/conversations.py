@@ -1,13 +1,16 @@
 """Keeps the ids of earlier turns of a conversation, so that a next turn evaluates only the new text.
 
-Tokenising an answer again need not give the ids that the model generated; the kept ids match the cache.
+Tokenising an answer again need not give the ids that the model generated; the kept ids match the cache. Ids
+that a front has kept from another engine process are used where they stand for the same bytes in this
+vocabulary and the template writes the same text.
 """
 
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,7 @@ from specllama.client import protocol
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
 from specllama.text.prompt_parts import encode
+from specllama.worker.pieces import token_bytes
 from specllama.worker.text_limit import TextLimit
 
 _KEPT = 32  # turns
@@ -26,6 +30,7 @@ class _Turn:
     messages: list[dict[str, Any]]
     ids: list[int]  # of prompt and answer
     n_prompt: int
+    prefix: str = ""  # the beginning of the answer that is part of the prompt
 
 
 class ConversationCache:
@@ -34,9 +39,13 @@ class ConversationCache:
     def __init__(self) -> None:
         self._turns: OrderedDict[int, _Turn] = OrderedDict()
 
-    def keep(self, id_: int, messages: list[dict[str, Any]], ids: Sequence[int], n_prompt: int) -> None:
-        """Store a turn: the messages that it answers, and the ids of its prompt and answer."""
-        self._turns[id_] = _Turn(messages, list(ids), n_prompt)
+    def keep(
+        self, id_: int, messages: list[dict[str, Any]], ids: Sequence[int], n_prompt: int, prefix: str = ""
+    ) -> None:
+        """Store a turn: the messages that it answers, and the ids of its prompt and answer. prefix: the
+        beginning of the answer that is part of the prompt.
+        """
+        self._turns[id_] = _Turn(messages, list(ids), n_prompt, prefix)
         while len(self._turns) > _KEPT:
             self._turns.popitem(last=False)
 
@@ -52,27 +61,58 @@ class ConversationCache:
         is the same. render: messages with the request's variables and tools; continued: adds the beginning of
         the answer. Raises TemplateError, UsageError, ContextLengthError.
         """
-        parts = render(message.messages or [])
-        limit.check_bytes(part.text for part in parts)
+        messages = message.messages or []
+        rendered = render(messages)
+        limit.check_bytes(part.text for part in rendered)
+        parts = continued(rendered)
         earlier = self._turns.get(message.follows) if message.follows is not None else None
-        if earlier is not None and message.messages is not None:
-            ids = _continued(render, model, earlier, message.messages, parts)
-            if ids is not None:
-                return ids
-        return encode(continued(parts), model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+        if earlier is None and message.earlier is not None:
+            earlier = _turn_of(message.earlier, messages, render, model)
+        ids = _continued(render, model, earlier, message, parts) if earlier is not None else None
+        if ids is not None:
+            return ids
+        return encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+
+
+def prompt_digest(text: str, pieces: Iterable[bytes]) -> str:
+    """A hash of a rendered prompt, without the beginning of an answer, and of the bytes of its tokens."""
+    digest = hashlib.blake2b(digest_size=16, person=b"prompt ids")
+    for part in (text.encode("utf-8", "surrogatepass"), *pieces):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _turn_of(
+    earlier: protocol.EarlierTurn, messages: Sequence[Mapping[str, Any]], render: Render, model: LlamaModel
+) -> _Turn | None:
+    """The turn of another engine process; None if its ids are not those of this text in this vocabulary."""
+    n, ids = earlier.n_prompt, earlier.ids
+    first = [dict(message) for message in messages[: earlier.n_messages]]
+    if not 0 < n < len(ids) or not all(0 <= i < model.n_vocab for i in ids):
+        return None
+    if not first or len(first) != earlier.n_messages or first[-1].get("role") == "assistant":
+        return None
+    text = "".join(part.text for part in render(first))
+    if prompt_digest(text, (token_bytes(model, i) for i in ids[:n])) != earlier.digest:
+        return None
+    return _Turn(first, ids, n, earlier.prefix)
 
 
 def _continued(
     render: Render,
     model: LlamaModel,
     earlier: _Turn,
-    messages: Sequence[Mapping[str, Any]],
+    message: protocol.Generate,
     parts: Sequence[PromptPart],
 ) -> list[int] | None:
-    """The ids of the earlier turn, then those of the text after its answer; None if the template now renders
-    the earlier turn differently (some drop its reasoning, or white space around an answer).
+    """The ids of the earlier turn, then those of the text after its answer, or those of its prompt alone
+    where the messages are the same; None if the template now renders the earlier turn differently (some drop
+    its reasoning, or white space around an answer).
     """
-    n = len(earlier.messages)
+    messages, n = message.messages or [], len(earlier.messages)
+    if messages == earlier.messages and message.prefix == earlier.prefix:
+        return earlier.ids[: earlier.n_prompt]
     if list(messages[:n]) != earlier.messages or len(messages) <= n or messages[n].get("role") != "assistant":
         return None
     ended = earlier.ids[-1] in model.end_ids
@@ -80,6 +120,7 @@ def _continued(
     # As in detokenizer.py, an incomplete character at the end is not part of the text.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     answer = decoder.decode(b"".join(map(model.piece, generated)))
+    answer = earlier.prefix + answer
     if answer != messages[n].get("content"):  # it was edited, or ended by a stop string
         return None
     before = "".join(part.text for part in render(earlier.messages))

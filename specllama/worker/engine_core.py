@@ -39,7 +39,8 @@ from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
-from specllama.worker.prompts import Prompts, spelt
+from specllama.worker.pieces import spelt
+from specllama.worker.prompts import Prompts
 from specllama.worker.queries import compile_template, slots
 from specllama.worker.slot_actions import SlotActions
 from specllama.worker.template_notes import template_notes
@@ -405,7 +406,7 @@ class EngineCore:
             self.loaded.memory.keep(scope, g.history, g.n_prompt)
         if r.messages is not None:
             assert self._intake is not None
-            self._intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt)
+            self._intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt, r.prefix)
         self.send(self._done(r, text, runs, unmeasured))
         if self._kept is not None:
             self._kept.generation_ended()

@@ -240,10 +240,12 @@ class RequestIntake:
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)
+            output.prefix = message.prefix
             output.progress, output.show_prompt = message.progress, message.show_prompt
             output.show_rejected = message.show_rejected
             self._running.append(output)
-            self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag))
+            shown_ids = (prompt.ids, prompt.digest) if message.show_ids else ([], "")
+            self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag, *shown_ids))
 
     def answer(self, question: protocol.Question, size: int) -> None:
         """Answer a query about texts. Raises as `generate`, BusyError for a large one while too many wait."""

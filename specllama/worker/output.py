@@ -12,7 +12,7 @@ from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
-from specllama.worker.prompts import token_bytes
+from specllama.worker.pieces import token_bytes
 
 MAX_REJECTED = 32  # draft tokens of a round that are shown
 
@@ -24,7 +24,8 @@ class SequenceOutput:
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds,
     decode_seconds: totals at the last message. progress: whether all of the prefill is reported. n_prefilled:
     as last reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end
-    shows the prompt's text. show_rejected: whether rejected draft tokens are shown.
+    shows the prompt's text. show_rejected: whether rejected draft tokens are shown. prefix: the beginning of
+    the text that is part of the prompt.
     """
 
     id: int
@@ -40,6 +41,7 @@ class SequenceOutput:
     show_prompt: bool = False
     show_rejected: bool = False
     n_prefilled: int = -1
+    prefix: str = ""
     place: int = 0
 
     def queue_report(self, waiting: Sequence[Generation]) -> protocol.Queued | None:

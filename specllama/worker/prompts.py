@@ -16,8 +16,9 @@ from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
 from specllama.text.prompt_parts import PromptTemplate, encode
-from specllama.worker.conversations import ConversationCache
+from specllama.worker.conversations import ConversationCache, prompt_digest
 from specllama.worker.infill import infill_ids
+from specllama.worker.pieces import token_bytes
 from specllama.worker.prompt_boundaries import ChatPrompt, chat_boundaries
 from specllama.worker.text_limit import TextLimit
 from specllama.worker.tool_calls import ToolCalls
@@ -26,12 +27,13 @@ from specllama.worker.tool_calls import ToolCalls
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: places
-    that later prompts may share, () where they are not known or not needed.
+    that later prompts may share, () where they are not known or not needed. digest: as in protocol.Started.
     """
 
     ids: list[int]
     forced: list[int] | None
     boundaries: Sequence[Boundary] = ()
+    digest: str = ""
 
 
 class Prompts:
@@ -90,7 +92,21 @@ class Prompts:
         ids = self._ids(message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        return Prompt(ids, forced, self._boundaries(message, ids) if self._with_boundaries else ())
+        boundaries = self._boundaries(message, ids) if self._with_boundaries else ()
+        return Prompt(ids, forced, boundaries, self._digest(message, ids) if message.show_ids else "")
+
+    def _digest(self, message: protocol.Generate, ids: Sequence[int]) -> str:
+        """What shows that these ids are of this prompt, "" without messages. Raises as `_ids`."""
+        if message.messages is None:
+            return ""
+        text = "".join(part.text for part in self._render(message, message.messages))
+        return prompt_digest(text, (token_bytes(self._model, i) for i in ids))
+
+    def _render(self, message: protocol.Generate, messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
+        """Messages through the template, with the variables and tools of a request."""
+        return self.calls.render(
+            self.template, messages, message.variables, message.tools, message.prefix_thought
+        )
 
     def _boundaries(self, message: protocol.Generate, ids: Sequence[int]) -> Sequence[Boundary]:
         """The places of a chat's prompt. Raises as `_ids`."""
@@ -99,7 +115,7 @@ class Prompts:
         template, thought, model = self.template, message.prefix_thought, self._model
 
         def render(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
-            return self.calls.render(template, messages, message.variables, message.tools, thought)
+            return self._render(message, messages)
 
         parts = self.calls.continued(template, render(message.messages), message.prefix, thought)
         return chat_boundaries(
@@ -134,9 +150,7 @@ class Prompts:
         if message.prompt is None:
             template, thought = self.template, message.prefix_thought
             return self.turns.ids(
-                lambda messages: self.calls.render(
-                    template, messages, message.variables, message.tools, thought
-                ),
+                lambda messages: self._render(message, messages),
                 lambda parts: self.calls.continued(template, parts, message.prefix, thought),
                 model,
                 message,
@@ -152,13 +166,3 @@ class Prompts:
         if not all(isinstance(i, int) and 0 <= i <= last for i in ids):
             raise UsageError(f"token ids must be from 0 to {last}")
         return list(ids)
-
-
-def spelt(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The text of ids, control tokens spelt out."""
-    return b"".join(token_bytes(model, i) for i in ids).decode("utf-8", "replace")
-
-
-def token_bytes(model: LlamaModel, token: int) -> bytes:
-    """The bytes of a token, of a control token those of its name."""
-    return model.piece(token) or model.token_text(token).encode()

@@ -12,7 +12,8 @@ from specllama.text.reasoning import closing_tag
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
-from specllama.worker.prompts import Prompts, spelt, token_bytes
+from specllama.worker.pieces import spelt, token_bytes
+from specllama.worker.prompts import Prompts
 
 _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds
 _TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag

@@ -408,6 +408,22 @@ class TestPipe:
         assert not (command.cache / "chat_history").exists()
 
 
+def no_library(command: Command) -> None:
+    """Make conversations not be saved as they go."""
+    (command.home / "data").write_text("a file where the directory should be")
+
+
+def in_library(command: Command) -> dict[str, Any]:
+    """The one conversation that was saved as it went."""
+    (path,) = (command.home / "data" / "chats").glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+GOES_ON = r"saved: specllama chat --continue \S.* goes on with it"
+
+
 @pty
 class TestLongLines:
     """Terminals keep 4,095 bytes of a line; the editor takes lines of any length."""
@@ -443,6 +459,7 @@ class TestLongLines:
 @pty
 class TestTerminal:
     def test_two_turns_the_second_evaluates_what_is_new(self, command: Command) -> None:
+        no_library(command)
         with Terminal(command, *FEW) as user:
             user.prompt()
             first = user.ask("What does zip do?")
@@ -624,17 +641,16 @@ class TestTerminal:
             (engine,) = psutil.Process(user.process.pid).children()
             engine.kill()
             user.enter("and then")
-            path = user.expect(r"saved: specllama chat --load (\S+\.json) continues it")[1]
+            user.expect("saved: specllama chat --continue 'What does zip do' goes on with it")
             user.expect("error: the engine process was ended by SIGKILL")
             assert user.wait() == 9
             assert user.restored()
             assert "Traceback" not in user.text()
-        assert Path(path).stat().st_mode & 0o777 == 0o600
-        assert [m["content"] for m in json.loads(Path(path).read_text())["messages"]][::2] == [
+        assert [m["content"] for m in in_library(command)["messages"]][::2] == [
             "What does zip do?",
             "and then",
         ]
-        result = chat(command, "/regen", args=(*FEW, "--load", path))
+        result = chat(command, "/regen", args=(*FEW, "--continue"))
         assert result.code == 0
         assert prompts(result.err)
 
@@ -645,9 +661,9 @@ class TestTerminal:
             user.expect(r"\n(.{12})")
             (engine,) = psutil.Process(user.process.pid).children()
             engine.kill()
-            path = user.expect(r"--load (\S+\.json) continues it")[1]
+            user.expect(GOES_ON)
             assert user.wait() == 9
-        assert len(json.loads(Path(path).read_text())["messages"][1]["content"]) >= 12
+        assert len(in_library(command)["messages"][1]["content"]) >= 12
 
     def test_ctrl_c_twice_leaves_an_engine_that_does_not_stop(self, command: Command) -> None:
         with Terminal(command, "--no-calibrate", "-n", "-2", "-c", "8192") as user:
@@ -659,7 +675,7 @@ class TestTerminal:
             user.type(CTRL_C)
             time.sleep(0.5)
             user.type(CTRL_C)
-            user.expect(r"--load (\S+\.json) continues it")
+            user.expect(GOES_ON)
             assert user.wait() == 130
             assert user.restored()
 
@@ -678,7 +694,7 @@ class TestTerminal:
                 user.expect(r"\n(.{12})")
             (engine,) = psutil.Process(user.process.pid).children()
             user.process.send_signal(signal.SIGTERM)
-            user.expect(r"--load (\S+\.json) continues it")
+            user.expect(GOES_ON)
             assert user.wait() == 143
             assert user.restored()
             assert not engine.is_running()
@@ -692,8 +708,7 @@ class TestTerminal:
             user.hang_up()
             assert user.process.wait(20)
             assert not engine.is_running()
-        (path,) = (command.cache / "chats").iterdir()
-        assert len(json.loads(path.read_text())["messages"]) == 2
+        assert len(in_library(command)["messages"]) == 2
 
     def test_ctrl_c_while_loading(self, command: Command) -> None:
         with Terminal(command) as user:
@@ -721,8 +736,9 @@ class TestTerminal:
             assert int(second["evaluated"]) < 20
             assert "x plain" in user.text()
 
-    def test_simple_terminals_get_lines(self, shared: Command) -> None:
-        with Terminal(shared, *FEW, env={"TERM": "dumb"}) as user:
+    def test_simple_terminals_get_lines(self, command: Command) -> None:
+        no_library(command)
+        with Terminal(command, *FEW, env={"TERM": "dumb"}) as user:
             user.expect("> ")
             user.type("zip\n")
             user.expect(LINE)
@@ -737,6 +753,7 @@ class TestTerminal:
 
     def test_a_cache_that_cannot_be_written_is_no_error(self, command: Command) -> None:
         command.cache.write_text("a file where the directory should be")
+        no_library(command)
         with Terminal(command, *FEW) as user:
             user.prompt()
             user.ask("zip")

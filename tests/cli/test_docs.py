@@ -58,6 +58,8 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama pull": "needs the hub; tests/cli/test_pull.py has one of its own",
     "specllama pair-check 70B": "the same",
     "specllama models rm": "the same",
+    "specllama chat --continue": "needs a conversation; tests/cli/test_chat_saved.py has some",
+    "specllama chats rm": "the same",
     "specllama bench -m main.gguf -md draft.gguf --report": "takes minutes; the line after it runs",
     "specllama bench -m main.gguf -md draft.gguf --k": "takes minutes",
     "specllama bench -m main.gguf --without-kernels": "takes minutes; test_bench_command.py has one",
@@ -390,6 +392,7 @@ def code_is_there(page: str, code: str) -> bool:
 def parse(words: Sequence[str]) -> None:
     """Parse a command line of specllama by its own option tables, without running it."""
     if words[0] in COMMANDS:
+        words, _ = without_them(words, COMMANDS[words[0]].table())  # --continue may stand without a name
         assert unknown_short_flag(words[1:], COMMANDS[words[0]].table()) is None
     command: Any = typer.main.get_command(app)
     name, rest = "specllama", list(words)

@@ -317,7 +317,7 @@ def test_one_clock_measures_time() -> None:
     """
     times_of_day = {
         "models.hub.retry_after", "server.dialects.ollama.routes", "server.dialects.openai.writer",
-        "server.dialects.openai.responses.writer", "server.service", "cli.cache",
+        "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
     }  # fmt: skip
     found = {
         (module_name(path), node.attr)

@@ -6,17 +6,21 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
 from specllama.cli import console
 from specllama.cli.answer import log_file
 from specllama.cli.chat.commands import completions, run_command
+from specllama.cli.chat.continuing import chosen, options_of, with_options
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import clean, read
+from specllama.cli.chat.full_context import FullContext
 from specllama.cli.chat.input import InputReader, LineReader, UserInput
+from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
+from specllama.cli.chat.saver import ChatSaver
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
@@ -36,12 +40,17 @@ Examples:
   specllama chat
   specllama chat -m main.gguf -md draft.gguf --show-draft
   specllama chat --tools tools.json
+  specllama chat --continue
 """
 HUNG_UP = 129  # exit code after SIGHUP
 
 
 def chat(given: Mapping[str, Any]) -> int:
     """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""
+    library = ChatLibrary()
+    taken = chosen(given, library)
+    if taken is not None:
+        given = with_options(given, taken)
     values = resolved(given)
     standard_input.taken_by = "the messages of the chat"
     params = build.sampling(values)
@@ -51,6 +60,7 @@ def chat(given: Mapping[str, Any]) -> int:
     tools = read_tools(values["tools"]) if "tools" in values else None
     if tools is not None and ("json_schema" in params or "grammar" in params):
         raise UsageError("cannot be used with a schema or a grammar", option="tools")
+    saver = _saver(values, library, taken)
     settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values.get("force", False))
     log = log_file(values)
     with contextlib.ExitStack() as stack:
@@ -60,19 +70,61 @@ def chat(given: Mapping[str, Any]) -> int:
         reader = _reader(keeps=not values.get("no_history", False))  # while the engine process starts
         engine.measure_when_idle, engine.tools = reader.interactive, tools
         screen = Screen(not reader.interactive, values.get("show_draft", False))
-        session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)
+        session = ChatSession(
+            engine, screen, Conversation(), params, variables, reader.interactive, saver,
+            FullContext(engine, variables, _may_drop(reader, values.get("drop_oldest", False))),
+            options_of(given, values),
+            may_rescue=not values.get("no_save", False),
+        )  # fmt: skip
         engine.load(session.structured)
         if saved is not None:
-            session.restore(saved, values["load"], params)
+            session.restore(saved, file=values["load"], more=params)
+        if taken is not None and taken.saved is not None:
+            session.restore(taken.saved, taken.name, more=params)
         if "system_prompt" in values:
             session.conversation.system = clean(values["system_prompt"])
         _greet(session, values.get("show_draft", False))
         with _rescuing(session):
             code = _converse(session, reader)
+        _say_where(session)
+        saver.close()
         last = session.totals.last
         if not session.interactive and last is not None and last.unmeasured:
             session.engine.calibrate()
         return code
+
+
+def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | None) -> ChatSaver:
+    """Where the conversation is saved: by itself where somebody types it, from a pipe where it has a name.
+    Raises ResourceError where another chat has the conversation.
+    """
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    wanted = not values.get("no_save", False) and (typed or taken is not None or "name" in values)
+    saver = ChatSaver(library if wanted else None, as_name(values.get("name", "")))
+    if taken is not None:
+        saver.take_up(taken)
+    return saver
+
+
+def _may_drop(reader: InputReader, always: bool) -> Callable[[], bool] | None:
+    """Whether the oldest turns may go where the context is full: a user is asked, a script has an option."""
+    if always or not reader.interactive:
+        return (lambda: True) if always else None
+
+    def agreed() -> bool:
+        console.note("type y to drop them and go on, or Enter to leave all as it is")
+        with contextlib.suppress(KeyboardInterrupt, UsageError):
+            return reader.read_name().lower() in ("y", "yes")
+        return False
+
+    return agreed
+
+
+def _say_where(session: ChatSession) -> None:
+    """Say how to go on with what was saved."""
+    if session.interactive and session.saver.works:
+        again = "specllama chat --continue goes on with it"
+        session.screen.dim(f"saved as {visible(session.saver.name)}; {again}")
 
 
 def _reader(keeps: bool) -> InputReader:
@@ -141,18 +193,22 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
         try:
             typed = reader.read()
             if typed is None:
+                session.keep()
                 _offer_to_save(session, reader)
                 return code
             _act_on(session, typed)
+            session.keep()
         except LeaveError as leave:
             if leave.code:
                 session.rescue()
             else:
+                session.keep()
                 _offer_to_save(session, reader)
             return leave.code or code
         except EngineDiedError:
             raise
         except SpecllamaError as error:
+            session.keep()
             shown = error.spelled(console.as_flag)
             console.error(visible(shown.message), visible(shown.hint))  # may quote a file
             code = code or (0 if session.interactive else error.exit_code)
@@ -163,8 +219,10 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
 
 
 def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
-    """Ask whoever leaves for a file, where the conversation is not saved. Ctrl-C and Ctrl-D leave at once."""
-    while session.interactive and session.unsaved:
+    """Ask whoever leaves for a file, where the conversation could not be saved. Ctrl-C and Ctrl-D leave at
+    once.
+    """
+    while session.interactive and session.may_rescue and session.unsaved:
         n = counted(len(session.conversation.turns), "turn")
         console.note(f"{n} not saved: type the name of a file that keeps the conversation, or Enter for none")
         try:

@@ -10,6 +10,7 @@ from specllama.cli import console
 from specllama.cli.chat.engine import LeaveError
 from specllama.cli.chat.file import read
 from specllama.cli.chat.input import FILE
+from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
 from specllama.cli.formatting import counted, nearest
@@ -78,8 +79,11 @@ def _set(session: ChatSession, rest: str) -> None:
 
 def _clear(session: ChatSession, _rest: str) -> None:
     n = len(session.conversation.turns)
-    session.conversation.clear()
+    session.keep()
     kept = "; the system message stays" if session.conversation.system else ""
+    kept += f"; saved as {visible(session.saver.name)}" if n and session.saver.works else ""
+    session.begin_another()
+    session.conversation.clear()
     console.note(f"{counted(n, 'turn')} forgotten{kept}")
 
 
@@ -97,7 +101,36 @@ def _save(session: ChatSession, rest: str) -> None:
 def _load(session: ChatSession, rest: str) -> None:
     if not rest:
         raise UsageError("/load needs the name of a file")
-    session.restore(read(rest), rest)
+    saved = read(rest)
+    session.begin_another()
+    session.restore(saved, file=rest)
+
+
+def _continue(session: ChatSession, rest: str) -> None:
+    library = ChatLibrary()
+    if not rest:
+        chats = [chat for chat in library.chats() if not chat.problem]
+        for chat in chats[:_SHOWN]:
+            console.note(f"{visible(chat.name)}  ({counted(chat.n_turns, 'turn')})")
+        if len(chats) > _SHOWN or not chats:
+            console.note(f"{len(chats)} in all; specllama chats lists them" if chats else "none is saved")
+        return
+    chat = library.find(rest)
+    if chat.path == session.saver.path:
+        raise UsageError(f"{chat.name} is the conversation of this chat")
+    session.begin_another()
+    session.saver.take_up(chat)
+    assert chat.saved is not None
+    session.restore(chat.saved, chat.name)
+
+
+def _name(session: ChatSession, rest: str) -> None:
+    if rest:
+        session.saver.rename(rest)
+    if session.saver.library is None:
+        console.note("the conversation is not saved")
+    else:
+        console.note(visible(session.saver.name) or "no name yet: the first question gives one")
 
 
 def _stats(session: ChatSession, _rest: str) -> None:
@@ -141,15 +174,18 @@ def _exit(_session: ChatSession, _rest: str) -> None:
     raise LeaveError(0)
 
 
+_SHOWN = 10  # conversations that /continue lists
 _ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}
 COMMANDS: Mapping[str, Command] = {
     "/help": Command(_help, "", "show this"),
     "/system": Command(_system, "[TEXT]", 'show or set the system message; "" removes it'),
     "/set": Command(_set, "[NAME VALUE]", "show or set sampling parameters; the value default unsets", NAMES),
-    "/clear": Command(_clear, "", "forget the conversation"),
+    "/clear": Command(_clear, "", "forget the conversation, and begin another one"),
     "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
     "/save": Command(_save, "FILE", "write the conversation to a file; later without FILE", (FILE,)),
-    "/load": Command(_load, "FILE", "continue the conversation of a file", (FILE,)),
+    "/load": Command(_load, "FILE", "go on with the conversation of a file", (FILE,)),
+    "/continue": Command(_continue, "[NAME]", "list saved conversations, or go on with one"),
+    "/name": Command(_name, "[NAME]", "show or change the name that the conversation is saved under"),
     "/stats": Command(_stats, "", "the read-out of the last answer, and totals"),
     "/trim": Command(_trim, "[N]", "forget the oldest N turns (default: half of the conversation)"),
     "/draft": Command(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specllama.client.protocol import EarlierTurn
+
 
 @dataclass(slots=True)
 class Turn:
@@ -15,7 +17,8 @@ class Turn:
     None before there is one; else exactly as written, so that its ids can be kept, but without its calls.
     calls: the calls of tools in the answer, as chat templates read them. n_results: how many results there
     must be. id: of the generation that wrote it, None if another engine process did. n_regenerated: how
-    often it was regenerated.
+    often it was regenerated. cut: why the answer ended early ("cancel", "length", "context"), "" where it
+    did not.
     """
 
     message: str
@@ -25,6 +28,7 @@ class Turn:
     n_results: int = 0
     id: int | None = None
     n_regenerated: int = 0
+    cut: str = ""
 
     @property
     def complete(self) -> bool:
@@ -36,26 +40,28 @@ class Turn:
 class Conversation:
     """The system message ("" for none) and the turns, of which the last may wait for its answer.
 
-    changed: whether there are unsaved changes.
+    changed: whether there are unsaved changes. dropped: the turns before these, which the model does not see
+    any more. tokens: the ids of the last answer and its prompt, None where they are not known.
     """
 
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
     changed: bool = False
+    dropped: list[Turn] = field(default_factory=list)
+    tokens: EarlierTurn | None = None
 
     @property
     def waiting(self) -> bool:
         """Whether the last message has no answer."""
         return bool(self.turns) and self.turns[-1].answer is None
 
-    def messages(self, answered: bool = True) -> list[dict[str, Any]]:
-        """The messages for the chat template; without `answered` the last answer is left out."""
+    def messages(self, answered: bool = True, first: int = 0) -> list[dict[str, Any]]:
+        """The messages for the chat template, from the turn `first` on; without `answered` the last answer is
+        left out.
+        """
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        for turn in self.turns:
-            found += turn.results or [{"role": "user", "content": turn.message}]
-            if turn.answer is not None and (answered or turn is not self.turns[-1]):
-                calls = {"tool_calls": turn.calls} if turn.calls else {}
-                found.append({"role": "assistant", "content": turn.answer, **calls})
+        for turn in self.turns[first:]:
+            found += turn_messages(turn, answered or turn is not self.turns[-1])
         return found
 
     @property
@@ -75,11 +81,16 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
-        self.turns.clear()
+        self.turns, self.dropped, self.tokens = [], [], None
         self.changed = False
 
+    @property
+    def cuts(self) -> list[int]:
+        """The numbers of oldest turns that can be dropped: the last one stays, results follow their calls."""
+        return [i for i in range(1, len(self.turns)) if not self.turns[i].results]
+
     def trim(self, n: int | None = None) -> int:
-        """Drop the oldest n turns; returns how many were dropped. None: one or more, until at most half of
+        """Move the oldest n turns to `dropped`; returns how many. None: one or more, until at most half of
         the text or only the last turn is left.
         """
         if n is None:
@@ -87,9 +98,20 @@ class Conversation:
         n = min(n, len(self.turns))
         while 0 < n < len(self.turns) and self.turns[n].results:  # they belong to the calls before them
             n += 1
+        self.dropped += [turn for turn in self.turns[:n] if turn.answer is not None]
         del self.turns[:n]
         self.changed = self.changed or n > 0
+        self.tokens = None if n else self.tokens
         return n
+
+
+def turn_messages(turn: Turn, answered: bool = True) -> list[dict[str, Any]]:
+    """The messages of a turn; without `answered` its answer is left out."""
+    found = list(turn.results) or [{"role": "user", "content": turn.message}]
+    if turn.answer is not None and answered:
+        calls = {"tool_calls": turn.calls} if turn.calls else {}
+        found.append({"role": "assistant", "content": turn.answer, **calls})
+    return found
 
 
 def _n_to_drop(sizes: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
@@ -16,7 +17,7 @@ from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
-from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError
 
 
 class LeaveError(Exception):
@@ -116,8 +117,11 @@ class ChatEngine:
         variables: Mapping[str, Any],
         result: GenerationResult,
         show: Show,
+        prefix: str = "",
     ) -> int:
-        """Answer the last message; returns the id of the generation. Raises what `generate` raises."""
+        """Answer the last message; returns the id of the generation. prefix: the beginning of the answer, if
+        it is there. Raises what `generate` raises.
+        """
         request = protocol.Generate(
             self._client.next_id(),
             messages=conversation.messages(answered=False),
@@ -125,10 +129,28 @@ class ChatEngine:
             speculate=speculate,
             variables=dict(variables),
             follows=conversation.follows,
+            earlier=conversation.tokens if conversation.follows is None else None,
+            prefix=prefix,
             tools=self.tools,
+            show_ids=True,
         )
         generate(self._client, request, show, result, hold_notices=True)
         return request.id
+
+    def count(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], prefix: str = ""
+    ) -> int | None:
+        """Tokens of a prompt; None where it has more than the context. Raises TemplateError."""
+        question = protocol.CountTokens(self._client.next_id(), messages, dict(variables), prefix, self.tools)
+        inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]()
+        self._client.submit(question, inbox.put)
+        answer = inbox.get()
+        if isinstance(answer, ContextLengthError):
+            return None
+        if isinstance(answer, SpecllamaError):
+            raise answer
+        assert isinstance(answer, protocol.TokenCount)
+        return answer.n if answer.n < self.info.n_ctx else None
 
     def notices(self) -> list[str]:
         """Notices of the engine since the last call."""

@@ -1,5 +1,5 @@
 """Conversations as files: JSON of the schema specllama.chat/1, written whole or not at all, checked when
-read.
+read. Knows no place where they are; library.py does.
 """
 
 from __future__ import annotations
@@ -7,16 +7,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specllama.calls.definitions import parsed_arguments
-from specllama.cli.chat.conversation import Conversation, Turn
+from specllama.cli.chat.conversation import Conversation, Turn, turn_messages
+from specllama.client.protocol import EarlierTurn
 from specllama.config.store import cache_dir
 from specllama.config.text_file import read_text
 from specllama.config.whole_file import write_whole
@@ -26,17 +28,24 @@ from specllama.errors import NotFoundError, ResourceError, UsageError
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
-_KEYS = ("schema", "system", "messages", "params", "models")
+_KEYS = ("schema", "name", "system", "dropped", "messages", "params", "models", "options", "tokens")
+_CUT = ("cancel", "length", "context")
+_TOKENS = ("n_messages", "n_prompt", "ids", "digest", "prefix")
+_SCHEMA = re.compile(r"specllama\.chat/([0-9]{1,9})")
 _NOT_ONE = f"it is no conversation ({SCHEMA})"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The content of a file: a conversation, the sampling parameters that were set, the models."""
+    """The content of a file: a conversation, the sampling parameters that were set, the models. name: of the
+    conversation; options: with which it was held, by their names; both are empty in a file of /save.
+    """
 
     conversation: Conversation
     params: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def write(name: str, saved: Saved) -> Path:
@@ -51,7 +60,7 @@ def write(name: str, saved: Saved) -> Path:
         except (UsageError, NotFoundError) as error:
             raise UsageError(f"{error.message}; it is not overwritten", "save under another name") from None
     try:
-        write_whole(path, _text(saved), 0o600)
+        write_whole(path, as_text(saved), 0o600)
     except OSError as error:
         raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
@@ -67,24 +76,53 @@ def rescue(saved: Saved) -> Path | None:
     return None
 
 
-def _text(saved: Saved) -> str:
+def as_text(saved: Saved) -> str:
+    """The text of a file."""
     conversation, params = saved.conversation, dict(saved.params)
     if "logit_bias" in params:  # JSON has no infinity
         params["logit_bias"] = {str(i): max(b, -MAX_BIAS) for i, b in params["logit_bias"].items()}
-    content = {
+    content: dict[str, Any] = {
         "schema": SCHEMA,
+        "name": saved.name,
         "system": conversation.system,
-        "messages": [m for m in conversation.messages() if m["role"] != "system"],
+        "dropped": _messages(conversation.dropped),
+        "messages": _messages(conversation.turns),
         "params": params,
         "models": saved.models,
+        "options": saved.options,
     }
+    if saved.name and conversation.tokens is not None:  # in the library
+        tokens = asdict(conversation.tokens)
+        content["tokens"] = {**tokens, "ids": " ".join(map(str, tokens["ids"]))}
+    content = {k: v for k, v in content.items() if v or k not in ("name", "dropped", "options")}
     return json.dumps(content, indent=1) + "\n"
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    found = list[dict[str, Any]]()
+    for turn in turns:
+        found += turn_messages(turn)
+        if turn.answer is not None and turn.cut:
+            found[-1]["finish_reason"] = turn.cut
+        if turn.answer is not None and turn.n_regenerated:
+            found[-1]["n_regenerated"] = turn.n_regenerated
+    return found
 
 
 def read(name: str) -> Saved:
     """The conversation in a file. Raises NotFoundError, UsageError, each in one line."""
     path = _path(name)
-    data = _object(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    return from_text(read_text(str(path), "", MAX_BYTES), path)
+
+
+def from_text(text: str, path: Path) -> Saved:
+    """The conversation in the text of a file. Raises UsageError, in one line."""
+    data = _object(text, path)
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
         raise UsageError(f"{path}: unknown key {unknown[0][:60]!r}", f"known: {', '.join(_KEYS)}")
@@ -100,7 +138,18 @@ def read(name: str) -> Saved:
     if not isinstance(models, dict):
         raise UsageError(f"{path}: models must be an object, not {_short(models)}")
     given = {name: getattr(used, name) for name, value in params.items() if value is not None}
-    return Saved(Conversation(clean(system), _turns(path, data.get("messages"))), given, models)
+    conversation = Conversation(
+        clean(system),
+        _turns(path, data.get("messages"), "messages"),
+        dropped=_turns(path, data.get("dropped", []), "dropped"),
+        tokens=_tokens(path, data.get("tokens")),
+    )
+    name, options = data.get("name", ""), data.get("options", {})
+    if not isinstance(name, str):
+        raise UsageError(f"{path}: name must be a text, not {_short(name)}")
+    if not isinstance(options, dict) or not all(isinstance(v, (str, int)) for v in options.values()):
+        raise UsageError(f"{path}: options must be an object with texts and numbers, not {_short(options)}")
+    return Saved(conversation, given, models, clean(name), options)
 
 
 def clean(text: str) -> str:
@@ -117,13 +166,7 @@ def _path(name: str) -> Path:
     raise UsageError(f"{name[:60]!r} is not a usable path")
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no file")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    text = read_text(str(path), "", MAX_BYTES)
+def _object(text: str, path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -131,25 +174,28 @@ def _object(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("schema"), str):
         raise UsageError(f"{path}: {_NOT_ONE}")
     if data["schema"] != SCHEMA:
-        raise UsageError(f"{path}: its schema is {data['schema'][:60]!r}, not {SCHEMA!r}")
+        newer = "; a newer specllama wrote it" if _SCHEMA.fullmatch(data["schema"]) else ""
+        raise UsageError(f"{path}: its schema is {data['schema'][:60]!r}, not {SCHEMA!r}{newer}")
     return data
 
 
-def _turns(path: Path, messages: Any) -> list[Turn]:
+def _turns(path: Path, messages: Any, key: str) -> list[Turn]:
     """Turns from messages: the user's, or the results of all calls before, and the assistant's in turn; the
     last answer may be missing.
     """
     if not isinstance(messages, list):
-        raise UsageError(f"{path}: messages must be a list, not {_short(messages)}")
+        raise UsageError(f"{path}: {key} must be a list, not {_short(messages)}")
     turns: list[Turn] = []
     for i, message in enumerate(messages):
         calls = turns[-1].calls if turns and turns[-1].answer is not None else []
         answers = bool(turns) and turns[-1].answer is None and turns[-1].complete
         role = "assistant" if answers else "tool" if calls or (turns and not turns[-1].complete) else "user"
-        _check(f"{path}: messages[{i}]", message, role)
+        _check(f"{path}: {key}[{i}]", message, role)
         text = clean(message["content"])
         if role == "assistant":
-            turns[-1].answer, turns[-1].calls = text, _calls(f"{path}: messages[{i}]", message)
+            turns[-1].answer, turns[-1].calls = text, _calls(f"{path}: {key}[{i}]", message)
+            turns[-1].cut = message.get("finish_reason", "")
+            turns[-1].n_regenerated = message.get("n_regenerated", 0)
         elif role == "user":
             turns.append(Turn(text))
         else:
@@ -157,11 +203,35 @@ def _turns(path: Path, messages: Any) -> list[Turn]:
                 turns.append(Turn("", n_results=len(calls)))
             turns[-1].results.append(message | {"content": text})
     if turns and not turns[-1].complete:
-        raise UsageError(f"{path}: there are calls without results at the end of messages")
+        raise UsageError(f"{path}: there are calls without results at the end of {key}")
     return turns
 
 
-_MORE_KEYS = {"user": (), "assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+def _tokens(path: Path, found: Any) -> EarlierTurn | None:
+    """The ids of the last answer and its prompt. Raises UsageError."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or set(found) != set(_TOKENS):
+        raise UsageError(f"{path}: tokens must have {', '.join(_TOKENS)}, not {_short(found)}")
+    ids, counts = found["ids"], (found["n_messages"], found["n_prompt"])
+    if not isinstance(ids, str) or not re.fullmatch(r"([0-9]{1,9}( [0-9]{1,9})*)?", ids):
+        raise UsageError(f"{path}: tokens: ids must be numbers, not {_short(ids)}")
+    if not all(map(_is_count, counts)):
+        raise UsageError(f"{path}: tokens: n_messages and n_prompt must be numbers")
+    if not isinstance(found["digest"], str) or not isinstance(found["prefix"], str):
+        raise UsageError(f"{path}: tokens: digest and prefix must be texts")
+    return EarlierTurn(*counts, list(map(int, ids.split())), found["digest"], found["prefix"])
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+_MORE_KEYS = {
+    "user": (),
+    "assistant": ("tool_calls", "finish_reason", "n_regenerated"),
+    "tool": ("tool_call_id", "name"),
+}
 
 
 def _check(where: str, message: Any, role: str) -> None:
@@ -175,6 +245,10 @@ def _check(where: str, message: Any, role: str) -> None:
         raise UsageError(f"{where} must have role and content and nothing else, not {min(unknown)[:60]!r}")
     if not isinstance(message["content"], str):
         raise UsageError(f"{where}: content must be a text, not {_short(message['content'])}")
+    if message.get("finish_reason", "cancel") not in _CUT:
+        raise UsageError(f"{where}: finish_reason must be one of {', '.join(_CUT)}")
+    if not _is_count(message.get("n_regenerated", 0)):
+        raise UsageError(f"{where}: n_regenerated must be a number")
     texts = [message.get(key, "") for key in _MORE_KEYS["tool"]]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{where}: {' and '.join(_MORE_KEYS['tool'])} must be texts")

@@ -36,10 +36,10 @@ class Screen:
         self._splitter: ReasoningSplitter | None = None
         self._at_start = True
 
-    def begin(self, answer: GenerationResult) -> None:
-        """Begin an answer; `show` gets its text."""
+    def begin(self, answer: GenerationResult, goes_on: bool = False) -> None:
+        """Begin an answer; `show` gets its text. goes_on: on the line where an earlier one has ended."""
         self._answer, self._splitter = answer, None
-        self._at_start = True
+        self._at_start = self._at_start or not goes_on
 
     def show(self, text: str, runs: Sequence[tuple[int, str]]) -> None:
         """Show the next piece of the answer. runs: (characters, source)."""
@@ -50,12 +50,12 @@ class Screen:
             self._splitter = ReasoningSplitter(self._answer.closing_tag, keep_tags=True)
         self._pieces(self._splitter.push(text, runs))
 
-    def end(self) -> None:
-        """Finish the answer and its last line."""
+    def end(self, newline: bool = True) -> None:
+        """Finish the answer, and its last line too."""
         if self._splitter is not None:
             self._pieces(self._splitter.finish())
             self._splitter = None
-        if not self._at_start:
+        if newline and not self._at_start:
             self._write("\n")
 
     def line(self, text: str) -> None:

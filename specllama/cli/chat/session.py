@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
+from specllama.cli.chat.continuing import command
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import Saved, rescue, write
+from specllama.cli.chat.full_context import FullContext, rest_of
 from specllama.cli.chat.input import PROMPT
+from specllama.cli.chat.saver import ChatSaver
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs, restored
 from specllama.cli.chat.stats import Totals, turn_line
 from specllama.cli.chat.tools import call_text, result_message, show_calls
 from specllama.cli.formatting import counted
+from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 from specllama.text.terminal import visible
-
-ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
 
 
 @dataclass(slots=True)
@@ -31,7 +33,9 @@ class ChatSession:
 
     params: the sampling parameters that were set; used: the engine's values of the others. variables: of the
     chat template. file: the last one saved to or loaded from. results: of the calls in the last answer, as
-    far as they were typed.
+    far as they were typed. saver: where the conversation is saved as it goes, with the options that it is
+    held with. full: for a full context. may_rescue: whether a conversation that is not saved may be written
+    to a file where the chat ends unexpectedly.
     """
 
     engine: ChatEngine
@@ -40,6 +44,10 @@ class ChatSession:
     params: dict[str, Any]
     variables: dict[str, Any]
     interactive: bool
+    saver: ChatSaver
+    full: FullContext
+    options: dict[str, Any] = field(default_factory=dict)
+    may_rescue: bool = True
     speculate: bool = True
     file: str = ""
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -59,34 +67,52 @@ class ChatSession:
         }
         return Saved(self.conversation, self.params, models)
 
+    def keep(self) -> None:
+        """Save the conversation where chats are saved as they go, if it has changed."""
+        self.saver.save(replace(self.saved(), options=self.options))
+
+    def begin_another(self) -> None:
+        """Let the conversation be: what is saved from now on is another one."""
+        self.keep()
+        self.saver.close()
+
     def save(self, name: str) -> None:
         """Write the conversation to a file. Raises UsageError, ResourceError."""
         path = write(name, self.saved())
         self.file, self.conversation.changed = name, False
         console.note(f"{counted(len(self.conversation.turns), 'turn')} saved in {visible(str(path))}")
 
-    def restore(self, saved: Saved, file: str, more: Mapping[str, Any] | None = None) -> None:
-        """Continue a conversation from a file, with its system message and parameters, and show what has
-        changed with them, and the last turn. more: parameters that override those of the file.
+    def restore(
+        self, saved: Saved, name: str = "", file: str = "", more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on with a conversation, with its system message and parameters, and show what has changed with
+        them, and the last turn. name, file: under which it is saved, or which it is from. more: parameters
+        that override its own.
         """
         refuse_logprobs(saved.params)
         system, params = self.conversation.system, self.params
         self.conversation, self.file = saved.conversation, file
         self.params = {**saved.params, **(more or {})}
-        console.note(f"{counted(len(saved.conversation.turns), 'turn')} loaded from {visible(file)}")
+        n = counted(len(saved.conversation.turns), "turn")
+        console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
         for line in restored(system, params, self.conversation.system, self.params):
             console.note(visible(line))
+        if saved.conversation.dropped:
+            dropped = counted(len(saved.conversation.dropped), "turn")
+            console.note(f"note: the oldest {dropped} of it, dropped before, are not shown to the model")
         if self.interactive:
             self._show_last()
+        if saved.conversation.turns and saved.conversation.turns[-1].cut == "cancel":
+            console.note("note: the last answer was stopped")
         if saved.conversation.waiting:
             console.note("note: the last message has no answer; /regen asks for one")
         self.results = []
         if self.conversation.open_calls:
             self._ask_for_result()
         then, now = saved.models.get("target"), self.engine.info.target.name
-        name = then.get("name") if isinstance(then, dict) else None
-        if isinstance(name, str) and name != now:
-            console.note(f"note: it was held with {visible(name)[:80]}; {now} continues it")
+        before = then.get("name") if isinstance(then, dict) else None
+        if isinstance(before, str) and before != now:
+            console.note(f"note: it was held with {visible(before)[:80]}; {now} continues it")
 
     def _show_last(self) -> None:
         """Show the last message and its answer again."""
@@ -124,6 +150,7 @@ class ChatSession:
         else:
             turn = Turn(message)
         self.conversation.turns.append(turn)
+        self.keep()  # a chat that is killed loses the answer alone
         try:
             written = self._answer(turn, self.params)
         except EngineDiedError:
@@ -157,29 +184,54 @@ class ChatSession:
             console.note("note: stopped before anything was written; all is as before")
 
     def _answer(self, turn: Turn, params: dict[str, Any]) -> bool:
-        """Generate for the last turn; the text becomes its answer, however the generation ends. False where
-        Ctrl-C came before any text.
+        """Answer the last turn. Where the context is full, before it or in the midst of it, the oldest turns
+        may be dropped, and it goes on. False where Ctrl-C came before any text.
+        """
+        try:
+            written = self._generate(turn, params)
+        except ContextLengthError as error:
+            if not self.full.make_room(self.conversation, error.details.get("n_prompt_tokens")):
+                raise self.full.refusal(error) from None
+            written = self._generate(turn, params)
+        while written and turn.cut == "context":
+            begun, left = turn.answer or "", rest_of(turn, params, self.totals.last)
+            if left is None or not self.full.make_room(self.conversation, self.engine.info.n_ctx, begun):
+                self.screen.end()
+                self.full.say_cut()
+                return True
+            if not self._generate(turn, left, begun):
+                return True
+        return written
+
+    def _generate(self, turn: Turn, params: Mapping[str, Any], prefix: str = "") -> bool:
+        """Generate for the last turn; the text becomes its answer, after the prefix, however the generation
+        ends. False where Ctrl-C came before any text.
         """
         answer, id_, written = GenerationResult(self.engine.answer_reader()), None, False
         self.results = []
-        self.screen.begin(answer)
+        self.screen.begin(answer, goes_on=bool(prefix) and not self.interactive)
         try:
             id_ = self.engine.answer(
-                self.conversation, params, self.speculate, self.variables, answer, self.screen.show
+                self.conversation,
+                params,
+                self.speculate,
+                self.variables,
+                answer,
+                self.screen.show,
+                prefix,
             )
         except KeyboardInterrupt:
             if answer.params or not self.interactive:  # the second Ctrl-C: the first only stops the answer
                 raise LeaveError(INTERRUPTED) from None
-        except ContextLengthError as error:
-            raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
         finally:
             if held := answer.release():
                 self.screen.show(held.text, held.runs)
             calls = show_calls(self.screen, answer.calls)
             if answer.text or calls or answer.finish_reason not in ("", "cancel"):
-                turn.answer, turn.calls, turn.id, written = answer.text, calls, id_, True
-                self.conversation.changed = True
-            self.screen.end()
+                turn.answer, turn.calls, turn.id, written = prefix + answer.text, calls, id_, True
+                self._keep_ids(turn, answer, prefix)
+            goes_on = written and turn.cut == "context" and not self.interactive
+            self.screen.end(newline=not goes_on)
         used = asdict(answer.params) if answer.params is not None else {}
         self.used |= {name: value for name, value in used.items() if name not in params}
         for text in self.engine.notices():
@@ -190,6 +242,16 @@ class ChatSession:
             self._ask_for_result()
         return written
 
+    def _keep_ids(self, turn: Turn, answer: GenerationResult, prefix: str) -> None:
+        """Note how an answer ended, and its ids, with which a later chat goes on."""
+        reason = answer.finish_reason or "cancel"
+        turn.cut = reason if reason in ("cancel", "length", "context") else ""
+        self.conversation.changed, self.conversation.tokens = True, None
+        if answer.digest and answer.ids:
+            n = len(self.conversation.messages(answered=False))
+            ids = [*answer.prompt_ids, *answer.ids]
+            self.conversation.tokens = EarlierTurn(n, answer.n_prompt, ids, answer.digest, prefix)
+
     def _ask_for_result(self) -> None:
         call = self.conversation.open_calls[len(self.results)]["function"]["name"]
         self.screen.dim(f"type the result of {visible(call)}")
@@ -198,11 +260,8 @@ class ChatSession:
         """Show figures and notes of an answer that has ended."""
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
-        if answer.finish_reason == "context":
-            n_ctx = self.engine.info.n_ctx
-            console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}")
-        elif answer.finish_reason == "length" and answer.params is not None:
-            n = answer.params.max_tokens
+        if answer.finish_reason == "length" and answer.params is not None:
+            n = self.params.get("max_tokens", answer.params.max_tokens)  # of the rest of an answer: less
             console.note(
                 f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
             )
@@ -210,7 +269,7 @@ class ChatSession:
             self.screen.dim("stopped; what was written is kept" if answer.text else "stopped")
             if not self.interactive:
                 raise LeaveError(INTERRUPTED)
-        elif not answer.text and not answer.calls:
+        elif not answer.text and not answer.calls and answer.finish_reason != "context":
             self.screen.dim("the answer is empty")
 
     @property
@@ -220,10 +279,16 @@ class ChatSession:
 
     def rescue(self) -> None:
         """Save unsaved changes, before an unexpected end."""
-        if not self.conversation.turns or not (self.conversation.changed or self.conversation.waiting):
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self.keep()
+            if self.saver.works:
+                console.note(f"the conversation is saved: {command(self.saver.name)} goes on with it")
+                return
+        changed = self.conversation.changed or self.conversation.waiting
+        if not self.may_rescue or not self.conversation.turns or not changed:
             return
         path = rescue(self.saved())
-        with contextlib.suppress(OSError):  # the terminal may be gone
+        with contextlib.suppress(OSError):
             if path is None:
                 console.warning("the conversation could not be saved")
             else:

@@ -15,8 +15,8 @@ import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
 import { currentSettings, setSpeculate } from "./settings.js";
+import { keys } from "./storage.js";
 import { applyTheme } from "./theme.js";
-import { migrate } from "./transfer.js";
 import * as unfinished from "./unfinished.js";
 
 applyTheme();
@@ -151,7 +151,7 @@ setUpLayout();
 (globalThis.requestIdleCallback ?? setTimeout)(() => {
   render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
   // What buttons open is there before they are pressed, even if the server is gone then.
-  for (const name of ["settings_dialog", "status", "race"]) import(`./${name}.js`).catch(() => {});
+  for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
 });
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
@@ -178,7 +178,7 @@ async function goOn() {
 }
 
 async function begin() {
-  await migrate().catch(failed);
+  if (keys("specllama.conversation.").length) await (await import("./transfer.js")).migrate().catch(failed);
   const open = await unfinished.recovered().catch(() => []);
   await chat.open(addressed());
   await connect();

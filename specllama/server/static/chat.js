@@ -4,7 +4,6 @@
 import { announce, byId } from "./dom.js";
 import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
-import { leaveOut } from "./leaveout.js";
 import { Log } from "./log.js";
 import { say, showContext } from "./notice.js";
 import { Pace } from "./pace.js";
@@ -232,6 +231,7 @@ export class Chat {
   /** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
   async #makeRoom(again) {
     const data = this.#data;
+    const { leaveOut } = await import("./leaveout.js");
     const left = await leaveOut(data, this.#models).catch((error) => error);
     if (left instanceof Error || !left) {
       say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");

@@ -2,8 +2,8 @@
 
 import { byId, button, element } from "./dom.js";
 import * as store from "./store.js";
-import { asMarkdown, download, exported, exportedAll, fileName, imported } from "./transfer.js";
 
+const transfer = () => import("./transfer.js");
 const PAUSE = 200; // milliseconds after a key before texts are searched
 
 /** actions: {open(id), begin(), removed(id), rename(id, title), say(text)}. */
@@ -20,6 +20,7 @@ export class ConversationList {
     this.#actions = actions;
     byId("new").addEventListener("click", () => actions.begin());
     byId("export").addEventListener("click", async () => {
+      const { download, exportedAll } = await transfer();
       download("specllama-conversations.json", await exportedAll());
     });
     byId("import").addEventListener("click", () => byId("import-file").click());
@@ -62,19 +63,19 @@ export class ConversationList {
     const open = item.querySelector(".actions");
     more.setAttribute("aria-expanded", String(!open));
     if (open) return open.remove();
-    const read = async (act) => {
-      const data = await store.conversation(one.id);
-      if (data) act(data);
+    const save = async (ending, type, written) => {
+      const [data, files] = [await store.conversation(one.id), await transfer()];
+      if (data) files.download(files.fileName(data, ending), written(files, data), type);
     };
     item.append(
       element(
         "div",
         { class: "actions" },
         button("Rename", () => this.#rename(one, item)),
-        button("Export", () => read((data) => download(fileName(data, "json"), exported(data))), {
+        button("Export", () => save("json", "application/json", ({ exported }, data) => exported(data)), {
           "aria-label": `Export ${one.title || "Untitled"}`,
         }),
-        button("As Markdown", () => read((data) => download(fileName(data, "md"), asMarkdown(data), "text/markdown"))),
+        button("As Markdown", () => save("md", "text/markdown", ({ asMarkdown }, data) => asMarkdown(data))),
       ),
     );
     item.querySelector(".actions button").focus();
@@ -130,6 +131,7 @@ export class ConversationList {
     input.value = "";
     if (!file) return;
     try {
+      const { imported } = await transfer();
       const n = await imported(await file.text());
       this.#actions.say(`${n} ${n === 1 ? "conversation" : "conversations"} imported.`);
     } catch (error) {

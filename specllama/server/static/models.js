@@ -3,7 +3,6 @@
 import { json } from "./api.js";
 import { announce, byId, element } from "./dom.js";
 import { say } from "./notice.js";
-import { offerPull } from "./pulls.js";
 
 const POLL = 500; // milliseconds between looks at a load
 
@@ -94,6 +93,7 @@ export class Models {
       byId("model").value = found?.id ?? name; // on disk it is listed with its file
       byId("model").dispatchEvent(new Event("change"));
     };
+    const { offerPull } = await import("./pulls.js");
     await offerPull(name, command, { status, use });
   }
 

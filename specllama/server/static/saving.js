@@ -3,10 +3,12 @@
 import { byId } from "./dom.js";
 import { say } from "./notice.js";
 import * as store from "./store.js";
-import { download, exported, fileName } from "./transfer.js";
 
 const exports = (data) => ({
-  "Export this conversation": () => download(fileName(data, "json"), exported(data)),
+  "Export this conversation": async () => {
+    const { download, exported, fileName } = await import("./transfer.js");
+    download(fileName(data, "json"), exported(data));
+  },
 });
 
 /** Store what has changed of a conversation. shown: whether it is the one at hand. */

@@ -1,0 +1,112 @@
+"""`chat --continue`: which conversation, and the options that it was held with. Knows no engine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.chat.file import Saved
+from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
+from specllama.config.options import CHAT
+from specllama.errors import NotFoundError, UsageError
+from specllama.text.terminal import visible
+
+_MODEL, _DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")
+_OF_MODEL = ("chat_template", "chat_template_file", "tool_format")
+_OTHERS = ("n_ctx", "reasoning", "tools")
+_FILES = ("model", "draft_model", "chat_template_file", "tools")
+_KINDS = {option.name: option.kind for option in CHAT}
+_MAX_WARNINGS = 3
+
+
+def chosen(given: Mapping[str, Any], library: ChatLibrary) -> SavedChat | None:
+    """The conversation that the flags name; None for a new one. Raises UsageError for flags that exclude each
+    other, NotFoundError, IntegrityError, ResourceError.
+    """
+    if "continued" not in given:
+        _check_name(given, library)
+        return None
+    for other in ("load", "name"):
+        if other in given:
+            hint = "/name renames a conversation" if other == "name" else ""
+            raise UsageError("cannot be used with --continue", hint, option=other)
+    if given["continued"].strip():
+        return library.find(given["continued"])
+    chat, damaged = library.last()
+    for one in damaged[:_MAX_WARNINGS]:
+        console.warning(f"a newer conversation cannot be read: {visible(one.problem)}")
+    return chat
+
+
+def _check_name(given: Mapping[str, Any], library: ChatLibrary) -> None:
+    if "name" not in given:
+        return
+    name = as_name(given["name"])
+    if not name:
+        raise UsageError("needs a letter or another visible character", option="name")
+    if library.unused(name) != name:
+        raise UsageError(
+            f": there is a conversation {name!r} already", f"{command(name)} goes on with it", option="name"
+        )
+
+
+def command(name: str) -> str:
+    """The command that goes on with a conversation."""
+    quoted = shlex.quote(name)
+    return f"specllama chat --continue{'=' if name.startswith('-') else ' '}{quoted}"
+
+
+def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a conversation is saved with: its models, wherever they are set, and what flags say of
+    templates, tools and the context. given: flags; values: merged with files and the environment.
+    """
+    found = {name: values[name] for name in (*_MODEL, *_DRAFT) if name in values}
+    found |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
+    return {name: _absolute(value) if name in _FILES else value for name, value in found.items()}
+
+
+def with_options(given: Mapping[str, Any], chat: SavedChat) -> dict[str, Any]:
+    """The flags, and the options of the conversation where no flag says something else. Raises NotFoundError
+    where its model is gone and no other one is given, UsageError.
+    """
+    assert chat.saved is not None
+    kept = _checked(chat.saved, chat.path)
+    if any(name in given for name in _MODEL):
+        kept = {name: value for name, value in kept.items() if name in _OTHERS}
+    elif any(name in given for name in _DRAFT):
+        kept = {name: value for name, value in kept.items() if name not in _DRAFT}
+    if _is_gone(kept.get("model")):
+        raise NotFoundError(
+            f"the model of the conversation {visible(chat.name)!r} is gone: {kept['model']}",
+            f"{command(chat.name)} -m MODEL goes on with another one",
+        )
+    if _is_gone(kept.get("draft_model")):
+        console.note(f"note: the draft of the conversation is gone: {visible(kept.pop('draft_model'))}")
+    return {**kept, **given}
+
+
+def _checked(saved: Saved, path: Path) -> dict[str, Any]:
+    """The options that are known. Raises UsageError for values of another kind."""
+    known = {
+        name: saved.options[name]
+        for name in (*_MODEL, *_DRAFT, *_OF_MODEL, *_OTHERS)
+        if name in saved.options
+    }
+    for name, value in known.items():
+        if type(value) is not _KINDS[name]:
+            raise UsageError(f"{path}: options: {name} must be a {_KINDS[name].__name__}, not {value!r:.60}")
+    return known
+
+
+def _absolute(value: str) -> str:
+    """The whole path of a file, so that it is found from elsewhere; a name of something else as it is."""
+    path = os.path.expanduser(value)
+    return os.path.abspath(path) if os.path.exists(path) else value
+
+
+def _is_gone(value: str | None) -> bool:
+    return value is not None and os.path.isabs(value) and not os.path.exists(value)

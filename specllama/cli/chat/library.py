@@ -1,0 +1,234 @@
+"""The conversations that chats save as they go: files in a directory of the user's own, found by name.
+
+A chat holds the lock of the conversation that it writes, so that two chats never write one. Knows what is in
+a file through file.py, and no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from specllama.cli.chat.file import Saved, clean, read
+from specllama.cli.formatting import nearest
+from specllama.config.places import close_to_others, data_dir
+from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
+
+MAX_NAME = 80  # characters
+_FROM_QUESTION = 48  # characters of a name that is made from a question
+_FILE = re.compile(r"[0-9a-f]{16}\.json")
+_LEFT_OVER = re.compile(r"\.([0-9a-f]{16}\.json)\.[0-9a-f]{16}\.tmp")
+_NAME = re.compile(rb'\{\s*"schema": "[^"]*",\s*"name": ("(?:[^"\\]|\\.)*")')
+_HEAD_BYTES = 4096
+HINT = "specllama chats lists them"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedChat:
+    """A conversation in the library. changed: seconds since 1970. saved: what is in it, None where it cannot
+    be read; problem: why not, "" where it can.
+    """
+
+    path: Path
+    changed: float
+    n_bytes: int
+    saved: Saved | None
+    problem: str = ""
+
+    @property
+    def id(self) -> str:
+        """The name of the file, without its ending."""
+        return self.path.stem
+
+    @property
+    def name(self) -> str:
+        """Its name, that of the file where it has none."""
+        return (self.saved.name if self.saved is not None else "") or self.id
+
+    @property
+    def n_turns(self) -> int:
+        """Its turns, those that were dropped included."""
+        if self.saved is None:
+            return 0
+        return len(self.saved.conversation.turns) + len(self.saved.conversation.dropped)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that it was held with, "" where it is not known."""
+        target = self.saved.models.get("target") if self.saved is not None else None
+        name = target.get("name") if isinstance(target, dict) else None
+        return name if isinstance(name, str) else ""
+
+
+class ChatLibrary:
+    """The conversations in a directory, by default "chats" in the data directory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path if path is not None else data_dir() / "chats"
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """The files of conversations, the newest first. Raises ResourceError."""
+        found = list[tuple[Path, os.stat_result]]()
+        gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+        with self._possible("read"), gone, os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+        return sorted(found, key=lambda one: (-one[1].st_mtime, one[0].name))
+
+    def _chats(self) -> Iterator[SavedChat]:
+        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
+        for path, found in self._files():
+            with self._possible("read"), contextlib.suppress(FileNotFoundError):
+                yield _chat(path, found)
+
+    def chats(self) -> list[SavedChat]:
+        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
+        return list(self._chats())
+
+    def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
+        """(The newest conversation, newer ones that cannot be read). Raises NotFoundError, ResourceError."""
+        damaged = list[SavedChat]()
+        for chat in self._chats():
+            if not chat.problem:
+                return chat, damaged
+            damaged.append(chat)
+        why = f": {damaged[0].problem}" if damaged else ""
+        hint = "specllama chat begins one, which is saved as it goes"
+        raise NotFoundError(f"there is no saved conversation in {self.path}{why}", hint)
+
+    def find(self, name: str) -> SavedChat:
+        """The conversation of this name, see `named`, if it can be read. Raises NotFoundError, ResourceError,
+        IntegrityError.
+        """
+        chat = named(name, self.chats())
+        if chat.problem:
+            raise IntegrityError(chat.problem, f"specllama chats rm {chat.id} removes it")
+        return chat
+
+    def unused(self, name: str, of: Path | None = None) -> str:
+        """The name, with a number where another conversation than `of` has it. Raises ResourceError."""
+        taken = {_folded(_name_in(path)) for path, _ in self._files() if path != of}
+        found, n = name, 1
+        while _folded(found) in taken:
+            n += 1
+            found = f"{name} {n}"
+        return found
+
+    def new_path(self) -> Path:
+        """The file of a new conversation, in a directory that its owner alone may enter. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        close_to_others(self.path)
+        self._sweep()
+        return self.path / f"{secrets.token_hex(8)}.json"
+
+    def _sweep(self) -> None:
+        """Remove what killed chats have left half-written."""
+        for name in os.listdir(self.path):
+            if (found := _LEFT_OVER.fullmatch(name)) is not None:
+                with contextlib.suppress(OSError, ResourceError), held(self.path / found[1]):
+                    (self.path / name).unlink(missing_ok=True)
+
+    def remove(self, chats: Iterable[SavedChat]) -> None:
+        """Remove conversations. Raises ResourceError, before anything is removed, where a chat has one."""
+        with self._possible("changed"), contextlib.ExitStack() as stack:
+            removed = list(chats)
+            for chat in removed:
+                stack.enter_context(held(chat.path, chat.name))
+            for chat in removed:
+                chat.path.unlink(missing_ok=True)
+                _lock_file(chat.path).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _possible(self, how: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ResourceError(f"{self.path} cannot be {how}: {why}") from None
+
+
+def held(path: Path, name: str = "") -> FileLock:
+    """The lock of a conversation, held until it is released or the process ends. Raises ResourceError where
+    another chat has it, OSError.
+    """
+    lock = FileLock(_lock_file(path), timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        message = f"the conversation {name or path.stem} is open in another chat"
+        raise ResourceError(message, "leave that one first, or continue another conversation") from None
+    return lock
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.lock")
+
+
+def named(name: str, chats: Sequence[SavedChat]) -> SavedChat:
+    """The conversation of this name, whatever the case of its letters, or else the only one whose name or id
+    begins so. Raises NotFoundError.
+    """
+    wanted = _folded(name)
+    same = [chat for chat in chats if chat.name == name] or [
+        chat for chat in chats if _folded(chat.name) == wanted
+    ]
+    begins = [chat for chat in chats if wanted and _folded(chat.name).startswith(wanted)]
+    begins += [chat for chat in chats if len(name) >= 4 and chat.id.startswith(name) and chat not in begins]
+    if same or len(begins) == 1:
+        return (same or begins)[0]
+    if begins:
+        some = ", ".join(repr(chat.name) for chat in begins[:3])
+        more = f" and {len(begins) - 3} more" if len(begins) > 3 else ""
+        raise NotFoundError(f"more than one conversation begins with {name[:MAX_NAME]!r}: {some}{more}", HINT)
+    near = nearest(name, [chat.name for chat in chats])
+    raise NotFoundError(f"there is no conversation {name[:MAX_NAME]!r}{near}", HINT)
+
+
+def name_from(text: str) -> str:
+    """A name made from a question: the beginning of its first line, cut between words."""
+    line = next(filter(None, map(as_name, text.splitlines())), "")
+    if len(line) > _FROM_QUESTION:
+        cut = line[: _FROM_QUESTION + 1]
+        line = cut.rpartition(" ")[0] or cut[:-1]
+    return line.rstrip(" .,:;!?") or line or "conversation"
+
+
+def as_name(text: str) -> str:
+    """The text as a name: a line without control characters and without blanks around it; may be empty."""
+    text = unicodedata.normalize("NFC", clean(text))
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_NAME].rstrip()
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _name_in(path: Path) -> str:
+    """The name at the beginning of a file, that of the file where there is none; quicker than all of it."""
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        found = _NAME.match(file.read(_HEAD_BYTES))
+        if found is not None:
+            return str(json.loads(found[1]))
+    return path.stem
+
+
+def _chat(path: Path, found: os.stat_result) -> SavedChat:
+    try:
+        return SavedChat(path, found.st_mtime, found.st_size, read(str(path)))
+    except NotFoundError as error:  # gone meanwhile
+        raise FileNotFoundError(2, error.message, str(path)) from None
+    except SpecllamaError as error:
+        return SavedChat(path, found.st_mtime, found.st_size, None, error.message)
