@@ -44,13 +44,7 @@ def test_formulas(page: Page) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "\\(\\frac{a\\)",
-        "\\(\\unknowncommand\\)",
-        "$$\\includegraphics{http://127.0.0.2:9/x}$$",
-        "\\(a",
-        "$$ b\n- c",
-    ],
+    ["\\(\\frac{a\\)", "\\(\\unknowncommand\\)", "$$\\includegraphics{http://127.0.0.2:9/x}$$", "\\(a", "$$ b\n- c"],
 )
 def test_what_is_no_formula_keeps_its_characters(page: Page, text: str) -> None:
     shown = made_up(page, text + "\n\nAfter.")
@@ -70,15 +64,8 @@ def test_hostile_formulas(page: Page) -> None:
     )
     shown_formulas(page)
     assert page.js("return window.hacked") is None
-    assert (
-        page.js(
-            "return document.querySelectorAll('.answer :is(img, script, a, [href], [src], [onclick])').length"
-        )
-        == 0
-    )
-    assert (
-        page.js("return Math.max(...[...document.querySelectorAll('.math')].map(m => m.offsetHeight))") < 2000
-    )
+    assert page.js("return document.querySelectorAll('.answer :is(img, script, a, [href], [src], [onclick])').length") == 0
+    assert page.js("return Math.max(...[...document.querySelectorAll('.math')].map(m => m.offsetHeight))") < 2000
     assert page.text_of(".answer .body").endswith("After.")
 
 
@@ -176,14 +163,8 @@ LONG = "/usr/share/" + "averylongfoldername" * 20 + ".txt"
 def test_long_lines_and_paths_are_seen_whole(page: Page, width: int) -> None:
     page.resize(width)
     page.ready()
-    made_up(
-        page,
-        f"See {LONG} and `{LONG}`.\n\n# {LONG}\n\n- {LONG}\n\n| a |\n|---|\n| {LONG} |\n",
-        f"Where is {LONG}?",
-    )
-    page.js(
-        "(async () => (await import('/page/notice.js')).say(`The file ${arguments[0]} is missing.`))()", LONG
-    )
+    made_up(page, f"See {LONG} and `{LONG}`.\n\n# {LONG}\n\n- {LONG}\n\n| a |\n|---|\n| {LONG} |\n", f"Where is {LONG}?")
+    page.js("(async () => (await import('/page/notice.js')).say(`The file ${arguments[0]} is missing.`))()", LONG)
     page.until(lambda: LONG in page.notice)
     cut = page.js(
         "return [...document.querySelectorAll('main *, header *, #panel *')].filter(e => {"
@@ -197,11 +178,7 @@ def test_long_lines_and_paths_are_seen_whole(page: Page, width: int) -> None:
 
 
 def test_right_to_left(page: Page) -> None:
-    made_up(
-        page,
-        "مرحبا بالعالم Python.\n\nEnglish.\n\n- عنصر\n- more\n\n```\nx\n```\n\n| عربي |\n|---|\n| x |\n",
-        "سؤال بالعربية",
-    )
+    made_up(page, "مرحبا بالعالم Python.\n\nEnglish.\n\n- عنصر\n- more\n\n```\nx\n```\n\n| عربي |\n|---|\n| x |\n", "سؤال بالعربية")
     looks = page.js(
         "const d = (s) => { const s2 = getComputedStyle(document.querySelector(s)); return s2.direction; };"
         "return [d('.question .body'), d('.answer .body > p'), d('.answer .body > p + p'), d('.answer ul'),"
@@ -231,12 +208,8 @@ def test_an_answer_that_repeats_itself_can_be_stopped_there(page: Page, field: s
     answer_with(page, "And again the same words. ", endless=True, pause=2, field=field)
     page.write("Anything")
     page.until(lambda: "The answer repeats itself" in page.text_of(".answer .repeats"))
-    box = page.js(
-        "const b = document.querySelector('.repeats').getBoundingClientRect(); return [b.top, b.bottom]"
-    )
-    log = page.js(
-        "const b = document.getElementById('log').getBoundingClientRect(); return [b.top, b.bottom]"
-    )
+    box = page.js("const b = document.querySelector('.repeats').getBoundingClientRect(); return [b.top, b.bottom]")
+    log = page.js("const b = document.getElementById('log').getBoundingClientRect(); return [b.top, b.bottom]")
     assert log[0] <= box[0] < box[1] <= log[1]
     page.press("Stop the answer that repeats itself")
     page.until_done()

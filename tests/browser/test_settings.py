@@ -51,9 +51,7 @@ def test_values_that_the_server_takes_are_taken(page: Page) -> None:
     assert not {name for name, _ in VALUES.values()} & set(body) - {"max_tokens"}
 
 
-@pytest.mark.parametrize(
-    ("label", "value"), [("Top p", "1.5"), ("Top k", "2.5"), ("Repeat penalty", "0"), ("Seed", "-2")]
-)
+@pytest.mark.parametrize(("label", "value"), [("Top p", "1.5"), ("Top k", "2.5"), ("Repeat penalty", "0"), ("Seed", "-2")])
 def test_values_that_it_refuses_are_said_so_at_once(page: Page, label: str, value: str) -> None:
     page.press("Settings")
     field = page.get("spinbutton", label)
@@ -83,7 +81,5 @@ def test_each_parameter_has_its_field_range_and_help(page: Page, chat_server: Se
             field,
         )
         assert said in described
-    page.js(
-        "document.querySelector('[data-name=seed]').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
-    )
+    page.js("document.querySelector('[data-name=seed]').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert "same seed" in page.text_of(".settings .help")
