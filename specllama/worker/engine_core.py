@@ -102,7 +102,7 @@ class EngineCore:
                 idle = None if self.busy else self.engine
                 self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
             elif isinstance(message, protocol.Inspect):
-                self.send(protocol.Inspected(inspect_build()))
+                self.send(protocol.Inspected(inspect_build(self.store)))
             elif isinstance(message, protocol.Calibrate):
                 self._calibrate(message.seconds)
             else:
@@ -253,7 +253,7 @@ class EngineCore:
             if self._kept is not None and self._kept.due_in == 0.0:
                 self._kept.keep()
             elif self._idle is not None:
-                self._idle.measure()
+                self._idle.work()
         finally:
             self.busy_since = None
 

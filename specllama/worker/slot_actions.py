@@ -79,7 +79,8 @@ class SlotActions:
         empty(target, slot)
         self._engine.policy.forget(slot.seq_id)
         try:
-            record = read_slot_file(Path(action.path), self._key, action.disk_scope)
+            path = Path(action.path)
+            record, n_bytes = read_slot_file(path, self._key, action.disk_scope), path.stat().st_size
         except BadStateFileError as error:
             raise UsageError(f"the slot cannot be restored: {error}") from None
         except OSError as error:
@@ -91,4 +92,4 @@ class SlotActions:
         slot.scope, slot.kept = action.owner, False
         slot.partials = partials_of(record, 0.0)
         self._engine.store.release(slot, ids, len(ids))
-        return len(ids), record.n_bytes
+        return len(ids), n_bytes
