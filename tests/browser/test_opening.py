@@ -15,7 +15,8 @@ ANSWERS, N_TOKENS = 200, 400
 OPEN_MS, FRAME_MS, TRIES = 4 * 1000, 1000, 3  # wide: what else runs on the machine adds to them
 _OPEN = """
 const done = arguments[0];
-const button = [...document.querySelectorAll("#conversations button")].find((b) => b.textContent.includes("Long one"));
+const buttons = [...document.querySelectorAll("#conversations button")];
+const button = buttons.find((b) => b.textContent.includes("Long one"));
 const began = performance.now();
 button.click();
 const look = () => {
@@ -41,7 +42,8 @@ def conversation() -> str:
 
 def test_200_answers_open_at_once(page: Page) -> None:
     page.driver.execute_async_script(
-        "const [text, done] = arguments; import('/page/transfer.js').then(m => m.imported(text)).then(() => done())",
+        "const [text, done] = arguments;"
+        "import('/page/transfer.js').then(m => m.imported(text)).then(() => done())",
         conversation(),
     )
     times = []
@@ -54,7 +56,9 @@ def test_200_answers_open_at_once(page: Page) -> None:
     place = "const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight"
     page.until(lambda: page.js("return document.querySelector('.answer:last-child table') !== null"))
     page.until(lambda: page.js(place) < 5)
-    assert page.js("return document.querySelector('.answer .body').textContent.length") > N_TOKENS  # to be found
+    assert (
+        page.js("return document.querySelector('.answer .body').textContent.length") > N_TOKENS
+    )  # to be found
     page.js("document.getElementById('log').scrollTop = 0")
     page.until(lambda: page.js("return document.querySelector('.answer table') !== null"))
     assert page.js("return document.getElementById('log').scrollTop") < 5
@@ -82,7 +86,8 @@ def test_texts_that_grow_do_not_freeze_the_page(page: Page, name: str) -> None:
         page.ready()
         page.js(
             "window.tasks = [0]; new PerformanceObserver((list) => {"
-            "  for (const one of list.getEntries()) window.tasks.push(one.duration); }).observe({type: 'longtask'})"
+            "  for (const one of list.getEntries()) window.tasks.push(one.duration);"
+            "}).observe({type: 'longtask'})"
         )
         answer_with(page, GROWING[name], size=400, pause=4)
         page.write("Go")
