@@ -134,7 +134,7 @@ def test_scrolling_away_a_little_is_not_pulled_back(page: Page) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(800, 450), (512, 400), (320, 480), (390, 420)])
 def test_zoom_and_the_keyboard_of_a_phone(page: Page, width: int, height: int) -> None:
-    """At 200 % and 400 % of a usual window, and with the keyboard over half of a phone, one can read and write."""
+    """At 200 % and 400 % of a usual window, and with the keyboard over half of a phone, one can write."""
     page.resize(width, height)
     page.ready()
     made_up(page, PARAGRAPHS, "A question")

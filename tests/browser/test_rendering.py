@@ -176,6 +176,13 @@ def test_words_in_tables_stay_whole(page: Page) -> None:
         assert page.js("return document.documentElement.scrollWidth") == width
 
 
+def test_columns_are_aligned_and_lists_begin_where_they_say(page: Page) -> None:
+    made_up(page, "| a | b | c |\n|:--|:-:|--:|\n| 1 | 2 | 3 |\n\n7. seven\n8. eight\n")
+    aligned = "return [...document.querySelectorAll('.answer td')].map(d => getComputedStyle(d).textAlign)"
+    assert page.js(aligned)[1:] == ["center", "right"]
+    assert page.js("return document.querySelector('.answer ol').start") == 7
+
+
 LONG = "/usr/share/" + "averylongfoldername" * 20 + ".txt"
 
 

@@ -20,7 +20,8 @@ window.fetch = (path, options) => {
 """
 VALUES = {
     "Temperature": ("temperature", "0.33"), "Top p": ("top_p", "0.955"),
-    "Repeat penalty": ("repeat_penalty", "1.03"), "Seed": ("seed", "-1"), "Min p": ("min_p", "0.0125"), "Top k": ("top_k", "0"),
+    "Repeat penalty": ("repeat_penalty", "1.03"),
+    "Seed": ("seed", "-1"), "Min p": ("min_p", "0.0125"), "Top k": ("top_k", "0"),
     "Presence penalty": ("presence_penalty", "-1.5"), "Frequency penalty": ("frequency_penalty", "0.125"),
     "Penalties look back": ("repeat_last_n", "-1"), "Longest answer": ("max_tokens", "5"),
 }  # fmt: skip

@@ -16,6 +16,7 @@ const ALLOWED = {
     ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
   ],
   ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
+  ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
