@@ -142,7 +142,8 @@ def test_the_verdict_is_honest(page: Page) -> None:
 
 _COMPARED = """
 const [cases, done] = arguments;
-Promise.all([import('/page/gain.js'), import('/page/figures.js')]).then(([{compared}, {verdictOf}]) => done(cases.map(([speedup, tokens]) => {
+const both = [import('/page/gain.js'), import('/page/figures.js')];
+Promise.all(both).then(([{compared}, {verdictOf}]) => done(cases.map(([speedup, tokens]) => {
   const found = compared(Array(4).fill([10, 10 * speedup]), {tokens, drafted: 5});
   return [found.speedup, found.verdict, verdictOf(found.speedup, found.low, found.high)];
 })));

@@ -145,7 +145,7 @@ def test_status(page: Page) -> None:
     shown = page.text_of("#dialog-body")
     for text in (
         "specllama ", "pydoc-target Q4_0", "pydoc-draft", "vocabulary identical", "CPU with 1 thread", "MiB",
-        "0 waiting", "1 answer of this page", "2,048 tokens",
+        "0 waiting", "1 answer of this page", "Gain", "2,048 tokens",
     ):  # fmt: skip
         assert text in shown, text
     page.driver.find_element("tag name", "body").send_keys(Keys.ESCAPE)

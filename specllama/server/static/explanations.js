@@ -23,5 +23,13 @@ export const TEXTS = {
   curve:
     "t(n): milliseconds of one decode of the target with n rows, one row a token. Verifying a draft pays where n rows cost " +
     "little more than one.",
+  slots: "Texts that can be written at once. They are decoded together; further requests wait for a slot.",
+  context: "The KV cache: tokens of prompts and answers that the model can look back at, shared by the slots.",
+  total:
+    "Seconds that decoding without drafts would have taken, over the seconds that it took. Texts without drafts count; " +
+    "those whose gain is unknown do not.",
+  ties:
+    "Where two tokens are almost equally likely, a decode of many rows may round to the other one. specllama decides those " +
+    "again on a row of their own.",
   sources: "Which drafter proposed the tokens that were accepted. Target: tokens that the model chose without a draft.",
 };

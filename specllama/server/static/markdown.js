@@ -6,7 +6,6 @@ import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { addLines, codeHead } from "./code.js";
 import { element } from "./dom.js";
-import { furnishFormulas } from "./math.js";
 import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
@@ -171,6 +170,29 @@ export function furnish(root) {
     link.rel = "noopener noreferrer nofollow";
     link.title = link.href;
   }
-  furnishFormulas(root);
+  for (const source of root.querySelectorAll("var")) {
+    const parts = element("span", { class: "tex" }, ...source.childNodes);
+    source.replaceWith(element("span", { class: source.title === "block" ? "math display" : "math", dir: "ltr" }, parts));
+  }
+  if (root.querySelector(".math")) showFormulas(root);
   return root;
+}
+
+let formulas = null; // math.js, when it is there
+let loading = false;
+
+function showFormulas(root) {
+  if (formulas) formulas.showFormulas(root);
+  else if (!loading) {
+    loading = true;
+    import("./math.js").then(
+      (module) => {
+        formulas = module;
+        formulas.showFormulas(document);
+      },
+      () => {
+        loading = false; // the sources are shown; the next formula tries again
+      },
+    );
+  }
 }

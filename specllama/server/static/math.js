@@ -1,8 +1,8 @@
-// Formulas as MathML. The library that makes it is loaded with the first formula; until then, and where it cannot
-// read one, the source is shown.
+// Formulas as MathML. This is loaded with the first formula; until then, and where the library cannot read one, the
+// source is shown.
 
 import "./vendor/purify.min.js";
-import { element } from "./dom.js";
+import temml from "./vendor/temml.min.js";
 import { later } from "./idle.js";
 
 const purify = globalThis.DOMPurify;
@@ -16,37 +16,17 @@ const ALLOWED = {
   IN_PLACE: true,
 };
 const LIMITS = { throwOnError: true, maxExpand: 500, maxSize: [20, 300], trust: false, strict: false };
+const UNSTYLED = ".tml-cancelto, .longdiv-top, .phasor-bottom, .circle-pad, .actuarial"; // lines that need images or more
 const BUDGET = 6; // milliseconds of a drawing for its formulas; the others are made when there is time
 const MOST = 500; // formulas that are kept for the next time they are shown
 
-let temml = null;
-let loading = null;
 const known = new Map(); // MathML elements by display and source; null where there is none
 
-/** Load the library, and show the formulas that wait for it. */
-function load() {
-  if (!loading) document.head.append(element("link", { rel: "stylesheet", href: new URL("vendor/temml.css", import.meta.url).href }));
-  loading ??= import("./vendor/temml.min.js").then(
-    (module) => {
-      temml = module.default;
-      for (const box of document.querySelectorAll(".math:not(.shown)")) later(box, () => show(box));
-    },
-    () => {
-      loading = null; // the sources are shown; the next formula tries again
-    },
-  );
-}
-
-/** Make formulas of the sources that the renderer has marked. */
-export function furnishFormulas(root) {
+/** Show the formulas of an element that are in their boxes, those that take long when there is time. */
+export function showFormulas(root) {
   const end = performance.now() + BUDGET;
-  for (const source of root.querySelectorAll("var")) {
-    const display = source.title === "block";
-    const parts = element("span", { class: "tex" }, ...source.childNodes);
-    const box = element("span", { class: display ? "math display" : "math", dir: "ltr" }, parts);
-    source.replaceWith(box);
-    if (!temml) load();
-    else if (performance.now() < end) show(box);
+  for (const box of root.querySelectorAll(".math:not(.shown)")) {
+    if (performance.now() < end) show(box);
     else queueMicrotask(() => later(box, () => show(box))); // when it is in the document
   }
 }
@@ -97,7 +77,7 @@ function made(source, display) {
   try {
     temml.render(after ? `${tex}\\text{${after}}` : tex, place, { ...LIMITS, displayMode: display });
     const [math] = place.children;
-    if (math?.localName !== "math" || math.querySelector(".tml-cancelto")) return null; // whose arrow is a data URL
+    if (math?.localName !== "math" || math.querySelector(UNSTYLED)) return null;
     purify.sanitize(math, ALLOWED);
     return math;
   } catch {

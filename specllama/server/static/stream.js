@@ -4,7 +4,6 @@
 // there is. In the end the elements are those of the whole text rendered at once.
 
 import { addLines } from "./code.js";
-import { colourLater } from "./colours.js";
 import { blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
 import { locate } from "./places.js";
@@ -215,6 +214,12 @@ export class MarkdownStream {
     this.trace.paint(found, this.#text);
     return furnish(found);
   }
+}
+
+/** Have the complete blocks of code in an element coloured; what does that is loaded with the first of them. */
+function colourLater(root) {
+  if (!root.matches(".code") && !root.querySelector(".code")) return;
+  import("./colours.js").then((module) => module.colourLater(root), () => {});
 }
 
 const isShown = ({ type }) => type !== "space" && type !== "def";
