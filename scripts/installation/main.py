@@ -27,6 +27,7 @@ from .trial import link_duplicates, system_compilers, unusual_compiler, works
 from .wheels import WheelCache, cache_directory
 
 SEARCHING = "looking for a compiled llama.cpp"
+PRODUCT_SECONDS = 20.0  # on a very slow machine; it takes about two
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,7 +122,7 @@ class Installation:
         self.tried = list[str]()  # names of builds that do not work
 
     def run(self) -> None:
-        """Install everything, then fetch the demo model."""
+        """Install everything, then fetch the demo model, and measure the processor at last."""
         self.make_venv()
         kernels = self.begin_kernels()
         used = self.install_llama()
@@ -135,6 +136,14 @@ class Installation:
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
             stamp.touch()
         self.demo.finish()
+        self.measure_products()
+
+    def measure_products(self) -> None:
+        """Measure what products of several rows take, while nothing else runs. Where that fails, the log says
+        why, and the first answers of each model find it out.
+        """
+        command = (self.request.python, "-P", "-m", "specllama.worker.row_times")
+        self.tools.run(command, "measuring this processor", seconds=PRODUCT_SECONDS)
 
     def make_venv(self) -> None:
         """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""

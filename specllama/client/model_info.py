@@ -37,7 +37,7 @@ class DeviceInfo:
 class BuildInfo:
     """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
     compiled for, by backend. kernels: the instruction set of specllama's kernels, "" if they are not used;
-    kernels_reason: why not.
+    kernels_reason: why not. products: types of weights for which the time of several rows is known.
     """
 
     llama_cpp_python: str
@@ -52,6 +52,7 @@ class BuildInfo:
     devices: tuple[DeviceInfo, ...]
     kernels: str = ""
     kernels_reason: str = ""
+    products: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
@@ -112,6 +113,7 @@ class Generation:
     finish_reason: FinishReason | None = None
     exact_rows: ExactRows | None = None
     boundaries: Sequence[Boundary] = ()  # at which the evaluation of its prompt stops
+    stored: StoredText | None = None  # that was read from the disk for it, until it has a slot
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -116,17 +116,31 @@ class Header:
         """Bytes of weights read to decode one token: without embeddings that are only looked up and blocks of
         multi-token prediction, and with the fraction of experts that a token uses.
         """
-        tied = not any(t.name == "output.weight" for t in self.tensors)
+        n_expert, n_used = self.experts
+        return sum(t.n_bytes * n_used // n_expert if routed else t.n_bytes for t, routed in self._read())
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """(experts of a layer, how many of them a token uses); (1, 1) without experts."""
         n_expert = self.integer(f"{self.architecture}.expert_count")
-        n_used = self.arch_integer("expert_used_count") if n_expert else 0
-        total, unread = 0, tuple(f"blk.{i}." for i in range(self.n_layer_trunk, self.n_layer))
+        return (n_expert, self.arch_integer("expert_used_count")) if n_expert else (1, 1)
+
+    @property
+    def bytes_by_type(self) -> dict[tuple[str, bool], int]:
+        """Bytes of the matrices that decodes read, by type and whether they belong to experts."""
+        found = Counter[tuple[str, bool]]()
+        for t, routed in self._read():
+            found[t.type, routed] += t.n_bytes if len(t.shape) > 1 else 0
+        return found
+
+    def _read(self) -> Iterator[tuple[TensorInfo, bool]]:
+        """The tensors that decodes read, and whether they belong to experts."""
+        tied = not any(t.name == "output.weight" for t in self.tensors)
+        unread = tuple(f"blk.{i}." for i in range(self.n_layer_trunk, self.n_layer))
         for t in self.tensors:
-            if t.name.startswith(unread):
-                continue
-            if "token_embd" in t.name and not (tied and t.name == "token_embd.weight"):
-                continue
-            total += t.n_bytes * n_used // n_expert if "_exps" in t.name and n_expert else t.n_bytes
-        return total
+            looked_up = "token_embd" in t.name and not (tied and t.name == "token_embd.weight")
+            if not looked_up and not t.name.startswith(unread):
+                yield t, "_exps" in t.name and self.experts[0] > 1
 
     @property
     def quant(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO, LoadSettings
+from specllama.config.store import Store
 from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
@@ -19,9 +20,10 @@ from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
-from specllama.models.memory.available import gpus_present
+from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded
+from specllama.worker.row_times import RowTimeStore
 from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
 
@@ -138,11 +140,12 @@ def _small_draft_context(loaded: Loaded) -> list[Note]:
     ]
 
 
-def inspect_build() -> BuildInfo:
-    """The version, features and devices of this build of llama.cpp."""
+def inspect_build(store: Store) -> BuildInfo:
+    """The version, features and devices of this build of llama.cpp. store: of the calibrations."""
     build = build_info()
     enabled = features(build.pop("system_info"))
-    return BuildInfo(**build, features=enabled, devices=_devices())
+    products = tuple(RowTimeStore(store, physical_cores()).read())
+    return BuildInfo(**build, features=enabled, devices=_devices(), products=products)
 
 
 def _devices() -> tuple[DeviceInfo, ...]:

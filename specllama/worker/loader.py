@@ -39,6 +39,7 @@ from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.prefix_key import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
+from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
 from specllama.worker.rpc.attach import attach
 from specllama.worker.warm_up import warm_up_drafts, warm_up_target
 
@@ -53,7 +54,8 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. memory: the output of earlier requests, None if it is not kept.
-    prefix_key: of its prefix states on disk, "" for none.
+    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none. row_times: of this machine with
+    the threads of the context, None where those of a model say nothing.
     """
 
     settings: LoadSettings
@@ -71,6 +73,8 @@ class Loaded:
     memory: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
+    row_times: RowTimeStore | None = None
+    draft_prefix_key: str = ""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -132,7 +136,10 @@ def load(
         memory = None
     clock = running_time
     key = target_key(header, fitted, context)
-    profile = ModelProfile(store, key, _pair_key(draft, head, drafters), settings.calibrate, clock)
+    pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
+    row_times = row_times_of(store, context) if on_processor else None
+    prior = prior_of(header, row_times) if row_times is not None else None
+    profile = ModelProfile(store, key, pair, settings.calibrate, clock, prior)
     warm_up_target(context, max(0, model.bos_id), profile.curves.at(0), clock)
     if settings.draft_max is None:
         warm_up_drafts(profile, drafters, draft, head, clock)
@@ -152,7 +159,14 @@ def load(
         memory,
         running_time() - started,
         prefix_key(header, context, files, settings) if files else "",
+        row_times,
+        _draft_prefix_key(settings, draft) if draft is not None else "",
     )
+
+
+def _draft_prefix_key(settings: LoadSettings, draft: LoadedDraft) -> str:
+    files = _model_files(settings, draft.header, draft.settings)
+    return prefix_key(draft.header, draft.context, files, settings) if files else ""
 
 
 def _model_files(settings: LoadSettings, header: Header, fitted: ModelSettings) -> tuple[FileIdentity, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specllama.config.store import ENOUGH_ROWS, Store
@@ -18,7 +19,8 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.prefix.state import Slot
+from specllama.core.policy.row_prior import RowPrior
+from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
 
@@ -35,7 +37,8 @@ class ModelProfile:
 
     key: of the target's measurements, pair: of those of the draft (see profile_keys.py). keep: whether
     anything is written. clock: seconds. t1: in seconds, epsilon: in logits, None if not measured yet. reach:
-    length in tokens of the longest text after which rows were compared.
+    length in tokens of the longest text after which rows were compared. prior: the shape of the cost curve
+    where no widths are measured, None for that of PolicyConfig.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class ModelProfile:
         pair: Mapping[str, Any],
         keep: bool,
         clock: Callable[[], float],
+        prior: RowPrior | None = None,
     ) -> None:
         self.store, self.key, self.pair, self.keep, self.clock = store, key, pair, keep, clock
         data = store.read(key)
         self._figures, self._plain = figures_of(data), plain_times(data)
         self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
-        self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
+        shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
+        self.curves = CostCurves.from_dict(data.get("curves"), shaped)
         self.planner: Planner | None = None
         self._one_width: dict[tuple[int, int], OneWidthCurve] = {}  # by range of context lengths, and rows
         self._calibration, self._before = Calibration(), self._figures

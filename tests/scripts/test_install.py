@@ -597,6 +597,9 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     assert not (first.venv / "work").exists()
     assert Path(first.env["FAKE_PIDS"] + ".overlapped").exists(), "the kernels are compiled meanwhile"
     assert "kernel_build.py" in first.log
+    # This checkout has no such module: an installation does not fail because of it.
+    *_, last = (line for line in first.log.splitlines() if line.startswith("$ "))
+    assert last.endswith(" -P -m specllama.worker.row_times")
     assert not list(user.home.rglob("*.whl.metadata"))
     assert len(list((user.home / "cache of specllama").rglob("*.whl"))) == 1
     assert not list((user.home / ".cache").rglob("*.whl")), "pip's cache got the wheel"

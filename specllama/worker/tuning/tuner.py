@@ -20,10 +20,12 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve, bucket_of
-from specllama.core.prefix.state import empty
+from specllama.core.prefix.slot import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
+from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
+from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
 from specllama.worker.tuning.heads import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
@@ -154,6 +156,14 @@ class Tuner:
             )
         )
         yield from self._run_stages(agenda)
+        yield from self._products()
+
+    def _products(self) -> Iterator[None]:
+        """Measure what products of rows take where that is not known, for models that are loaded later."""
+        store = self._loaded.row_times
+        if store is not None and self._loaded.settings.calibrate:
+            with suppress(ProductError):
+                yield from measure_missing(store, self._clock)
 
     def _texts(self, too_long: dict[str, str]) -> Iterator[TuningText]:
         """The tokenised prompts that fit the context; the others are added to `too_long`."""
