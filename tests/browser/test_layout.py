@@ -11,9 +11,10 @@ from tests.support.page_answers import answer_with, made_up
 
 pytestmark = needs_chromium()
 PARAGRAPHS = "".join(f"Paragraph {i} of the answer, with some words.\n\n" for i in range(60))
+_BOX = "const e = document.getElementById(arguments[0]); const b = e.getBoundingClientRect()"
 # Whether a click in the middle of the element would reach it.
 _REACHED = (
-    "const e = document.getElementById(arguments[0]); const b = e.getBoundingClientRect();"
+    f"{_BOX};"
     "const hit = document.elementFromPoint(b.left + b.width / 2, b.top + b.height / 2);"
     "return e === hit || e.contains(hit)"
 )
@@ -42,7 +43,9 @@ def test_the_panel_covers_nothing(page: Page, width: int) -> None:
 
 @pytest.mark.parametrize("name", ["list", "panel"])
 @pytest.mark.parametrize("width", [390, 700])
-def test_escape_and_a_tap_outside_close_what_lies_over_the_conversation(page: Page, width: int, name: str) -> None:
+def test_escape_and_a_tap_outside_close_what_lies_over_the_conversation(
+    page: Page, width: int, name: str
+) -> None:
     page.resize(width)
     page.ready()
     button_of(page, name)
@@ -54,7 +57,7 @@ def test_escape_and_a_tap_outside_close_what_lies_over_the_conversation(page: Pa
         ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
     page.until(lambda: not shown(page, name))
     button_of(page, name)
-    box = page.js(f"const b = document.getElementById('{name}').getBoundingClientRect(); return [b.left, b.right, b.top]")
+    box = page.js(f"{_BOX}; return [b.left, b.right, b.top]", name)
     outside = box[0] - 10 if name == "panel" else box[1] + 10
     ActionChains(page.driver).move_by_offset(int(outside), int(box[2]) + 60).click().perform()
     ActionChains(page.driver).move_by_offset(-int(outside), -int(box[2]) - 60).perform()
@@ -104,17 +107,25 @@ _PLACE = "const l = document.getElementById('log'); return l.scrollHeight - l.sc
 def test_scrolling_away_a_little_is_not_pulled_back(page: Page) -> None:
     answer_with(page, PARAGRAPHS, endless=True, pause=4)
     page.write("Anything")
-    page.until(lambda: page.js("const l = document.getElementById('log'); return l.scrollHeight > 1.5 * l.clientHeight"))
+    page.until(
+        lambda: page.js(
+            "const l = document.getElementById('log'); return l.scrollHeight > 1.5 * l.clientHeight"
+        )
+    )
     log = page.driver.find_element("id", "log")
     assert page.js(_PLACE) < 30
     page.js("document.getElementById('log').scrollTop -= 40")
     top = page.js("return document.getElementById('log').scrollTop")
     length = page.js("return document.querySelector('.answer .body').textContent.length")
-    page.until(lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500)
+    page.until(
+        lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500
+    )
     assert abs(page.js("return document.getElementById('log').scrollTop") - top) < 2
     page.js("const l = document.getElementById('log'); l.scrollTop = l.scrollHeight")
     length = page.js("return document.querySelector('.answer .body').textContent.length")
-    page.until(lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500)
+    page.until(
+        lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500
+    )
     assert page.js(_PLACE) < 30, "at the end, it follows again"
     log.click()
     page.press("Stop")
@@ -123,14 +134,14 @@ def test_scrolling_away_a_little_is_not_pulled_back(page: Page) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(800, 450), (512, 400), (320, 480), (390, 420)])
 def test_zoom_and_the_keyboard_of_a_phone(page: Page, width: int, height: int) -> None:
-    """At 200 % and 400 % of a usual window, and with the keyboard over half of a phone, one can read and write."""
+    """At 200 % and 400 % of a usual window, and with the keyboard over half of a phone, one can write."""
     page.resize(width, height)
     page.ready()
     made_up(page, PARAGRAPHS, "A question")
     assert page.js("return document.documentElement.scrollWidth") == width
     for name in ("question", "send"):
         assert page.js(_REACHED, name), name
-        box = page.js(f"const b = document.getElementById('{name}').getBoundingClientRect(); return [b.top, b.bottom]")
+        box = page.js(f"{_BOX}; return [b.top, b.bottom]", name)
         assert 0 <= box[0] < box[1] <= height
     assert page.js("return document.getElementById('log').clientHeight") >= 60
     page.press("Settings")

@@ -28,7 +28,8 @@ def shown_formulas(page: Page) -> list[list[str]]:
 def test_formulas(page: Page) -> None:
     text = made_up(page, FORMULAS, size=5)
     assert shown_formulas(page) == [
-        ["x2", ""], ["a1+b1", ""], ["x=−ab", "block"], ["f′(x)=1=y", "block"], ["α", ""], ["2", ""], ["x∗y", ""],
+        ["x2", ""], ["a1+b1", ""], ["x=−ab", "block"], ["f′(x)=1=y", "block"], ["α", ""], ["2", ""],
+        ["x∗y", ""],
     ]  # fmt: skip
     assert "but $5 and $10:" in text
     assert "\\(code\\)" in text
@@ -44,7 +45,13 @@ def test_formulas(page: Page) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\\(\\frac{a\\)", "\\(\\unknowncommand\\)", "$$\\includegraphics{http://127.0.0.2:9/x}$$", "\\(a", "$$ b\n- c"],
+    [
+        "\\(\\frac{a\\)",
+        "\\(\\unknowncommand\\)",
+        "$$\\includegraphics{http://127.0.0.2:9/x}$$",
+        "\\(a",
+        "$$ b\n- c",
+    ],
 )
 def test_what_is_no_formula_keeps_its_characters(page: Page, text: str) -> None:
     shown = made_up(page, text + "\n\nAfter.")
@@ -64,8 +71,15 @@ def test_hostile_formulas(page: Page) -> None:
     )
     shown_formulas(page)
     assert page.js("return window.hacked") is None
-    assert page.js("return document.querySelectorAll('.answer :is(img, script, a, [href], [src], [onclick])').length") == 0
-    assert page.js("return Math.max(...[...document.querySelectorAll('.math')].map(m => m.offsetHeight))") < 2000
+    assert (
+        page.js(
+            "return document.querySelectorAll('.answer :is(img, script, a, [href], [src], [onclick])').length"
+        )
+        == 0
+    )
+    assert (
+        page.js("return Math.max(...[...document.querySelectorAll('.math')].map(m => m.offsetHeight))") < 2000
+    )
     assert page.text_of(".answer .body").endswith("After.")
 
 
@@ -85,7 +99,10 @@ CODE = (
 
 def test_code_has_colours_and_keeps_its_sources(page: Page) -> None:
     made_up(page, CODE + "The end.", size=3)
-    coloured = "return [...document.querySelectorAll('.answer .code')].map(c => c.querySelectorAll('[class^=t-]').length)"
+    coloured = (
+        "return [...document.querySelectorAll('.answer .code')].map("
+        "c => c.querySelectorAll('[class^=t-]').length)"
+    )
     page.until(lambda: all(n > 1 for n in page.js(coloured)[:3]))
     assert page.js(coloured)[3] == 0
     words = page.js("return [...document.querySelectorAll('.answer .t-keyword')].map(e => e.textContent)")
@@ -97,7 +114,8 @@ def test_code_has_colours_and_keeps_its_sources(page: Page) -> None:
     )
     assert rounds
     colours = page.js(
-        "return [...new Set([...document.querySelectorAll('.answer [class^=t-]')].map(e => getComputedStyle(e).color))]"
+        "const all = [...document.querySelectorAll('.answer [class^=t-]')];"
+        "return [...new Set(all.map(e => getComputedStyle(e).color))]"
     )
     assert len(colours) > 3
 
@@ -108,11 +126,13 @@ def test_colours_can_be_read_on_each_tint(page: Page) -> None:
         page.emulate(prefers_color_scheme=scheme)
         page.js(
             "document.getElementById('all')?.remove();"
-            "const b = document.createElement('pre'); b.className = 'body code'; b.id = 'all'; b.tabIndex = 0;"
+            "const b = document.createElement('pre');"
+            "b.className = 'body code'; b.id = 'all'; b.tabIndex = 0;"
             "for (const s of ['target', 'model', 'head', 'copy', 'memory', 'grammar', 'oracle']) {"
             "  const e = document.createElement('span'); e.dataset.source = s;"
             "  for (const k of ['keyword', 'string', 'number', 'comment', 'name', 'type', 'meta']) {"
-            "    const t = document.createElement('span'); t.className = `t-${k}`; t.textContent = k; e.append(t, ' '); }"
+            "    const t = document.createElement('span');"
+            "    t.className = `t-${k}`; t.textContent = k; e.append(t, ' '); }"
             "  b.append(e, '\\n'); }"
             "document.getElementById('log').append(b);"
         )
@@ -156,6 +176,13 @@ def test_words_in_tables_stay_whole(page: Page) -> None:
         assert page.js("return document.documentElement.scrollWidth") == width
 
 
+def test_columns_are_aligned_and_lists_begin_where_they_say(page: Page) -> None:
+    made_up(page, "| a | b | c |\n|:--|:-:|--:|\n| 1 | 2 | 3 |\n\n7. seven\n8. eight\n")
+    aligned = "return [...document.querySelectorAll('.answer td')].map(d => getComputedStyle(d).textAlign)"
+    assert page.js(aligned)[1:] == ["center", "right"]
+    assert page.js("return document.querySelector('.answer ol').start") == 7
+
+
 LONG = "/usr/share/" + "averylongfoldername" * 20 + ".txt"
 
 
@@ -163,8 +190,14 @@ LONG = "/usr/share/" + "averylongfoldername" * 20 + ".txt"
 def test_long_lines_and_paths_are_seen_whole(page: Page, width: int) -> None:
     page.resize(width)
     page.ready()
-    made_up(page, f"See {LONG} and `{LONG}`.\n\n# {LONG}\n\n- {LONG}\n\n| a |\n|---|\n| {LONG} |\n", f"Where is {LONG}?")
-    page.js("(async () => (await import('/page/notice.js')).say(`The file ${arguments[0]} is missing.`))()", LONG)
+    made_up(
+        page,
+        f"See {LONG} and `{LONG}`.\n\n# {LONG}\n\n- {LONG}\n\n| a |\n|---|\n| {LONG} |\n",
+        f"Where is {LONG}?",
+    )
+    page.js(
+        "(async () => (await import('/page/notice.js')).say(`The file ${arguments[0]} is missing.`))()", LONG
+    )
     page.until(lambda: LONG in page.notice)
     cut = page.js(
         "return [...document.querySelectorAll('main *, header *, #panel *')].filter(e => {"
@@ -178,7 +211,11 @@ def test_long_lines_and_paths_are_seen_whole(page: Page, width: int) -> None:
 
 
 def test_right_to_left(page: Page) -> None:
-    made_up(page, "مرحبا بالعالم Python.\n\nEnglish.\n\n- عنصر\n- more\n\n```\nx\n```\n\n| عربي |\n|---|\n| x |\n", "سؤال بالعربية")
+    made_up(
+        page,
+        "مرحبا بالعالم Python.\n\nEnglish.\n\n- عنصر\n- more\n\n```\nx\n```\n\n| عربي |\n|---|\n| x |\n",
+        "سؤال بالعربية",
+    )
     looks = page.js(
         "const d = (s) => { const s2 = getComputedStyle(document.querySelector(s)); return s2.direction; };"
         "return [d('.question .body'), d('.answer .body > p'), d('.answer .body > p + p'), d('.answer ul'),"
@@ -208,8 +245,12 @@ def test_an_answer_that_repeats_itself_can_be_stopped_there(page: Page, field: s
     answer_with(page, "And again the same words. ", endless=True, pause=2, field=field)
     page.write("Anything")
     page.until(lambda: "The answer repeats itself" in page.text_of(".answer .repeats"))
-    box = page.js("const b = document.querySelector('.repeats').getBoundingClientRect(); return [b.top, b.bottom]")
-    log = page.js("const b = document.getElementById('log').getBoundingClientRect(); return [b.top, b.bottom]")
+    box = page.js(
+        "const b = document.querySelector('.repeats').getBoundingClientRect(); return [b.top, b.bottom]"
+    )
+    log = page.js(
+        "const b = document.getElementById('log').getBoundingClientRect(); return [b.top, b.bottom]"
+    )
     assert log[0] <= box[0] < box[1] <= log[1]
     page.press("Stop the answer that repeats itself")
     page.until_done()
@@ -220,7 +261,8 @@ def test_an_answer_that_repeats_itself_can_be_stopped_there(page: Page, field: s
 def test_what_repeats_itself(page: Page) -> None:
     found = page.driver.execute_async_script(
         "const done = arguments[1];"
-        "import('/page/repeats.js').then(({repetition}) => done(arguments[0].map(t => repetition(t)?.part ?? null)))",
+        "const part = (f) => f ? f.part : null;"
+        "import('/page/repeats.js').then((m) => done(arguments[0].map(t => part(m.repetition(t)))))",
         [
             "Some words first. " + "again " * 60,
             "".join(f"line {i} of a list\n" for i in range(200)),

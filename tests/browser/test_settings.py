@@ -19,7 +19,8 @@ window.fetch = (path, options) => {
 };
 """
 VALUES = {
-    "Temperature": ("temperature", "0.33"), "Top p": ("top_p", "0.955"), "Repeat penalty": ("repeat_penalty", "1.03"),
+    "Temperature": ("temperature", "0.33"), "Top p": ("top_p", "0.955"),
+    "Repeat penalty": ("repeat_penalty", "1.03"),
     "Seed": ("seed", "-1"), "Min p": ("min_p", "0.0125"), "Top k": ("top_k", "0"),
     "Presence penalty": ("presence_penalty", "-1.5"), "Frequency penalty": ("frequency_penalty", "0.125"),
     "Penalties look back": ("repeat_last_n", "-1"), "Longest answer": ("max_tokens", "5"),
@@ -51,7 +52,9 @@ def test_values_that_the_server_takes_are_taken(page: Page) -> None:
     assert not {name for name, _ in VALUES.values()} & set(body) - {"max_tokens"}
 
 
-@pytest.mark.parametrize(("label", "value"), [("Top p", "1.5"), ("Top k", "2.5"), ("Repeat penalty", "0"), ("Seed", "-2")])
+@pytest.mark.parametrize(
+    ("label", "value"), [("Top p", "1.5"), ("Top k", "2.5"), ("Repeat penalty", "0"), ("Seed", "-2")]
+)
 def test_values_that_it_refuses_are_said_so_at_once(page: Page, label: str, value: str) -> None:
     page.press("Settings")
     field = page.get("spinbutton", label)
@@ -77,9 +80,13 @@ def test_each_parameter_has_its_field_range_and_help(page: Page, chat_server: Se
         said = page.text_of(".settings .help")
         assert len(said) > 20, one["name"]
         described = page.js(
-            "return arguments[0].getAttribute('aria-describedby').split(' ').map(i => document.getElementById(i).textContent).join(' ')",
+            "const text = (id) => document.getElementById(id).textContent;"
+            "return arguments[0].getAttribute('aria-describedby').split(' ').map(text).join(' ')",
             field,
         )
         assert said in described
-    page.js("document.querySelector('[data-name=seed]').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    page.js(
+        "const over = new PointerEvent('pointerover', {bubbles: true});"
+        "document.querySelector('[data-name=seed]').dispatchEvent(over)"
+    )
     assert "same seed" in page.text_of(".settings .help")

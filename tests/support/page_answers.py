@@ -11,7 +11,8 @@ _ANSWER = """
 const [text, options] = arguments;
 window.answers = (request) => {
   const encoder = new TextEncoder();
-  const send = (controller, chunk) => controller.enqueue(encoder.encode(`data: ${JSON.stringify(chunk)}\\n\\n`));
+  const line = (chunk) => encoder.encode(`data: ${JSON.stringify(chunk)}\\n\\n`);
+  const send = (controller, chunk) => controller.enqueue(line(chunk));
   const characters = [...text];
   const size = options.size;
   let stopped = false;
@@ -36,8 +37,9 @@ window.answers = (request) => {
       }
       send(controller, { choices: [{ index: 0, delta: {}, finish_reason: "stop" }] });
       send(controller, { choices: [], usage: { completion_tokens: n, total_tokens: n }, timings: {
-        predicted_per_second: 100, predicted_n: n }, speculation: { n_drafted: n, n_accept: 0.75 * n, reason: "",
-        rounds: n / 4, accept_by_position: [1, 1, 1, 0], seconds: null, decodes: null, speedup: 2, plain_tps: 50 } });
+        predicted_per_second: 100, predicted_n: n }, speculation: {
+          n_drafted: n, n_accept: 0.75 * n, reason: "", rounds: n / 4, accept_by_position: [1, 1, 1, 0],
+          seconds: null, decodes: null, speedup: 2, plain_tps: 50 } });
       controller.enqueue(encoder.encode("data: [DONE]\\n\\n"));
       controller.close();
     },
@@ -49,8 +51,9 @@ window.answers = (request) => {
 
 
 def answer_with(page: Page, text: str, **options: Any) -> None:
-    """Have the next questions answered with this text. options: size: characters of a round; pause: milliseconds
-    between two; endless: the text again and again; field: of the delta, "content" or "reasoning_content".
+    """Have the next questions answered with this text. options: size: characters of a round; pause:
+    milliseconds between two; endless: the text again and again; field: of the delta, "content" or
+    "reasoning_content".
     """
     page.js(_ANSWER, text, {"size": 12, "pause": 0, "endless": False, "field": "content", **options})
 

@@ -1,6 +1,7 @@
 // The conversation at hand: asking, following its answer, stopping, editing, versions, going on after a failure.
 // Answers of other conversations go on meanwhile.
 
+import { Changes } from "./changes.js";
 import { announce, byId } from "./dom.js";
 import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
@@ -23,6 +24,7 @@ export class Chat {
   #data;
   #log;
   #writings = new Map(); // by the id of their conversation
+  #changes;
   #ending;
   #opening = 0;
   #left = false; // whether the page is being closed
@@ -32,21 +34,28 @@ export class Chat {
     this.#panel = panel;
     this.#moved = moved;
     this.#data = new store.Conversation({ system: newSystem() });
+    this.#changes = new Changes(models, {
+      data: () => this.#data,
+      ended: () => this.#ended(),
+      show: () => this.#show(),
+      save: (data) => this.#save(data),
+      write: (question) => this.#write(question),
+    });
     this.#log = new Log({
-      edit: (message, text) => this.#edit(message, text),
-      amend: (message, text) => this.#amend(message, text),
+      edit: (message, text) => this.#changes.edit(message, text),
+      amend: (message, text) => this.#changes.amend(message, text),
       regenerate: (message) => this.regenerate(message),
       resume: (message) => this.resume(message),
       ask: (message) => this.#write(message),
-      choose: (message) => this.#change(() => this.#data.choose(message)),
-      remove: (message) => this.#remove(message),
-      include: () => this.#include(),
+      choose: (message) => this.#changes.choose(message),
+      remove: (message) => this.#changes.remove(message),
+      include: () => this.#changes.include(),
       stop: () => this.stop(),
     });
     this.#ending = new Ending(models, {
       ask: (question, before) => this.#write(question, before),
       resume: () => this.resume(),
-      makeRoom: (again) => this.#makeRoom(again),
+      makeRoom: (again) => this.#changes.makeRoom(again),
     });
     store.onChange((id) => this.#changedElsewhere(id));
     addEventListener("pagehide", () => {
@@ -134,21 +143,6 @@ export class Chat {
     await this.#write(message);
   }
 
-  /** Ask another question in the place of one, which stays as a version. */
-  async #edit(message, text) {
-    await this.#ended();
-    this.#data.add({ role: "user", content: text, files: message.files }, message.parent);
-    await this.#write(this.#data.last);
-  }
-
-  /** Have an answer with another text as a version of it, with which the conversation goes on. */
-  async #amend(message, text) {
-    const { model, tokens } = message;
-    await this.#change(() =>
-      this.#data.add({ role: "assistant", content: text, reasoning: "", model, tokens, edited: true, partial: true }, message.parent),
-    );
-  }
-
   /** Have an answer written again, by default the last one; what there is stays as a version. */
   async regenerate(message = this.#data.last) {
     if (this.busy || message?.role !== "assistant") return;
@@ -199,58 +193,11 @@ export class Chat {
 
   /** Store the conversation after a change of its system prompt. */
   keep() {
-    this.#data.set({ system: this.#data.system });
-    if (this.#data.messages.length) this.#save(this.#data);
+    const { stored, system } = this.#data;
+    this.#data.set({ system });
+    if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
+    if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
     this.describe();
-  }
-
-  /** Change which messages there are, show that and store it. */
-  async #change(act) {
-    act();
-    this.#show();
-    await this.#save(this.#data);
-  }
-
-  async #remove(message) {
-    await this.#ended();
-    const data = this.#data;
-    let undo;
-    await this.#change(() => {
-      undo = data.remove(message);
-    });
-    say(message.role === "user" ? "The question is deleted." : "The answer is deleted.", {
-      Undo: async () => {
-        undo();
-        say("");
-        if (data === this.#data) this.#show();
-        await this.#save(data);
-      },
-    });
-  }
-
-  /** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
-  async #makeRoom(again) {
-    const data = this.#data;
-    const { leaveOut } = await import("./leaveout.js");
-    const left = await leaveOut(data, this.#models).catch((error) => error);
-    if (left instanceof Error || !left) {
-      say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");
-      return;
-    }
-    this.#show();
-    await this.#save(data);
-    await again();
-  }
-
-  /** Send again what was left out. */
-  async #include() {
-    await this.#change(() => {
-      for (const message of this.#data.messages) {
-        if (!message.out) continue;
-        message.out = false;
-        this.#data.touch(message);
-      }
-    });
   }
 
   /** Have a question of the conversation at hand answered, or an answer continued: `before`. */
@@ -357,6 +304,6 @@ export class Chat {
   /** Show how much of the context the conversation takes. */
   gauge() {
     const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    showContext(used, this.#models.contextLength, { "Leave out the oldest turns": () => this.#makeRoom(async () => {}) });
+    showContext(used, this.#models.contextLength, { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) });
   }
 }

@@ -11,11 +11,14 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
   const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
   const summed = figuresOf(answer);
   const cut = answer.finish === "length";
-  const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens) && !(size && usage?.total_tokens < size - 1);
+  const { max_tokens: most, t_max_predict_ms: time } = settings;
+  const late = cut && time && timings?.predicted_ms >= time;
+  const full = cut && !late && !(most > 0 && answer.n >= most) && !(size && usage?.total_tokens < size - 1);
   let outcome = "";
   if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
   else if (full) outcome = "The context is full, which ended the answer.";
-  else if (cut) outcome = `The longest answer is set to ${settings.max_tokens ?? answer.n} tokens.`;
+  else if (late) outcome = `The longest time is set to ${time / 1000} s.`;
+  else if (cut) outcome = `The longest answer is set to ${most > 0 ? most : answer.n} tokens.`;
   return {
     role: "assistant", content, reasoning,
     trace: { runs: trace.runs, rounds: trace.rounds },

@@ -6,6 +6,7 @@ import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { addLines, codeHead } from "./code.js";
 import { element } from "./dom.js";
+import { boxed } from "./tables.js";
 import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
@@ -15,6 +16,7 @@ const ALLOWED = {
     ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
   ],
   ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
+  ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
@@ -160,11 +162,7 @@ export function furnish(root) {
     pre.setAttribute("aria-label", language);
     box.append(pre);
   }
-  for (const table of root.querySelectorAll("table")) {
-    const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" });
-    table.replaceWith(box);
-    box.append(table);
-  }
+  for (const table of root.querySelectorAll("table")) boxed(table);
   for (const link of root.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";

@@ -9,7 +9,7 @@ const purify = globalThis.DOMPurify;
 const ALLOWED = {
   USE_PROFILES: { mathMl: true },
   ADD_TAGS: ["menclose"],
-  ADD_ATTR: ["form", "scriptlevel", "stretchy", "symmetric", "movablelimits", "fence", "separator", "lspace", "rspace"],
+  ADD_ATTR: ["class", "style", "form", "scriptlevel", "stretchy", "symmetric", "movablelimits", "fence", "separator", "lspace", "rspace"],
   FORBID_TAGS: ["a", "img", "maction", "semantics", "annotation", "annotation-xml", "mglyph"],
   FORBID_ATTR: ["href", "id", "xlink:href", "src"],
   ALLOW_DATA_ATTR: false,

@@ -7,6 +7,7 @@ import { addLines } from "./code.js";
 import { blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
 import { locate } from "./places.js";
+import { appendRows } from "./tables.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
@@ -62,7 +63,7 @@ export class MarkdownStream {
       this.container.replaceChildren(this.#tail);
     } else if (this.#grown || this.#again || this.#table || this.#list || this.#shown < this.#text.length) this.#render();
     if (this.#table) {
-      this.#table.body.append(...this.#table.open.children);
+      appendRows(this.#table.body, [...this.#table.open.rows]);
       this.#table.open.remove();
     }
     const rest = this.#tail.firstElementChild;
@@ -189,7 +190,10 @@ export class MarkdownStream {
     const [table, next] = blocks(head + this.#text.slice(this.#settled, this.#complete));
     const lines = table.raw.slice(head.length).split("\n");
     const n = table.rows.length;
-    if (n) body.append(...this.#paintedRows(table));
+    if (n) {
+      this.#table.body = appendRows(body, this.#paintedRows(table));
+      if (this.#table.body !== body) this.#table.body.after(open);
+    }
     this.#settled = Math.min(this.#complete, this.#settled + lines.slice(0, n).join("\n").length + (n ? 1 : 0));
     if (next) {
       open.remove();
