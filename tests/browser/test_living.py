@@ -368,3 +368,50 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
     page.press("Delete preset")
     assert page.js("return document.getElementById('preset').length") == 1
     assert page.js("return window.hacked") is None
+
+
+# An answer that never ends, a word at a time.
+SLOW = """
+window.answers = () => new Response(new ReadableStream({ start(controller) {
+  const event = "data: " + JSON.stringify({ choices: [{ index: 0, delta: { content: "word " } }] });
+  setInterval(() => controller.enqueue(new TextEncoder().encode(`${event}\\n\\n`)), 50);
+} }), { headers: { "content-type": "text/event-stream" } });
+"""
+
+
+def test_another_tab_goes_on_with_an_answer_of_a_closed_one(page: Page) -> None:
+    page.js(SLOW)
+    page.write("Say something")
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    first = page.new_tab()
+    second = page.driver.current_window_handle
+    page.press("Say something")
+    page.until(lambda: page.answers and "word word" in page.answers[0])
+    page.driver.switch_to.window(first)
+    page.driver.close()
+    page.driver.switch_to.window(second)
+    page.until(lambda: len(page.stored[0]["messages"]) == 2 and page.stored[0]["messages"][1].get("tokens"))
+    page.until_done()
+    (stored,) = page.stored
+    (answer,) = [m for m in stored["all"].values() if m["role"] == "assistant"]
+    assert answer["content"].startswith("word word")
+    assert page.answers[0].startswith("word word")
+
+
+def test_two_tabs_have_drafts_of_their_own(page: Page) -> None:
+    page.get("textbox", "Message").send_keys("the first")
+    first = page.new_tab()
+    second = page.driver.current_window_handle
+    assert page.get("textbox", "Message").get_attribute("value") == ""
+    page.get("textbox", "Message").send_keys("the second")
+    page.driver.switch_to.window(first)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the first")
+    page.driver.switch_to.window(second)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the second")
+    page.driver.close()
+    page.driver.switch_to.window(first)
+    page.get("textbox", "Message").send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the second")

@@ -146,7 +146,9 @@ export class Chat {
   /** Have an answer written again, by default the last one; what there is stays as a version. */
   async regenerate(message = this.#data.last) {
     if (this.busy || message?.role !== "assistant") return;
-    await this.#write(this.#data.get(message.parent) ?? null);
+    const question = this.#data.get(message.parent);
+    if (question) await this.#write(question);
+    else say("There is no question before this answer.");
   }
 
   /** Go on with an answer that was cut off. */
@@ -158,6 +160,10 @@ export class Chat {
   /** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
   async goOn({ data, question, message }) {
     const here = data.id === this.#data.id ? this.#data : data;
+    if (here !== data) {
+      await store.refresh(here);
+      if (here === this.#data) this.#show();
+    }
     if (this.#writings.has(here.id)) return;
     const before = message && here.get(message.id);
     await this.#run(here, here.get(question?.id) ?? null, before);

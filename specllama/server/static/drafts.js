@@ -1,18 +1,39 @@
-// What is typed and attached and not sent yet, kept for each conversation.
+// What is typed and attached and not sent yet, kept for each conversation. Conversations that have no question yet have
+// a draft for each tab; that of a tab that has been closed is taken over by the next one.
 
 import { draftFiles, keepDraftFiles } from "./database.js";
-import { read, write } from "./storage.js";
+import { keys, read, write } from "./storage.js";
+import { newId } from "./tree.js";
 
 const PREFIX = "specllama.draft.";
-const NEW = "new"; // of the conversation that has no question yet
+const NEW = "new."; // before the tab's own id
+const TAB = "specllama.tab";
 const PAUSE = 300; // milliseconds after a key
+
+/** The id of this tab, which stays when it is reloaded. A lock says that the tab is open. */
+function tabId() {
+  const id = read(TAB, "session") ?? newId();
+  write(TAB, id, "session");
+  navigator.locks?.request(`${TAB}.${id}`, () => new Promise(() => {}));
+  return id;
+}
+
+/** The id of a draft that a closed tab has left, "" without one. */
+async function leftDraft() {
+  const all = keys(PREFIX + NEW).map((key) => key.slice(PREFIX.length));
+  const { held = [] } = (await navigator.locks?.query()) ?? {};
+  const open = new Set(held.map(({ name }) => name));
+  return all.find((id) => !open.has(`${TAB}.${id.slice(NEW.length)}`)) ?? "";
+}
 
 export class Drafts {
   files = []; // [{name, text}]
   #id = null;
   #area;
   #changed;
+  #shown = false; // whether the draft of #id is where one types
   #timer = 0;
+  #new = NEW + tabId();
 
   /** area: where one types. changed(): called when another draft is shown, or its files change. */
   constructor(area, changed) {
@@ -27,13 +48,17 @@ export class Drafts {
 
   /** Show the draft of a conversation, "" for a new one. */
   async show(id) {
-    const next = id || NEW;
+    const next = id || this.#new;
     if (next === this.#id) return;
     const first = this.#id === null;
     this.keep();
     this.#id = next;
+    this.#shown = false;
+    if (first) await this.#takeOver();
+    if (this.#id !== next) return;
     const typed = first ? this.#area.value : ""; // before the page was ready
     this.#area.value = typed || (read(PREFIX + next) ?? "");
+    this.#shown = true;
     this.files = [];
     this.#changed();
     const files = await draftFiles(next).catch(() => []);
@@ -42,10 +67,20 @@ export class Drafts {
     this.#changed();
   }
 
+  /** Take over the draft of a tab that has been closed, if this one has none. */
+  async #takeOver() {
+    const left = read(PREFIX + this.#new) === null && (await leftDraft().catch(() => ""));
+    if (!left) return;
+    write(PREFIX + this.#new, read(PREFIX + left));
+    write(PREFIX + left, null);
+    const files = await draftFiles(left).catch(() => []);
+    if (files.length) await keepDraftFiles(this.#new, files).then(() => keepDraftFiles(left, [])).catch(() => {});
+  }
+
   /** Keep the text as it is. */
   keep() {
     clearTimeout(this.#timer);
-    if (this.#id !== null) write(PREFIX + this.#id, this.#area.value || null);
+    if (this.#shown) write(PREFIX + this.#id, this.#area.value || null);
   }
 
   attach(file) {
@@ -60,7 +95,7 @@ export class Drafts {
 
   #filesChanged() {
     this.#changed();
-    keepDraftFiles(this.#id ?? NEW, this.files).catch(() => {}); // they are there until the page is closed
+    keepDraftFiles(this.#id ?? this.#new, this.files).catch(() => {}); // they are there until the page is closed
   }
 
   /** Take the draft, to send it: {text, files}. */
@@ -77,8 +112,8 @@ export class Drafts {
   became(id) {
     this.keep();
     const text = this.#area.value;
-    write(PREFIX + (this.#id ?? NEW), null);
-    this.#id = id || NEW;
+    write(PREFIX + (this.#id ?? this.#new), null);
+    this.#id = id || this.#new;
     if (text) this.keep();
   }
 
