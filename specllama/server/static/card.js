@@ -10,6 +10,7 @@ import { results, share } from "./results.js";
 const SECONDS = 180; // after which nothing further begins
 const MOST_PAIRS = 5;
 const [SHORTEST, FIRST, LONGEST] = [24, 48, 128]; // tokens of a run
+const UNCLEAR = "cannot tell";
 const NARROW = 0.1; // half width of an interval, as a log
 const CODE =
   "def count_words(path):\n    total = 0\n    with open(path) as file:\n        for line in file:\n            total += len(line.split())\n    return total\n";
@@ -152,10 +153,17 @@ function cardData(tasks, props, note) {
   const pairs = tasks.flatMap((task) => (task.pairs.length && !/identical/.test(sameText(task.pairs)) ? [task.name] : []));
   const same = pairs.length ? `Texts differ in: ${pairs.join(", ")}.` : "Identical text with and without drafts in all tasks.";
   return {
-    sentence: `This machine: ${known.map(({ name, said }) => `${name} ${said}`).join(", ")}.`,
+    sentence: sentenceOf(known),
     tasks: rows,
     about: [same, ...(note ? [note] : []), "Times plain decoding's speed, with 95 % intervals; the dashed line is plain decoding.", ...aboutServer(props)],
   };
+}
+
+function sentenceOf(rows) {
+  const told = rows.filter(({ said }) => said !== UNCLEAR).map(({ name, said }) => `${name} ${said}`);
+  const unclear = rows.filter(({ said }) => said === UNCLEAR).map(({ name }) => name);
+  const parts = [...(told.length ? [told.join(", ")] : []), ...(unclear.length ? [`${UNCLEAR}: ${unclear.join(", ")}`] : [])];
+  return `This machine: ${parts.join("; ")}.`;
 }
 
 /** A row of the card: {name, speedup, low, high, said, note}. */
@@ -167,12 +175,12 @@ export function rowOf(name, pairs) {
     return { ...unknown, said: "not drafted", note: reason };
   }
   const found = comparedPairs(pairs);
-  if (found.speedup === null) return { ...unknown, said: "cannot tell", note: found.reason };
+  if (found.speedup === null) return { ...unknown, said: UNCLEAR, note: found.reason };
   const { speedup, low, high, verdict } = found;
   const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${pairs.length} pairs`;
   // Where the interval holds 1, only a narrow one says that drafts gain nothing.
   if (verdict === "alike" && Math.log(high / low) / 2 > NARROW) {
-    return { name, speedup: null, low, high, said: "cannot tell", note: range };
+    return { name, speedup: null, low, high, said: UNCLEAR, note: range };
   }
   const note = verdict === "alike" ? `too close to call: ${range}` : range;
   return { name, speedup, low, high, said: `${speedup.toFixed(1)} ×`, note };

@@ -86,11 +86,12 @@ export async function busySlots(model) {
   return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
 }
 
-/** What of a complete answer is compared and shown again. */
+/** What of a complete answer is compared and shown again. Its clock begins with the first token, as that of decoding. */
 export function runOf(answer) {
   const { figures, timings } = answer;
+  const first = (answer.firstAt - answer.began) / 1000;
   return {
-    seconds: (answer.lastAt - answer.began) / 1000,
+    seconds: (answer.lastAt - answer.firstAt) / 1000,
     decoding: (timings?.predicted_ms ?? 0) / 1000,
     rate: timings?.predicted_per_second || 0,
     n: answer.n,
@@ -100,7 +101,7 @@ export function runOf(answer) {
     near_ties: figures?.near_ties ?? 0,
     text: answer.reasoning + answer.content,
     parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
-    times: answer.times,
+    times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first), n]),
   };
 }
 
