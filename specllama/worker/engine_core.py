@@ -383,8 +383,11 @@ class EngineCore:
         now = running_time()
         for r in self.running:
             g = r.generation
-            if g.seq_id < 0 and g.finish_reason is None:
-                continue  # waiting for a slot
+            if g.seq_id < 0 and g.finish_reason is None:  # waiting for a slot
+                waiting = self.engine.waiting if self.engine is not None else []
+                if (queued := r.queue_report(waiting)) is not None:
+                    self.send(queued)
+                continue
             for report in r.prefill_reports():
                 self.send(report)
             item = r.delta(self.loaded.model)

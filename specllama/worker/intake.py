@@ -249,6 +249,7 @@ class RequestIntake:
             output = SequenceOutput(choice.id, generation, writer, message.messages)
             output.prefix = message.prefix
             output.progress, output.show_prompt = message.progress, message.show_prompt
+            output.show_rejected = message.show_rejected
             self._running.append(output)
             shown_ids = (prompt.ids, prompt.digest) if message.show_ids else ([], "")
             self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag, *shown_ids))
