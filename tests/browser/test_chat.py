@@ -95,7 +95,7 @@ def test_regenerate(page: Page) -> None:
 def test_edit_and_send_again(page: Page) -> None:
     page.ask("One", **written("A."))
     page.ask("Two", **written("B."))
-    page.all("button", "Edit")[0].click()
+    page.until(lambda: page.all("button", "Edit"))[0].click()
     field = page.get("textbox", "Edit the question")
     assert field.get_attribute("value") == "One"
     page.add(**written("C."))

@@ -123,7 +123,7 @@ def test_a_conversation_that_is_deleted_while_it_is_written_stays_away(page: Pag
 def test_an_answer_that_is_deleted_comes_back_by_undo(page: Page) -> None:
     page.ask("One", **written("A."))
     page.ask("Two", **written("B."))
-    page.all("button", "Delete the question")[0].click()
+    page.until(lambda: page.all("button", "Delete the question"))[0].click()
     page.until(lambda: page.questions == ["Two"])
     page.press("Undo")
     page.until(lambda: page.questions == ["One", "Two"])
