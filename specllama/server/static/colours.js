@@ -11,12 +11,13 @@ const LONGEST = 20_000; // characters of a block with colours
 // by name: the file below vendor/languages
 const LANGUAGES = {
   bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
-  c: "cpp", h: "cpp", cpp: "cpp", "c++": "cpp", cc: "cpp", hpp: "cpp", cxx: "cpp", cuda: "cpp",
+  // Java's words are near enough for C and C++, whose own file would be one of the largest.
+  c: "java", h: "java", cpp: "java", "c++": "java", cc: "java", hpp: "java", cxx: "java", cuda: "java",
   diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
   javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
   typescript: "javascript", ts: "javascript", tsx: "javascript",
   json: "json", jsonc: "json", json5: "json", python: "python", py: "python", python3: "python", pycon: "python",
-  rust: "rust", rs: "rust", sql: "sql", postgresql: "sql", sqlite: "sql", mysql: "sql",
+  rust: "rust", rs: "rust",
   xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
 };
 const NEEDS = { xml: ["javascript"] }; // for what is within it

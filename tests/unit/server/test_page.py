@@ -10,7 +10,7 @@ import pytest
 from specllama.core.sampling.params import PARAMETERS
 from specllama.server.page import POLICY, ROUTES, page_files
 
-LIMIT = 600 * 1024  # bytes of all files that the page can load
+LIMIT = 600_000  # bytes of all files that the page can load
 FIRST = 300_000  # bytes of those that the page loads at once
 FILES = page_files()
 OWN = {name: path.read_text("utf-8") for name, path in FILES.items() if not name.startswith("vendor/")}
