@@ -139,7 +139,7 @@ def _bytes(text: str, name: str, others: str = "") -> int:
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
     if not found or (not found[2] and (found[3] or float(found[1]) != 0)):
         forms = ", ".join(filter(None, ("a size with its unit, as 8G or 500M", others)))
-        more = f"must be {forms}, or auto, or 0 for none, not {text!r}"
+        more = f"must be {forms}, auto, or 0 for none, not {text!r}"
         raise UsageError(more, option=name)
     unit = float(1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
     return min(round(float(found[1]) * unit), 2**60)

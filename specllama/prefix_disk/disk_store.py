@@ -39,6 +39,7 @@ RESERVE_BYTES = 256 << 20  # of the disk that stay free
 PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
 _FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
+_REFRESH_SECONDS = 0.05  # most that a look-up waits for what other processes have written
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class DiskStore:
     def find(self, scope: str, ids: NDArray[np.int32]) -> list[PrefixCandidate]:
         """The states that serve a request of this scope, those with most tokens in common first; of two the
         one with fewer tokens is only there if it has fewer bytes too. ids: int32, shape (n_tokens,).
+
+        Where the directory has changed, waits shortly until what another process has written is known.
         """
         if self._thread is None:
             return []
@@ -148,6 +151,7 @@ class DiskStore:
             if self._directory.changed_at() != self._contents.read_at:
                 self._stale = True
                 self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._stale and not self._busy, _REFRESH_SECONDS)
             found = self._contents.lookup.find(scope, raw)
             return [
                 PrefixCandidate(

@@ -6,6 +6,8 @@ Everything here may wait for the disk and for other processes: it is called by t
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import threading
 
@@ -133,13 +135,16 @@ class StateWriter:
 
     def _make_room(self, ledger: StateLedger, n_bytes: int, priority: float) -> bool:
         """Remove what is worth least until so many bytes fit the budget and the disk, with the lock; False,
-        and nothing is removed, where that would take something of a higher priority.
+        and nothing is removed, where that would take something of a higher priority. Raises OSError where the
+        disk would be full without any state.
         """
         total = self._contents.n_bytes + sum(self._directory.unfinished_sizes().values())
         missing = total + n_bytes - self._budget
         if n_bytes:
             free = shutil.disk_usage(self._directory.path).free
-            missing = max(missing, n_bytes + self._reserve - free)
+            if (more := n_bytes + self._reserve - free) > self._contents.n_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            missing = max(missing, more)
         victims = self._contents.to_remove(ledger, missing, priority, self._load_rate.rate)
         for victim in victims or ():
             ledger.gone(victim.name, victim.value)

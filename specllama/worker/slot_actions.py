@@ -80,10 +80,10 @@ class SlotActions:
             raise EngineError(f"the slot cannot be saved: {error.strerror or error}") from None
 
     def _restore(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:
-        """The number of its tokens, and the bytes read."""
+        """The number of its tokens, and the bytes read. What the slot holds is kept as where another request
+        needs it, and stays where the file cannot be used.
+        """
         target = self._engine.target
-        empty(target, slot)
-        self._engine.policy.forget(slot.seq_id)
         try:
             path = Path(action.path)
             record, n_bytes = read_slot_file(path, self._key, action.disk_scope), path.stat().st_size
@@ -91,6 +91,8 @@ class SlotActions:
             raise UsageError(f"the slot cannot be restored: {error}") from None
         except OSError as error:
             raise UsageError(f"the slot cannot be restored: {error.strerror or error}") from None
+        self._engine.store.free(slot)
+        self._engine.policy.forget(slot.seq_id)
         if WHOLE not in record.parts or target.load(slot.seq_id, record.parts[WHOLE]) != len(record.ids):
             empty(target, slot)
             raise UsageError("the slot cannot be restored: the context has no room for it, or it is damaged")

@@ -168,7 +168,7 @@ class TestPipe:
         used = re.findall(r"seed      = (\d+)", result.err)
         assert len(set(used)) == 2
         assert not {"3", "4", "5"} & set(used)
-        assert result.err.count("can only be the same") == 1
+        assert result.err.count("only a changed conversation changes the answer") == 1
         assert chat(shared, "/regen").code == 2
 
     def test_help_names_every_command(self, shared: Command) -> None:

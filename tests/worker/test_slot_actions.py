@@ -44,7 +44,7 @@ def test_a_saved_slot_is_restored_in_another_process(opened: Callable[..., Front
     assert ask(second)[0].stats.n_reused == 0
 
 
-def test_what_cannot_be_restored_leaves_the_slot_empty(opened: Callable[..., Front], tmp_path: Path):  # noqa: F811
+def test_what_cannot_be_restored_leaves_the_slot_as_it_is(opened: Callable[..., Front], tmp_path: Path):  # noqa: F811
     front = opened("llama", cache_disk=0)
     ask(front)
     bad = tmp_path / "bad"
@@ -53,7 +53,7 @@ def test_what_cannot_be_restored_leaves_the_slot_empty(opened: Callable[..., Fro
         failed = act(front, m.RestoreSlot(9, 0, path))
         assert isinstance(failed, m.Failed)
         assert PATH_ERROR in str(failed.error["message"])
-    assert ask(front)[0].stats.n_reused == 0
+    assert ask(front)[0].stats.n_reused > 0
     failed = act(front, m.SaveSlot(9, 5, str(bad)))
     assert isinstance(failed, m.Failed)
 
@@ -68,3 +68,15 @@ def test_a_slot_in_use_is_saved_once_it_is_idle(opened: Callable[..., Front], tm
         front.core.step()
     (done,) = [one for one in front.messages if isinstance(one, m.SlotDone)]
     assert done.n_tokens > 100
+
+
+def test_what_a_slot_had_before_is_kept_in_memory(opened: Callable[..., Front], tmp_path: Path):  # noqa: F811
+    front = opened("llama", cache_disk=0)
+    path = str(tmp_path / "slots" / "a.bin")
+    ask(front)
+    assert isinstance(act(front, m.SaveSlot(9, 0, path)), m.SlotDone)
+    other = {"messages": [{"role": "user", "content": "Something else. " * 60}]}
+    ask(front, **other)
+    assert isinstance(act(front, m.RestoreSlot(9, 0, path)), m.SlotDone)
+    assert ask(front, **other)[0].stats.n_reused > 100
+    assert ask(front)[0].stats.n_reused > 100

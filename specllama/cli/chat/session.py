@@ -175,7 +175,7 @@ class ChatSession:
             raise UsageError("there is nothing to answer again")
         turn, params = self.conversation.turns[-1], dict(self.params)
         if params.get("temperature", self.used.get("temperature")) == 0:
-            self.screen.dim("at temperature 0 the answer can only be the same")
+            self.screen.dim("at temperature 0 only a changed conversation changes the answer")
         elif turn.answer is not None and params.get("seed") is not None:
             turn.n_regenerated += 1
             params["seed"] = (params["seed"] + turn.n_regenerated) % 2**64

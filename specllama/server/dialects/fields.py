@@ -97,13 +97,17 @@ class RequestBody(Body):
 
 
 class CacheChoice(Body):
-    """store: False writes nothing of the request to the disk. `"cache": false` says the same."""
+    """store: False writes nothing of the request to the disk. `"cache": false` says the same. Other fields are
+    refused, so that a misspelt one does not leave a prompt on the disk.
+    """
 
     store: bool = True
 
     @model_validator(mode="before")
     @classmethod
     def _read_switch(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (unknown := [name for name in data if name != "store"]):
+            raise ValueError(f"cache has the field store only, not {str(unknown[0])[:40]!r}")
         return {"store": data} if isinstance(data, bool) else data
 
 

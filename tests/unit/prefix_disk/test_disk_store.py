@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -338,3 +339,24 @@ def test_the_text_is_not_in_names_or_the_ledger(tmp_path: Path) -> None:
         written(tmp_path / folder, record(ids((1, 400))))
         assert ids((1, 400)).tobytes()[:64] not in (tmp_path / folder / "index.json").read_bytes()
     assert states(tmp_path / "a") != states(tmp_path / "b"), "names depend on the directory's secret"
+
+
+def test_what_another_process_has_written_is_found_at_once(tmp_path: Path) -> None:
+    text = ids((1, 300))
+    with store(tmp_path / "p") as reader:
+        assert not reader.find("local", text)
+        for n in range(1, 4):
+            written(tmp_path / "p", record(ids((n, 300)), 3000, seed=n))
+            assert reader.find("local", ids((n, 300)))
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=2000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with store(tmp_path / "p", 10 * MB) as one:
+        one.put(record(ids((1, 300)), 3000))
+        assert one.flush(20)
+        one.put(record(ids((2, 300)), 3000))
+        assert one.flush(20)
+        (line,) = one.lines  # type: ignore[attr-defined]
+        assert line.endswith("No space left on device")

@@ -97,8 +97,9 @@ def test_a_request_may_ask_that_nothing_of_it_is_written(name: str) -> None:
         found = checked(model, {**body, "cache": choice})
         assert not found.kept
         assert found.ignored_fields == ()
-    with pytest.raises(UsageError, match="cache"):
-        checked(model, {**body, "cache": {"store": "no"}})
+    for wrong in ({"store": "no"}, {"stoer": False}, {"store": True, "ttl": 5}):
+        with pytest.raises(UsageError, match="cache"):
+            checked(model, {**body, "cache": wrong})
 
 
 def test_store_of_responses_is_meant_for_the_disk_too() -> None:
