@@ -97,7 +97,7 @@ class RequestBody(Body):
 
 
 class CacheChoice(Body):
-    """store: False writes nothing of the request to the disk. `"cache": false` says the same. Other fields are
+    """store: False writes nothing of the request to the disk. `"cache": false` says the same. Others are
     refused, so that a misspelt one does not leave a prompt on the disk.
     """
 
