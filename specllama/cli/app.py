@@ -53,6 +53,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "pair-check": CommandEntry(
         "pair_check:pair_check", "cli.options:PAIR_CHECK", "Can this draft propose tokens for this target?"
     ),
+    "trim": CommandEntry(
+        "trim:trim", "cli.options:TRIM", "Shorten the vocabulary of a draft, which makes it faster."
+    ),
     "pull": CommandEntry("pull:pull", "cli.options:PULL", "Download models, or a pair."),
     "models": CommandEntry(
         "models:models", "cli.options:MODELS", "List models on this disk and known names.", _MODELS_COMMANDS

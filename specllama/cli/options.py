@@ -62,6 +62,39 @@ PULL = [
     ),
     *_OUTPUT,
 ]
+TRIM = [
+    _argument("draft", "DRAFT", "the draft or head to trim: a file or a name", GGUF),
+    _argument("out", "OUT", "the file to write", GGUF),
+    *table(
+        "Tokens",
+        row(
+            "keep",
+            "--keep",
+            int,
+            "how many tokens to keep (default: a quarter of the vocabulary, at most 32768)",
+            "N",
+        ),
+        row("texts", "--texts", list, "a file with texts as they are written here; may be repeated", "FILE"),
+        row(
+            "seen",
+            "--seen",
+            list,
+            "also the tokens of the prompts on disk of this model, as specllama cache names it",
+            "MODEL",
+            (KEPT,),
+        ),
+        stored=False,
+    ),
+    *table(
+        "File",
+        row("type", "--type", str, "write the output matrix in this type (default: as it is)", "TYPE"),
+        row("head", "--head", bool, "write the head inside a model, without the model"),
+        row("force", "--force", bool, "overwrite OUT"),
+        row("n_threads", "-t --threads", int, "threads of the comparison (0: physical cores)", "N"),
+        stored=False,
+    ),
+    *_OUTPUT,
+]
 MODELS = _OUTPUT
 PS = _OUTPUT
 STOP = [

@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.cli.formatting import columns, table, wrapped
-from specllama.errors import IncompatiblePairError, UsageError
+from specllama.errors import IncompatiblePairError, UsageError, warning
 from specllama.gguf.check import check_draft, check_model, check_tokenizer
 from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.heads import read_head, unusable_head
+from specllama.gguf.trimmed import read_trim
 from specllama.models.prepare import find_draft, known_draft
 from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
 from specllama.pair.vocab import Vocab, end_ids, shown
@@ -56,6 +59,9 @@ def pair_check(given: Mapping[str, Any]) -> int:
         other = known_draft(known, main) or main
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict = _inner_head(target) if other is main else check_any(target, draft)
+    if name := changed_source(draft):
+        changed = warning(f"{printable(name)} has changed since it was trimmed: trim it again")
+        verdict = replace(verdict, notes=(*verdict.notes, changed))
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
         console.data(json.dumps(_object(target, draft, verdict)) + "\n")
@@ -164,7 +170,17 @@ def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
         "end_ids": sorted(end_ids(header, vocab)),
         "chat_template": header.chat_template is not None,
         "n_ctx_train": header.n_ctx_train,
+        "trimmed": _about_trim(header),
     }
+
+
+def _about_trim(header: Header) -> dict[str, Any] | None:
+    """What a trimmed draft was made from, None for other files."""
+    trim = read_trim(header)
+    if trim is None:
+        return None
+    coverage = None if trim.coverage is None else round(trim.coverage, 6)
+    return {"source": trim.source, "n_kept": trim.n_kept, "n_vocab": trim.n_vocab, "coverage": coverage}
 
 
 def _lines(

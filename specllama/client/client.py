@@ -18,15 +18,14 @@ from typing import IO, NoReturn, TypeVar
 from specllama.client import protocol
 from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
+from specllama.client.trim_messages import Trim, Trimmed
 from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
 
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
-_Answer = TypeVar(
-    "_Answer", protocol.Ready, protocol.Calibrated, protocol.Configured, protocol.Inspected, protocol.Serving
-)
+_Answer = TypeVar("_Answer", bound=protocol.Message)
 _Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
 
 
@@ -115,9 +114,8 @@ class EngineClient:
         """
         if settings.rpc:
             self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
-        return self._control(
-            protocol.Load(settings, verbose, measure_when_idle, open_draft), protocol.Ready, progress
-        ).info.spelled(self._spelling)
+        order = protocol.Load(settings, verbose, measure_when_idle, open_draft)
+        return self._control(order, protocol.Ready, progress).info.spelled(self._spelling)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
@@ -142,6 +140,10 @@ class EngineClient:
         """
         return self._control(request, protocol.Serving)
 
+    def trim(self, request: Trim, progress: Callable[[str, float], None] | None = None) -> Trimmed:
+        """Write a trimmed draft. progress: gets what is done, and its share. Raises what worker/trim does."""
+        return self._control(request, Trimmed, progress)
+
     def wait(self) -> NoReturn:
         """Wait until the process has ended. Raises the reason."""
         raise self._child.wait()
@@ -151,8 +153,8 @@ class EngineClient:
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
         `deliver` is called in the reading thread, possibly before this method returns: it must be quick, and
-        must neither raise nor wait for this client. Raises UsageError if the request cannot be written as
-        JSON or its id is in use.
+        must neither raise nor wait for this client. Raises UsageError if the request is no JSON, or its id is
+        in use.
         """
         return self.submit_choices(request, [deliver])[0]
 

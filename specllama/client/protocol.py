@@ -1,5 +1,6 @@
 """What crosses the pipes between a front and its engine process: one JSON object a line. Knows neither
-end. What describes models is in model_info.py, the messages of `tune` are in tune_messages.py.
+end. What describes models is in model_info.py, the messages of `tune` are in tune_messages.py, those of
+`trim` in trim_messages.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from specllama.calls.tools import Tools
 from specllama.client import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
+from specllama.client.trim_messages import Trim, Trimmed
 from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
@@ -387,7 +389,7 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class Loading:
     """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels"
-    while specllama's kernels are compiled, which happens once.
+    while specllama's kernels are compiled, which happens once; for Trim what is being done.
     """
 
     model: str
@@ -567,6 +569,8 @@ Message = (
     | Inspect
     | Serve
     | Serving
+    | Trim
+    | Trimmed
     | Question
     | Answer
     | Loading

@@ -162,10 +162,22 @@ class DraftPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimmedPrediction:
+    """A copy of a draft with n_kept of n_vocab tokens, as `specllama trim` writes it without texts, measured
+    like the draft itself.
+    """
+
+    n_kept: int
+    n_vocab: int
+    step: float
+    forecast: DraftPrediction
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredDraft:
     """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. head: kind and
     size of a head, "" for a draft model. step: seconds for a token of the draft, points: what its steps take.
-    What is not measured is None or empty.
+    trimmed: what a trimmed copy of it would do. What is not measured is None or empty.
     """
 
     index: int
@@ -176,6 +188,7 @@ class MeasuredDraft:
     points: list[TimedWidth] = field(default_factory=list)
     break_even: list[BreakEven] = field(default_factory=list)
     forecast: DraftPrediction | None = None
+    trimmed: TrimmedPrediction | None = None
 
 
 TunePart = TuneAgenda | TimedCurve | ThreadsComparison | RowsComparison | WrittenTexts | MeasuredDraft

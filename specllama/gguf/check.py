@@ -15,6 +15,7 @@ from specllama.gguf.head import tensor_names
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.heads import damaged_head, is_head_file, read_head
 from specllama.gguf.strings import StringArray
+from specllama.gguf.trimmed import PREFIX, is_trimmed, read_trim
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts
@@ -42,8 +43,15 @@ NO_TOKENIZER = frozenset(("none", "no_vocab"))
 def check_model(header: Header) -> None:
     """Raises GGUFError naming the key at fault for a header from which no model can be run.
 
-    The messages name vocabulary-only files, projectors, adapters and heads as such.
+    The messages name vocabulary-only files, projectors, adapters, heads and trimmed drafts as such.
     """
+    if is_trimmed(header):
+        what = "a trimmed draft, which can write a part of the tokens"
+        header.fail(f"{PREFIX}version", what, "Name the model itself, and this file as its draft.")
+    _check_model(header)
+
+
+def _check_model(header: Header) -> None:
     _check_architecture(header)
     if is_head_file(header):
         what = "a head without a model: it drafts for a target"
@@ -68,8 +76,9 @@ def check_draft(header: Header) -> None:
 
     Raises GGUFError naming the key or tensor at fault.
     """
+    read_trim(header)
     if not is_head_file(header):
-        check_model(header)
+        _check_model(header)
         return
     _check_architecture(header)
     _check_shape(header)

@@ -20,6 +20,7 @@ from specllama.gguf.head import (
 )
 from specllama.gguf.head_files import block_drafter, eagle3, gemma4_assistant
 from specllama.gguf.header import Header
+from specllama.gguf.trimmed import read_trim
 
 MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm")  # of every MTP block
@@ -95,7 +96,7 @@ def _mtp(header: Header) -> HeadInfo:
     names, n_trunk, n_mtp = tensor_names(header), header.n_layer_trunk, _n_mtp(header)
     first = f"blk.{n_trunk}.nextn."
     width = header.n_embd * max(header.arch_integer("hyper_connection.count"), 1)
-    own_file = _is_sidecar(header)
+    own_file, trim = _is_sidecar(header), read_trim(header)
     return HeadInfo(
         kind=HeadKind.MTP,
         header=header,
@@ -103,7 +104,7 @@ def _mtp(header: Header) -> HeadInfo:
         n_layer=n_mtp,
         n_embd=header.n_embd,
         n_embd_target=width,
-        n_vocab=header.n_vocab,
+        n_vocab=trim.n_vocab if trim else header.n_vocab,
         n_proposed=header.n_vocab,
         n_layer_target=n_trunk,
         own_embeddings=own_file or f"{first}embed_tokens.weight" in names,

@@ -28,6 +28,15 @@ _TYPES: dict[str, tuple[str, ...]] = {
     **{f"tokenizer.ggml.{t}_token_id": ("u32",) for t in _SPECIAL.split()},
     "tokenizer.ggml.suppress_tokens": ("arr[i32]",),
     **{f"tokenizer.ggml.add_{t}_token": ("bool",) for t in ("bos", "eos", "sep")},
+    # of files that `specllama trim` wrote, see trimmed.py
+    **{f"specllama.trim.{name}": ("u32",) for name in ("version", "n_vocab")},
+    "specllama.trim.ids": ("arr[i32]",),
+    **{f"specllama.trim.{name}": ("str",) for name in ("source", "source_sha256", "embeddings_type")},
+    **{
+        f"specllama.trim.{name}": ("u64",)
+        for name in ("source_bytes", "embeddings_offset", "embeddings_bytes")
+    },
+    **{f"specllama.trim.{name}": ("f32",) for name in ("embeddings_scale", "coverage")},
 }
 _ARCH_TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(

@@ -17,6 +17,7 @@ from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
+from specllama.llama.head_batch import HeadBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
 from specllama.llama.logits import LogitRows
@@ -98,7 +99,13 @@ class LlamaContext(SequenceStates):
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
-        self._batch = TokenBatch(self.n_batch)
+        self._tokens = TokenBatch(self.n_batch)
+        self._batch: TokenBatch | HeadBatch = self._tokens  # of the next decode
+
+    @property
+    def any_token(self) -> int:
+        """An id for a decode whose result nobody reads."""
+        return max(0, self.model.bos_id)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Set the threads of the next decodes: of a single row, and of several. Raises ValueError."""
@@ -148,12 +155,12 @@ class LlamaContext(SequenceStates):
         if len(batch) == 1:
             ((token, _, seq_id, output),) = batch
             self._check(1, token, token, seq_id, seq_id, int(output))
-            self._batch.fill(batch)
+            self._tokens.fill(batch)
             return int(output)
         tokens, seq_ids = [row.token for row in batch], [row.seq_id for row in batch]
         outputs = [row.output for row in batch]
         self._check(len(batch), min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
-        self._batch.fill(batch)
+        self._tokens.fill(batch)
         return sum(outputs[:n_real])
 
     def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:

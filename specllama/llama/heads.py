@@ -20,6 +20,7 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import FLOATS, HeadBatch
+from specllama.llama.head_host import HeadHost
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.logits import get_logits
@@ -139,7 +140,7 @@ def nextn_rows(handle: Any) -> Any:
     return _ext.get_nextn(handle)
 
 
-def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool) -> Any:
+def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, mtp: bool) -> Any:
     """A llama_context for a head of the target. Raises ResourceError if memory runs out."""
     own, of_target = model.settings, target.model.settings
     params = context_params(own, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
@@ -171,7 +172,7 @@ class HeadContext:
     def __init__(
         self,
         model: LlamaModel,
-        target: LlamaContext,
+        target: HeadHost,
         n_ctx: int,
         *,
         mtp: bool,

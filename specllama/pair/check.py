@@ -6,11 +6,12 @@ differences that it does not check. Reads no model file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specllama.errors import Note
 from specllama.gguf.header import Header
+from specllama.gguf.trimmed import TrimInfo, read_trim
 from specllama.pair.notes import notes
 from specllama.pair.vocab import Vocab, read_vocab, shown
 
@@ -57,9 +58,13 @@ def check_pair(target: Header, draft: Header) -> PairVerdict:
     differences.
 
     Unlike in llama.cpp, headers without a tokenizer or with an unknown pre-tokenizer are incompatible:
-    llama.cpp would not load them.
+    llama.cpp would not load them. Of a trimmed draft the tokens that it kept are compared. Raises GGUFError
+    where what it says about them is damaged.
     """
     ours, theirs = read_vocab(target), read_vocab(draft)
+    trim = read_trim(draft)
+    if trim is not None and trim.shortened:
+        theirs = _whole(theirs, trim, ours)
     a, b = ours.texts, theirs.texts
     differing = [] if a == b else [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     deciding = next((i for i in differing if i >= FIRST_CHECKED_ID), None)
@@ -87,6 +92,17 @@ def check_pair(target: Header, draft: Header) -> PairVerdict:
         else TokenDifference(first, ours.text(first), theirs.text(first)),
         notes=notes(target, draft, ours, theirs) if refusal is None else (),
     )
+
+
+def _whole(kept: Vocab, trim: TrimInfo, target: Vocab) -> Vocab:
+    """The vocabulary of a trimmed draft with the ids of its source; the tokens that it lacks have the texts
+    of the target's.
+    """
+    texts = [*target.texts[: trim.n_vocab], *[b""] * (trim.n_vocab - len(target.texts))]
+    for token, text in zip(trim.ids.tolist(), kept.texts, strict=True):
+        texts[token] = text
+    bos, eos = (None if i is None else int(trim.ids[i]) for i in (kept.bos_id, kept.eos_id))
+    return replace(kept, n_tokens=trim.n_vocab, bos_id=bos, eos_id=eos, texts=texts)
 
 
 def _refusal(ours: Vocab, theirs: Vocab) -> str | None:

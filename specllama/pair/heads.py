@@ -22,7 +22,9 @@ from specllama.gguf.architectures import (
 from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.header import Header
 from specllama.gguf.heads import is_head_file, read_head, unusable_head
+from specllama.gguf.trimmed import is_trimmed
 from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.notes import trimmed
 
 COSTLY_STEP = (
     0.3  # ratio of bytes read, a step of the head to a token of the target, from which it rarely pays
@@ -177,7 +179,8 @@ def step_bytes(target: Header, head: HeadInfo) -> int:
 
 
 def _notes(target: Header, head: HeadInfo) -> Iterator[Note]:
-    if head.n_proposed < head.n_vocab:
+    yield from trimmed(head.header)
+    if head.n_proposed < head.n_vocab and not is_trimmed(head.header):
         yield Note(f"the head proposes {head.n_proposed} of the {head.n_vocab} tokens")
     if head.n_draft_max is not None:
         tokens = "one token" if head.n_draft_max == 1 else f"up to {head.n_draft_max} tokens"

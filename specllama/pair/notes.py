@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from specllama.errors import Note, warning
 from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
-from specllama.pair.vocab import Vocab, end_ids, shown
+from specllama.gguf.trimmed import is_trimmed, read_trim
+from specllama.pair.vocab import Vocab, end_ids, read_vocab, shown
 
 COSTLY_DRAFT = 0.5  # ratio of bytes read per token, draft to target, from which a draft rarely pays
 _SHOWN = 4  # ids in one note
@@ -17,6 +18,7 @@ _SHOWN = 4  # ids in one note
 def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[Note, ...]:
     """The notes on a usable pair. ours, theirs: the vocabularies of target and draft."""
     return (
+        *trimmed(draft),
         *_splitting(target, draft, ours, theirs),
         *_ends(target, draft, ours, theirs),
         *_templates(target, draft),
@@ -25,9 +27,15 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[No
     )
 
 
+def trimmed(draft: Header) -> Iterator[Note]:
+    """What a trimmed draft was made from."""
+    if (trim := read_trim(draft)) is not None:
+        yield Note(trim.label)
+
+
 def _splitting(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[Note]:
     """Differences in how the two tokenise text: the draft then reads sequences that it was not trained on."""
-    if ours.kind != "bpe":
+    if ours.kind != "bpe" or is_trimmed(draft):  # a trimmed draft reads the target's tokens
         return
     so = "the draft was trained on other token sequences, so fewer of its tokens may be accepted"
     if ours.pre_type != theirs.pre_type:
@@ -55,7 +63,10 @@ def _merges(header: Header) -> StringArray:
 
 
 def _ends(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[Note]:
+    trim = read_trim(draft)
     a, b = end_ids(target, ours), end_ids(draft, theirs)
+    if trim is not None and trim.shortened:
+        b = frozenset(int(trim.ids[i]) for i in end_ids(draft, read_vocab(draft)))
     if a != b:
         parts = [f"{_list(ours, a - b)} of the target only"] if a - b else []
         parts += [f"{_list(theirs, b - a)} of the draft only"] if b - a else []

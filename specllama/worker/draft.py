@@ -12,14 +12,17 @@ from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.errors import ResourceError
-from specllama.gguf.check import check_model
+from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.trimmed import read_trim
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
+from specllama.llama.trimmed import TrimmedContext
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.pair.stand_ins import stand_ins
 from specllama.worker.profile_keys import model_key
 
 _REPORT_SECONDS = 0.1
@@ -45,18 +48,18 @@ class LoadedDraft:
         self.model.close()
 
 
-def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
-    """Load a draft into the free memory, for one sequence, without checking it against a target.
+def load_draft(settings: ModelSettings, n_outputs: int, target: Header) -> LoadedDraft:
+    """Load a draft into the free memory, for one sequence, without checking it against its target.
 
     n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
     """
-    header = checked_header(settings)
+    header = checked_header(settings, check_draft)
     alone = LoadSettings(target=settings)
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted)
     try:
-        context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
+        context = _context(model, header, target, plan.n_ctx, 1, n_outputs)
         warm_up(context)
     except BaseException:
         model.close()
@@ -65,15 +68,22 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
 
 
 def open_model(
-    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
+    settings: LoadSettings,
+    header: Header,
+    target: Header,
+    plan: MemoryPlan,
+    send: Callable[[protocol.Message], None],
 ) -> tuple[LoadedDraft | None, str]:
-    """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used."""
+    """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used. header,
+    target: of the draft and of the target.
+    """
     assert settings.draft is not None
     assert plan.draft is not None
     fitted = fitted_to(settings.draft, plan.draft.n_gpu_layers)
     model, context = LlamaModel(fitted, reporter("draft", send)), None
     try:
-        context = LlamaContext(model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+        n_slots = settings.n_slots
+        context = _context(model, header, target, plan.n_ctx_draft, n_slots, max(n_slots, 8))
         warm_up(context)
     except (ResourceError, DecodeError) as error:
         problem = f"the draft cannot be used: {error.args[0]}"
@@ -85,9 +95,20 @@ def open_model(
     return LoadedDraft(fitted, header, model, context), ""
 
 
-def checked_header(settings: ModelSettings) -> Header:
+def _context(
+    model: LlamaModel, header: Header, target: Header, n_ctx: int, n_slots: int, n_outputs: int
+) -> LlamaContext:
+    """A context of a draft model that takes the target's ids."""
+    trim = read_trim(header)
+    if trim is None:
+        return LlamaContext(model, n_ctx, n_slots, n_outputs)
+    return TrimmedContext(model, header, trim, stand_ins(target, header), n_ctx, n_slots, n_outputs)
+
+
+def checked_header(settings: ModelSettings, check: Callable[[Header], None] = check_model) -> Header:
+    """The header of a model, after `check`. Raises GGUFError."""
     header = read_model(settings.path)
-    check_model(header)
+    check(header)
     for path, _ in settings.lora:
         read_model(path)  # adapters are GGUF files too
     return header
@@ -120,7 +141,7 @@ def warm_up(context: LlamaContext) -> None:
     """Decode one token, then two with outputs, so that neither the first answer nor its first draft is slowed
     down by page faults and allocations.
     """
-    token = max(0, context.model.bos_id)
+    token = context.any_token
     for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
         context.decode([BatchRow(token, i, 0, True) for i in range(n)])
         context.truncate(0, 0)

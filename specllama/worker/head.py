@@ -10,18 +10,22 @@ import numpy as np
 
 from specllama.client import protocol
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.heads import HeadRow
+from specllama.core.heads import BlockHead, DraftHead, HeadRow
 from specllama.core.interfaces import DecodeError, NoRoomError
+from specllama.core.kept_tokens import KeptTokens
 from specllama.core.policy.config import DEFAULT
+from specllama.drafters.trimmed_head import TrimmedHead
 from specllama.errors import ResourceError
 from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header
+from specllama.gguf.trimmed import read_trim
 from specllama.llama.block_head import BlockContext
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import MemoryPlan
+from specllama.pair.stand_ins import stand_ins
 from specllama.worker.draft import fitted_to, reporter
 from specllama.worker.profile_keys import head_key
 
@@ -29,7 +33,8 @@ from specllama.worker.profile_keys import head_key
 @dataclass(slots=True)
 class LoadedHead:
     """A head with its cache. settings: those of its file, or of the target that it is a part of. features:
-    what the target gives it. model: of a file of its own; None where it is a part of the target.
+    what the target gives it. model: of a file of its own; None where it is a part of the target. drafting:
+    the context as drafters use it, with the target's ids.
     """
 
     settings: ModelSettings
@@ -37,6 +42,7 @@ class LoadedHead:
     features: TargetFeatures
     context: HeadContext | BlockContext
     model: LlamaModel | None
+    drafting: DraftHead | BlockHead
 
     @property
     def header(self) -> Header:
@@ -58,11 +64,13 @@ class LoadedHead:
 def open_head(
     settings: LoadSettings,
     head: HeadInfo,
+    of: Header,
     target: LlamaContext,
     plan: MemoryPlan,
     send: Callable[[protocol.Message], None],
 ) -> tuple[LoadedHead | None, str]:
-    """(the head with a cache for all slots, ""), or (None, the reason) if it cannot be used.
+    """(the head with a cache for all slots, ""), or (None, the reason) if it cannot be used. of: the header
+    of the target.
 
     Raises IntegrityError, ResourceError and UsageError for a file of the head that cannot be loaded.
     """
@@ -107,7 +115,17 @@ def open_head(
             model.close()
         return None, _left_out(str(error.args[0] if error.args else error), send)
     target.features = features
-    return LoadedHead(fitted, head, features, context, model), ""
+    return LoadedHead(fitted, head, features, context, model, _with_all_ids(context, head, of)), ""
+
+
+def _with_all_ids(
+    context: HeadContext | BlockContext, head: HeadInfo, target: Header
+) -> DraftHead | BlockHead:
+    """The context of a head, with the target's ids if the head has others."""
+    trim = read_trim(head.header)
+    if trim is None or not trim.shortened or isinstance(context, BlockContext):
+        return context
+    return TrimmedHead(context, KeptTokens(trim.ids, trim.n_vocab, stand_ins(target, head.header)))
 
 
 def _block_context(

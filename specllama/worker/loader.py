@@ -124,10 +124,10 @@ def load(
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
-        head, problem = open_head(settings, checked.head.head, context, plan, send)
+        head, problem = open_head(settings, checked.head.head, header, context, plan, send)
         problems.append(problem)
     if checked.model is not None and open_draft:
-        draft, problem = open_model(settings, checked.model, plan, send)
+        draft, problem = open_model(settings, checked.model, header, plan, send)
         problems.append(problem)
     memory = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, head, memory)
@@ -231,7 +231,7 @@ def _drafters(
         model.n_vocab,
         model.end_ids,
         draft_context=draft.context if draft is not None else None,
-        head=head.context if head is not None else None,
+        head=head.drafting if head is not None else None,
         confident=confident,
         history=memory,
     )

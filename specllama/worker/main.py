@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
+from specllama.client.trim_messages import Trim
 from specllama.clock import running_time, wait_until
 from specllama.errors import EngineError, SpecllamaError, UsageError
 
@@ -136,6 +137,8 @@ def _serve(pipes: _Pipes) -> None:
             core.run(message)
         elif isinstance(message.message, protocol.Serve):
             _serve_rpc(message.message, pipes)
+        elif isinstance(message.message, Trim):
+            _trim(message.message, pipes)
         else:
             core.handle(message.message, message.size)
             if isinstance(message.message, protocol.Load):
@@ -170,6 +173,16 @@ def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
     from specllama.worker.rpc.serve import serve
 
     serve(message, pipes.send)
+
+
+def _trim(message: Trim, pipes: _Pipes) -> None:
+    """Write a trimmed draft; the front ends the process afterwards."""
+    from specllama.worker.trim.run import trim
+
+    try:
+        pipes.send(trim(message, pipes.send))
+    except SpecllamaError as error:
+        pipes.send(protocol.Failed(error.to_dict()))
 
 
 def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:

@@ -45,7 +45,7 @@ def warm_up_drafts(
         return
     learnt = profile.planner_of(drafters).learnt.priced
     if draft is not None and MODEL.name in learnt:
-        context, token = draft.context, max(0, draft.model.bos_id)
+        context, token = draft.context, draft.context.any_token
 
         def decode(n: int) -> float:
             return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)

@@ -58,7 +58,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "worker": (
         *(*BASICS, "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
         *("llama", "prefix_disk"),
-        *("client.protocol", "client.model_info", "client.tune_messages"),
+        *("client.protocol", "client.model_info", "client.tune_messages", "client.trim_messages"),
     ),
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")

@@ -14,6 +14,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
+from tests.support.trimming import N_VOCAB, trimmed
 
 N_SLOTS, NOISE = 4, 0.2  # noise in what a head reads, so that it is right now and then
 LAST = (0.0, 1.0)
@@ -45,6 +46,18 @@ def blocks(top_k: int) -> Callable[[Path], Files]:
     return write
 
 
+def trimmed_sidecar(folder: Path) -> Files:
+    path = tinymtp.mimo2(folder / "model.gguf", n_vocab=N_VOCAB, adds=LAST, copied=True, head_noise=NOISE)
+    return path, trimmed(path, inside=True)
+
+
+def trimmed_eagle3(folder: Path) -> Files:
+    target = tinygguf.llama(folder / "model.gguf", n_vocab=N_VOCAB, adds=LAST)
+    d2t = [*range(0, N_VOCAB, 2), *range(1, N_VOCAB, 2)]
+    head = tinyheads.eagle3(folder / "head.gguf", n_vocab=N_VOCAB, copy_of=target, head_noise=NOISE, d2t=d2t)
+    return target, trimmed(head)
+
+
 KINDS: dict[str, Callable[[Path], Files]] = {
     "mimo2": inside(tinymtp.mimo2, LAST),
     "qwen35": inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)),
@@ -53,6 +66,8 @@ KINDS: dict[str, Callable[[Path], Files]] = {
     "eagle3": eagle3,
     "dflash": blocks(0),
     "dflash 2": blocks(4),
+    "trimmed mtp": trimmed_sidecar,
+    "trimmed eagle3": trimmed_eagle3,
 }
 
 

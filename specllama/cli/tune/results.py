@@ -17,6 +17,7 @@ from specllama.client.tune_messages import (
     ThreadsComparison,
     TimedCurve,
     TimedWidth,
+    TrimmedPrediction,
     TuneAgenda,
     TunePart,
     WrittenTexts,
@@ -34,7 +35,7 @@ class DraftResult:
 
     inside: whether it is the head inside the target. problem: why it cannot be used, "" if it can. head: kind
     and size of a head, "" for a draft model. step: seconds for a token of the draft. forecast: None before
-    everything is measured.
+    everything is measured. trimmed: of a trimmed copy, None where it was not tried.
     """
 
     name: str
@@ -47,6 +48,7 @@ class DraftResult:
     points: Sequence[TimedWidth] = ()
     break_even: Sequence[BreakEven] = ()
     forecast: DraftPrediction | None = None
+    trimmed: TrimmedPrediction | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -65,6 +67,7 @@ class DraftResult:
             "step_points": [asdict(point) for point in self.points],
             "break_even": [asdict(b) for b in self.break_even],
             **(asdict(self.forecast) if self.forecast else nothing),
+            "trimmed": asdict(self.trimmed) if self.trimmed else None,
         }
 
 
@@ -127,7 +130,7 @@ class TuneResults(PartialResults):
         draft = self.drafts[found.index]
         draft.problem, draft.model, draft.step = found.problem, found.model, found.step
         draft.points, draft.break_even = found.points, found.break_even
-        draft.head, draft.forecast = found.head, found.forecast
+        draft.head, draft.forecast, draft.trimmed = found.head, found.forecast, found.trimmed
 
     @property
     def t1(self) -> float | None:

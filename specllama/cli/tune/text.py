@@ -8,10 +8,11 @@ from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import counted, rough_duration, table, wrapped
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
-from specllama.client.tune_messages import RowsComparison, ThreadsComparison
+from specllama.client.tune_messages import DraftPrediction, RowsComparison, ThreadsComparison
 from specllama.text.terminal import printable
 
 _MAX_NAME = 36
+TRIM_PAYS = 1.02  # times the prediction for the draft as it is, from which trimming is recommended
 
 
 def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
@@ -27,6 +28,7 @@ def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str
         yield from _exactness(results.rows, width)
     yield from _break_even(results, width)
     yield from _ranking(results, width)
+    yield from _trimming(results, width)
     yield ""
     for text in [*_notes(results), verdict(results)]:
         yield from wrapped(text, width)
@@ -128,6 +130,28 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
             f"cannot be used: {printable(draft.problem)}" if draft.problem else "was not measured to the end"
         )
         yield from wrapped(f"{printable(draft.name)} {why}.", width)
+
+
+def _trimming(results: TuneResults, width: int | None) -> Iterator[str]:
+    """What trimmed copies of the drafts would do."""
+    for draft in results.ranking:
+        trimmed, forecast = draft.trimmed, draft.forecast
+        if trimmed is None or forecast is None or draft.step is None or trimmed.forecast.speedup is None:
+            continue
+        text = (
+            f"{_shortened(draft.name)}, trimmed to {trimmed.n_kept} of its {trimmed.n_vocab} tokens, takes "
+            f"{_ms(trimmed.step)} instead of {_ms(draft.step)} ms a token and predicted "
+            f"{_share(trimmed.forecast)} instead of {_share(forecast)} of the tokens: "
+            f"{trimmed.forecast.speedup:.2f} instead of {draft.speedup:.2f} over plain decoding"
+        )
+        if trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0):
+            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf --texts FILE"
+        yield ""
+        yield from wrapped(f"{text}.", width)
+
+
+def _share(forecast: DraftPrediction) -> str:
+    return "-" if forecast.acceptance is None else f"{100 * forecast.acceptance:.0f} %"
 
 
 def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:

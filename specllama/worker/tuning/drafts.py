@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
+from specllama.client.tune_messages import (
+    DraftPrediction,
+    MeasuredDraft,
+    TrimmedPrediction,
+    WorkloadPrediction,
+)
 from specllama.config.load import ModelSettings
-from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
+from specllama.core.interfaces import BatchRow, CachingDrafter, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
@@ -24,7 +30,7 @@ from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import KEPT_ROWS
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import EngineError
+from specllama.errors import EngineError, SpecllamaError
 from specllama.pair.heads import own_head
 from specllama.worker.draft import LoadedDraft, load_draft
 from specllama.worker.head import LoadedHead
@@ -34,6 +40,7 @@ from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.heads import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
+from specllama.worker.tuning.trim import trimmed_copy
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
@@ -94,7 +101,7 @@ class DraftTrial:
                 self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
             draft, drafter = try_head(self.loaded, settings, head)
         else:
-            draft = load_draft(settings, DEFAULT.max_rows)
+            draft = load_draft(settings, DEFAULT.max_rows, self.loaded.header)
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
@@ -117,6 +124,26 @@ class DraftTrial:
             draft.close()
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
+
+    def trimming(self, settings: ModelSettings) -> Iterator[float]:
+        """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
+        trimmed, or gains nothing by its size, is left out.
+        """
+        self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
+        yield 0.0
+        with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
+            if copy is None:
+                return
+            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock)
+            with suppress(SpecllamaError, DecodeError, NoRoomError):
+                for share in trial.drafting(copy[0]):
+                    self.predicted = trial.predicted
+                    yield share
+            found = trial.found
+        if found.step is not None and found.forecast is not None:
+            self.found = replace(
+                self.found, trimmed=TrimmedPrediction(copy[1], copy[2], found.step, found.forecast)
+            )
 
     def _model_drafter(self, draft: LoadedDraft) -> ModelDrafter:
         model = self.loaded.model

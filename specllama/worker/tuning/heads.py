@@ -50,10 +50,10 @@ def try_head(
         plan = plan_head(settings, loaded.header, head, plan, available_memory(), gpus())
     elif plan.draft is None:
         raise EngineError("the model was loaded without its head")
-    opened, problem = open_head(settings, head, loaded.context, plan, lambda message: None)  # noqa: ARG005
+    opened, problem = open_head(settings, head, loaded.header, loaded.context, plan, lambda _message: None)
     if opened is None:
         raise EngineError(problem)
-    drafter = make(DrafterInputs(loaded.model.n_vocab, loaded.model.end_ids, head=opened.context))
+    drafter = make(DrafterInputs(loaded.model.n_vocab, loaded.model.end_ids, head=opened.drafting))
     assert drafter is not None
     opened.features.reader = drafter
     return opened, drafter

@@ -1,0 +1,115 @@
+"""`specllama trim`: a copy of a draft or a head with the tokens that are said."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.answer import engine_log
+from specllama.cli.download import library
+from specllama.cli.formatting import columns, wrapped
+from specllama.cli.progress import Progress
+from specllama.client.client import EngineClient
+from specllama.client.trim_messages import Trim, Trimmed
+from specllama.config.load import MAX_THREADS
+from specllama.config.text_file import read_text
+from specllama.config.whole_file import temporary
+from specllama.errors import UsageError
+from specllama.models.prepare import find_draft
+from specllama.models.sizes import size
+from specllama.models.trim.seen import seen_tokens
+from specllama.text.terminal import printable
+
+EXAMPLES = """
+Examples:
+  specllama trim draft.gguf small.gguf
+  specllama trim draft.gguf small.gguf --keep 16000 --texts notes.md --texts code.py
+  specllama trim mtp-head.gguf small-head.gguf --type q4_0
+  specllama trim model-with-head.gguf small-head.gguf --head
+  specllama run -m main.gguf -md small.gguf -p '...'
+
+The texts that come out are those of the model, with any draft. --texts and --seen name what is said here;
+without them the tokens that the tokenizer learnt first are kept.
+"""
+SCHEMA = "specllama.trim/1"
+MAX_TEXT_BYTES = 64 << 20  # of one file
+
+
+def trim(given: Mapping[str, Any]) -> int:
+    """Write the file and say what it has; returns 0. Raises SpecllamaError, after which it is not there."""
+    request = _request(given)
+    try:
+        with EngineClient(engine_log(None, False), console.note) as client, Progress(delay=1.0) as progress:
+            found = client.trim(request, lambda what, share: progress.show(what, share, "", stage=what))
+    finally:
+        Path(request.temporary).unlink(missing_ok=True)
+    if given.get("json"):
+        report = {"schema": SCHEMA, "source": request.source, "path": request.out, **asdict(found)}
+        console.data(json.dumps(report) + "\n")
+        return 0
+    for line in _lines(request, found):
+        console.data("".join(f"{part}\n" for part in wrapped(line, columns(sys.stdout))))
+    return 0
+
+
+def _request(given: Mapping[str, Any]) -> Trim:
+    """The request of a command line. Raises UsageError, NotFoundError."""
+    known = library()
+    source = find_draft(known, given["draft"], "DRAFT")
+    if not source.path:
+        raise UsageError(f"{given['draft']} is not on this disk", f"specllama pull {given['draft']}")
+    out = os.path.expanduser(given["out"])
+    if os.path.isdir(out) or not os.path.basename(out):
+        raise UsageError(f"{out} is a folder", "name the file to write")
+    if not os.path.isdir(os.path.dirname(out) or "."):
+        raise UsageError(f"{os.path.dirname(out)}: no such folder", "create it first")
+    if os.path.exists(out):
+        if os.path.samefile(out, source.path):
+            raise UsageError(f"{out} is the draft itself", "write to another file")
+        if not given.get("force"):
+            raise UsageError(f"{out} is there already", "write to another file, or overwrite it with --force")
+    n_threads = given.get("n_threads", 0)
+    if not 0 <= n_threads <= MAX_THREADS:
+        raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n_threads}")
+    return Trim(
+        source=source.path,
+        out=out,
+        temporary=str(temporary(Path(out))),
+        inside=given.get("head", False),
+        keep=given.get("keep"),
+        texts=[(path, read_text(path, "texts", MAX_TEXT_BYTES)) for path in given.get("texts", ())],
+        seen=seen_tokens(given.get("seen", ()), console.note),
+        type=given.get("type", "").lower(),
+        n_threads=n_threads,
+    )
+
+
+def _lines(request: Trim, found: Trimmed) -> list[str]:
+    """What was written, and what is known about it."""
+    name = printable(request.out)
+    lines = [
+        f"{name}: {found.n_kept} of {found.n_vocab} tokens; a step reads {size(found.step_bytes)} "
+        f"instead of {size(found.source_step_bytes)} of weights"
+    ]
+    if found.coverage is not None:
+        lines.append(f"its tokens are {100 * found.coverage:.1f} % of those in the given texts")
+    lines.append(_verified(request, found))
+    if not found.exact_context and request.type == "":
+        lines.append("tokens that it lacks are replaced by others in what it reads")
+    lines.append(f"to use it: specllama run -m MAIN -md {name} -p '...'")
+    return lines
+
+
+def _verified(request: Trim, found: Trimmed) -> str:
+    if found.difference is None:
+        return "compared with its source: the same weights; llama.cpp loads it"
+    rows = f"compared with its source: {found.verified} rows of logits are"
+    if request.type:
+        return f"{rows} within {found.difference:.2g}, as the output matrix is {request.type} now"
+    return f"{rows} equal, bit for bit" if found.difference == 0 else f"{rows} within {found.difference:.2g}"

@@ -1,0 +1,100 @@
+"""The context of a trimmed draft model: it decodes the target's ids, and gives rows over all of them.
+
+Tokens that the draft lacks can be in its text though not in its output. llama.cpp takes their embeddings in
+place of ids, so that the draft reads the same text as its source: batches with such tokens are batches of
+embeddings, read from the end of the file. Where the file has none, a token that is kept stands for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.interfaces import BatchRow
+from specllama.core.kept_tokens import KeptTokens
+from specllama.gguf.header import Header
+from specllama.gguf.trimmed import TrimInfo
+from specllama.llama.context import LlamaContext
+from specllama.llama.decode_limits import DecodeLimits
+from specllama.llama.head_batch import HeadBatch
+from specllama.llama.library import llama
+from specllama.llama.model import LlamaModel
+from specllama.llama.tensor_rows import to_floats
+
+
+class Embeddings:
+    """Rows of the source's embeddings by the source's ids, from a trimmed file. n_embd: of a row."""
+
+    def __init__(self, header: Header, trim: TrimInfo, kept: KeptTokens) -> None:
+        tensor = next(t for t in header.tensors if t.name == "token_embd.weight")
+        self.n_embd, self._kept, self._scale = tensor.shape[0], kept, np.float32(trim.scale)
+        path = header.parts[0] if header.parts else header.path
+        self._files: list[tuple[NDArray[np.uint8], str]] = []
+        n_rest = trim.n_vocab - trim.n_kept
+        places = (
+            (tensor.offset, tensor.n_bytes, trim.n_kept, tensor.type),
+            (trim.rest_offset, trim.rest_bytes, n_rest, trim.rest_type),
+        )
+        for offset, n_bytes, n, kind in places:
+            mapped = np.memmap(path, np.uint8, "r", offset, (n, n_bytes // max(n, 1))) if n else None
+            self._files.append((mapped if mapped is not None else np.zeros((0, 0), np.uint8), kind))
+        self._rest = np.cumsum(kept.own < 0) - 1  # index of each other token among them
+
+    def rows(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The embeddings of tokens as the first layer reads them, shape (len(tokens), n_embd)."""
+        ids = np.asarray(tokens, np.int64)
+        own = self._kept.own[ids]
+        found = np.empty((len(ids), self.n_embd), np.float32)
+        for lacking, (file, kind) in zip((False, True), self._files, strict=True):
+            at = (own < 0) == lacking
+            if at.any():
+                index = self._rest[ids[at]] if lacking else own[at]
+                found[at] = to_floats(np.asarray(file[index]), kind, self.n_embd)
+        return found * self._scale
+
+
+class TrimmedContext(LlamaContext):
+    """A LlamaContext over a trimmed draft model; n_vocab and the ids of its rows are those of the whole
+    vocabulary. header, trim: of the model's file. stand_in: see KeptTokens.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        header: Header,
+        trim: TrimInfo,
+        stand_in: Callable[[int], int],
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_outputs_max: int = 64,
+    ) -> None:
+        super().__init__(model, n_ctx, n_seq_max, n_outputs_max)
+        self.kept = KeptTokens(trim.ids, trim.n_vocab, stand_in)
+        self.n_vocab = trim.n_vocab
+        self._embeddings = Embeddings(header, trim, self.kept) if trim.rest_offset else None
+        self._width = int(llama.llama_model_n_embd_inp(model.handle))
+        shared = self.n_batch, self.n_outputs_max, trim.n_vocab, n_seq_max
+        self._whole = DecodeLimits(*shared, width=self._width)
+
+    @property
+    def any_token(self) -> int:
+        return int(self.kept.ids[max(0, self.model.bos_id)])
+
+    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+        return self.kept.spread(super().decode(batch, n_rows, n_outputs))
+
+    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
+        """As in LlamaContext, from rows with ids of the whole vocabulary."""
+        tokens = [row.token for row in batch]
+        self._whole.check_tokens(min(tokens), max(tokens))
+        if self._embeddings is None or self.kept.has_all(tokens):
+            self._batch = self._tokens
+            own = self.kept.own_ids(tokens)
+            return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real)
+        hidden = np.zeros((len(batch), self._width), np.float32)
+        hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
+        places = [(row.pos, row.seq_id, row.output) for row in batch]
+        self._batch = HeadBatch(self._whole, places, None, hidden)
+        return sum(row.output for row in batch[:n_real])

@@ -1,0 +1,1 @@
+"""Trimming drafts: which tokens are kept, and the file with them."""

@@ -1,0 +1,190 @@
+"""Writes a trimmed file with the library gguf: the kept rows as they are in the source, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.errors import IntegrityError, UsageError
+from specllama.gguf.header import Header, read_header
+from specllama.gguf.parse import TensorInfo, parse
+from specllama.gguf.source import FileSource
+from specllama.gguf.trimmed import PREFIX
+from specllama.models.trim import metadata
+from specllama.models.trim.metadata import KeyValue
+from specllama.models.trim.plan import EMBEDDINGS, OUTPUT, TrimSource
+
+Ids = NDArray[np.int64]
+Retype = Callable[[NDArray[np.uint8], str, int, str], NDArray[np.uint8]]
+"""From rows in a tensor type, with so many elements, to rows in another type."""
+_ARRAY = re.compile(r"arr\[(\w+)\]")
+_ALIGNMENT, _PIECE = 32, 16 << 20
+
+
+def sha256_of(paths: Iterable[str], report: Callable[[float], None]) -> str:
+    """The hash of files, one after the other, as hexadecimal digits. report: gets the share that is done.
+    Raises IntegrityError for one that changes meanwhile, OSError.
+    """
+    paths, digest, done = list(paths), hashlib.sha256(), 0
+    total = max(1, sum(os.path.getsize(path) for path in paths))
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                done += len(piece)
+                report(min(1.0, done / total))
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise IntegrityError(f"{path} was changed while it was read", "trim it again")
+    return digest.hexdigest()
+
+
+def write_trimmed(
+    source: TrimSource, out: Path, ids: Ids, info: Iterable[KeyValue], retype: str, convert: Retype
+) -> None:
+    """Write the file. ids: to keep. info: of `metadata.about`. retype: the type of the output matrix, "" for
+    that of the source. Raises OSError, UsageError, EngineError; what is written by then is of no use.
+    """
+    import gguf
+
+    header, rows = source.header, row_indexes(source, ids)
+    writer = gguf.GGUFWriter(str(out), header.architecture)
+    for item in (*_metadata(source, ids), *info):
+        _add(writer, item)
+    rest = np.zeros((0, 0), np.uint8)
+    for t in source.tensors:
+        data = tensor_bytes(header, t)
+        if t.name == EMBEDDINGS and source.head is None:
+            rest = np.asarray(np.delete(data, ids, axis=0))
+            for item in metadata.embeddings(rest.nbytes, t.type):
+                _add(writer, item)
+        if source.has_rows(t.name):
+            data = kept_rows(data, t, rows)
+        if retype and source.is_output(t.name):
+            _add_tensor(writer, t.name, convert(data, t.type, t.shape[0], retype), retype.upper())
+            continue
+        _add_tensor(writer, t.name, data, t.type)
+        if retype and source.is_tied and t.name == EMBEDDINGS:  # looking rows up costs nothing
+            _add_tensor(writer, OUTPUT, convert(data, t.type, t.shape[0], retype), retype.upper())
+    if source.keeps_tokenizer:
+        _add_tensor(writer, "d2t", ids.view(np.uint8), "I64")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if len(rest):
+        _append(out, rest)
+    with open(out, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def set_embeddings(path: Path, offset: int, scale: float) -> None:
+    """Write the place of the other tokens' embeddings into a finished file; 0 for none, which removes them.
+    Raises OSError, GGUFError.
+    """
+    with FileSource(path) as opened:
+        entries = parse(opened).entries
+    with open(path, "rb+") as file:
+        for name, value in (("offset", struct.pack("<Q", offset)), ("scale", struct.pack("<f", scale))):
+            key = f"{PREFIX}embeddings_{name}"
+            file.seek(entries[key].offset + 8 + len(key) + 4)
+            file.write(value)
+        if not offset:
+            file.truncate(_end(read_header(path)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _metadata(source: TrimSource, ids: Ids) -> Iterator[KeyValue]:
+    header = source.header
+    with FileSource(header.parts[0] if header.parts else header.path) as opened:
+        entries = parse(opened).entries
+    items = list(
+        metadata.copied(entries)
+        if source.keeps_tokenizer
+        else metadata.shortened(entries, ids, header.token_texts)
+    )
+    yield from (
+        item._replace(value=f"{item.value} trimmed") if item.key == "general.name" else item for item in items
+    )
+    # llama.cpp tells some models apart by the size of their whole vocabulary.
+    key = f"{header.architecture}.vocab_size"
+    if all(item.key != key for item in items):
+        yield KeyValue(key, header.n_vocab, "u32")
+
+
+def _add(writer: object, item: KeyValue) -> None:
+    """Add a metadata value to a GGUFWriter."""
+    import gguf
+
+    names = {"str": "STRING", "bool": "BOOL", "u": "UINT", "i": "INT", "f": "FLOAT"}
+
+    def code(kind: str) -> gguf.GGUFValueType:
+        return gguf.GGUFValueType[names.get(kind) or f"{names[kind[0]]}{kind[1:]}"]
+
+    value, array = item.value, _ARRAY.fullmatch(item.kind)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif array and not isinstance(value, list):
+        value = value.raws()
+    if array and not value:
+        return  # which the library does not write; no key that matters is empty
+    assert isinstance(writer, gguf.GGUFWriter)
+    kind = gguf.GGUFValueType.ARRAY if array else code(item.kind)
+    writer.add_key_value(item.key, value, kind, code(array[1]) if array else None)
+
+
+def tensor_bytes(header: Header, t: TensorInfo) -> NDArray[np.uint8]:
+    """The bytes of a tensor, not read yet; shape: as numpy orders dimensions, the last one in bytes."""
+    path = header.parts[t.part] if header.parts else header.path
+    outer = t.shape[:0:-1]
+    n = int(np.prod(outer, dtype=np.int64))
+    return np.memmap(path, np.uint8, "r", t.offset, (*outer, t.n_bytes // n))
+
+
+def kept_rows(data: NDArray[np.uint8], t: TensorInfo, rows: Ids) -> NDArray[np.uint8]:
+    """The rows of the kept tokens, of a tensor of one dimension or two."""
+    table = data if len(t.shape) > 1 else data.reshape(t.shape[0], -1)
+    return np.asarray(table[rows]).reshape(-1, *data.shape[1:])
+
+
+def row_indexes(source: TrimSource, ids: Ids) -> Ids:
+    """The rows of the tensors that have a row for each token that can be proposed."""
+    if source.possible is None:
+        return ids
+    order = np.argsort(source.possible)
+    return order[np.searchsorted(source.possible[order], ids)]
+
+
+def _add_tensor(writer: object, name: str, data: NDArray[np.uint8], kind: str) -> None:
+    """Add a tensor to a GGUFWriter. Raises UsageError for a type that the library does not know."""
+    import gguf
+
+    assert isinstance(writer, gguf.GGUFWriter)
+    if kind not in gguf.GGMLQuantizationType.__members__:
+        raise UsageError(f"the library gguf here does not write tensors of type {kind}")
+    writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def _end(header: Header) -> int:
+    """The byte after the last tensor, aligned."""
+    end = max(t.offset + t.n_bytes for t in header.tensors)
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
+
+
+def _append(path: Path, rest: NDArray[np.uint8]) -> None:
+    """Write the other tokens' embeddings after the last tensor."""
+    offset = _end(read_header(path))
+    with open(path, "rb+") as file:
+        file.truncate(offset)
+        file.seek(offset)
+        rest.tofile(file)
+    set_embeddings(path, offset, 1.0)
