@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specllama.core.heads import BlockHead, DraftHead
     from specllama.core.interfaces import Context, Drafter
+    from specllama.core.translation import Translation
     from specllama.drafters.ring import RequestHistory
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
     """What drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft model, None
-    without one. head: a trained head of the target, None without one. confident: whether the policy uses
+    without one; translation: where it has another vocabulary than the target. head: a trained head of the target, None without one. confident: whether the policy uses
     confidences. history: texts of earlier requests, None where they are not kept.
     """
 
     n_vocab: int
     end_ids: Collection[int] = ()
     draft_context: Context | None = None
+    translation: Translation | None = None
     head: DraftHead | BlockHead | None = None
     confident: bool = True
     history: RequestHistory | None = None
