@@ -104,7 +104,8 @@ class _TargetRule:
 @dataclass(slots=True)
 class _Sequence:
     """A sequence being drafted for. n_read: settled tokens of the text that the draft model's history has.
-    fresh: whether the draft model has been told of the text. base: of what it has been told since.
+    started: whether the draft model knows of the sequence. told: what its history is, the length of the text
+    and what follows it.
     """
 
     text: RetokenizedText
@@ -112,7 +113,7 @@ class _Sequence:
     draft: _Draft
     n_read: int = 0
     started: bool = False
-    told: tuple[int, tuple[int, ...]] = (-1, ())  # length of the text and base of the draft model's history
+    told: tuple[int, tuple[int, ...]] = (-1, ())
 
 
 class ForeignDrafter(RegisteredDrafter):
@@ -125,7 +126,11 @@ class ForeignDrafter(RegisteredDrafter):
     entry = MODEL
 
     def __init__(
-        self, context: Context, translation: Translation, confident: bool = True, end_ids: Collection[int] = ()
+        self,
+        context: Context,
+        translation: Translation,
+        confident: bool = True,
+        end_ids: Collection[int] = (),
     ) -> None:
         self.context, self._translation, self._end_ids = context, translation, frozenset(end_ids)
         self._model = ModelDrafter(context, context.n_vocab, confident, self._end_ids)
@@ -169,7 +174,9 @@ class ForeignDrafter(RegisteredDrafter):
         return {seq: proposal for seq, proposal in proposals.items() if proposal is not None}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        self._sequences[seq_id].text.extend(tokens)
+        one = self._sequences[seq_id]
+        one.text.extend(tokens)
+        one.draft = self._draft()
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next sequence with a common prefix."""

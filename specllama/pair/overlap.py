@@ -8,13 +8,16 @@ tokens are the same where their texts are equal, or where they end a turn or a t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
+from specllama.errors import Note
+from specllama.pair.check import PairVerdict
+from specllama.pair.heads import HeadVerdict, check_any
 from specllama.pair.token_bytes import KINDS, TokenBytes, token_bytes
 from specllama.pair.vocab import named_id, read_vocab
 
@@ -49,6 +52,21 @@ class Overlap:
     def label(self) -> str:
         """What it is, for people."""
         return f"{100 * self.share:.0f} % of tokens shared"
+
+
+def translated(pair: PairVerdict, shared: Overlap) -> PairVerdict:
+    """The verdict on an incompatible pair whose draft's tokens are translated."""
+    note = Note(f"the draft's tokens are translated, {shared.label}: {pair.reason}")
+    return replace(pair, verdict="translated", reason=shared.label, notes=(note, *pair.notes))
+
+
+def check_translated(target: Header, draft: Header, translates: bool) -> PairVerdict | HeadVerdict:
+    """As `check_any`; with `translates`, the tokens of a draft model that does not fit are translated."""
+    verdict = check_any(target, draft)
+    if verdict.ok or not translates or isinstance(verdict, HeadVerdict):
+        return verdict
+    shared, _ = overlap(target, draft)
+    return verdict if shared is None else translated(verdict, shared)
 
 
 def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
@@ -104,7 +122,10 @@ def _special(
     ends = [named_id(header, vocab, "eot") for header, vocab in ((target, a), (draft, b))]
     roles = (
         (b.bos_id, a.bos_id),
-        (ends[1] if ends[1] is not None else _turn_end(theirs), ends[0] if ends[0] is not None else _turn_end(ours)),
+        (
+            ends[1] if ends[1] is not None else _turn_end(theirs),
+            ends[0] if ends[0] is not None else _turn_end(ours),
+        ),
         (b.eos_id, a.eos_id),
     )
     for own_id, token in roles:

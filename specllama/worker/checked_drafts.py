@@ -15,17 +15,20 @@ from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import is_head_file, read_head
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_head, own_head
+from specllama.pair.overlap import Overlap, overlap, translated
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedDrafts:
-    """The drafts that fit the target. model: a draft model, pair: the verdict on it. head: the verdict on a
+    """The drafts that fit the target. model: a draft model, pair: the verdict on it, overlap: what its
+    vocabulary shares with the target's where it has another one. head: the verdict on a
     head in a file of its own, or on the one inside the target, which a draft model can join. None: there is
     none.
     """
 
     model: Header | None = None
     pair: PairVerdict | None = None
+    overlap: Overlap | None = None
     head: HeadVerdict | None = None
 
     @property
@@ -77,9 +80,16 @@ def checked_drafts(
         verdict = check_head(target, head)
         _refuse_unfit(verdict, "model and head")
         return CheckedDrafts(head=verdict)
-    pair = check_pair(target, header)
+    inside = _noticed(*own_head(target), send)
+    pair, shared = check_pair(target, header), None
+    if not pair.ok and settings.draft_vocab == "auto":
+        shared, reason = overlap(target, header)
+        if shared is None:
+            send(protocol.Notice(f"the draft is not used: {reason}"))
+            return CheckedDrafts(head=inside)
+        pair = translated(pair, shared)
     _refuse_unfit(pair, "target and draft")
-    return CheckedDrafts(header, pair, _noticed(*own_head(target), send))
+    return CheckedDrafts(header, pair, shared, inside)
 
 
 def _noticed(
@@ -95,5 +105,12 @@ def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str) -> None:
     if not verdict.ok:
         raise IncompatiblePairError(
             f"{both} do not fit together: {verdict.reason}",
-            f"choose another draft, or {option('draft_model', 'none')}",
+            f"choose another draft, or {option('draft_model', 'none')}{_or_translate(verdict)}",
         )
+
+
+def _or_translate(verdict: PairVerdict | HeadVerdict) -> str:
+    """What else helps: a head needs its target's vocabulary."""
+    if isinstance(verdict, HeadVerdict):
+        return ""
+    return f", or translate its tokens: {option('draft_vocab', 'auto')}" if verdict.kinds_known else ""
