@@ -127,19 +127,18 @@ class LoadSettings:
     """The settings of a target, an optional draft, and drafting. Raises UsageError.
 
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
-    None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a draft
-    model whose vocabulary does not fit, "strict" refuses it. draft_min, draft_p_min: the shortest draft to
-    verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
+    None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a
+    draft model whose vocabulary does not fit, "strict" refuses it. draft_min, draft_p_min: the shortest draft
+    to verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
     whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
-    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
-    "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
-    properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated
-    prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again
-    would take, from which on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a
-    quarter of what is free. ctx_checkpoints: most partial states of a text, None for as many as are worth
-    their memory.
+    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
+    from earlier texts of the process. schema_open: objects of JSON schemas may have properties that the
+    schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated prompts, AUTO decides
+    by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again would take, from which
+    on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a quarter of what is free.
+    ctx_checkpoints: most partial states of a text, None for as many as are worth their memory.
     """
 
     target: ModelSettings

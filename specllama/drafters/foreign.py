@@ -1,5 +1,5 @@
-"""The drafter `model` with a draft of another vocabulary: it reads the text in its own tokens, drafts in its own
-tokens, and proposes the tokens of the target that they spell.
+"""The drafter `model` with a draft of another vocabulary: it reads the text in its own tokens, drafts in its
+own tokens, and proposes the tokens of the target that they spell.
 
 A token proposed takes as many steps of the draft model as tokens of it are needed, none where the last one
 spelt several. Losslessness depends on none of this: the target verifies.
@@ -13,9 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import Context, DraftCacheState, Mask, Proposal, Row, SampledToken, Sampler
+from specllama.core.interfaces import (
+    CachingDrafter,
+    Context,
+    DraftCacheState,
+    Mask,
+    Proposal,
+    Row,
+    SampledToken,
+    Sampler,
+)
 from specllama.core.translation import Translation
-from specllama.drafters import MODEL, RegisteredDrafter
+from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.retokenized import RetokenizedText
 from specllama.drafters.spelling import Spelling
@@ -47,8 +56,8 @@ class _SharedTokens:
 
 @dataclass(slots=True)
 class _Draft:
-    """The draft of a round. base: tokens that other drafters proposed, which it continues. own: what the draft
-    model has drafted after them.
+    """The draft of a round. base: tokens that other drafters proposed, which it continues. own: what the
+    draft model has drafted after them.
     """
 
     spelling: Spelling
@@ -75,21 +84,21 @@ class _TargetRule:
         self._sampler, self._mask, self._text = sampler, mask, text
         self.draft: _Draft | None = None
 
-    def limited(self, n_vocab: int) -> Sampler:
+    def limited(self, n_vocab: int) -> Sampler:  # noqa: ARG002
         return self
 
-    def widened(self, n_vocab: int) -> Sampler:
+    def widened(self, n_vocab: int) -> Sampler:  # noqa: ARG002
         return self
 
     def choose(
         self,
         row: Row,
-        history: Sequence[int],
+        history: Sequence[int],  # noqa: ARG002
         margin: bool = False,
-        mask: Mask | None = None,
-        ahead: Sequence[int] = (),
+        mask: Mask | None = None,  # noqa: ARG002
+        ahead: Sequence[int] = (),  # noqa: ARG002
     ) -> SampledToken:
-        """history, mask, ahead: not used, they are in the draft's tokens."""
+        """history, mask, ahead: not used, since they are of the draft's tokens."""
         drafted: list[int] = []
         if self.draft is not None:
             drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
@@ -223,3 +232,13 @@ class ForeignDrafter(RegisteredDrafter):
         else:
             self._model.rewrite(seq_id, one.n_read, [*settled[one.n_read :], *tail])
         one.n_read = len(settled)
+
+
+def make(inputs: DrafterInputs) -> CachingDrafter | None:
+    """The drafter `model` for a draft of either kind, None where no draft model is loaded."""
+    if inputs.draft_context is None:
+        return None
+    confident, end_ids = inputs.confident, inputs.end_ids
+    if inputs.translation is not None:
+        return ForeignDrafter(inputs.draft_context, inputs.translation, confident, end_ids)
+    return ModelDrafter(inputs.draft_context, inputs.n_vocab, confident, end_ids)

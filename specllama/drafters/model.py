@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import (
     BatchRow,
-    CachingDrafter,
     Context,
     DecodeError,
     DraftCacheState,
@@ -28,7 +27,7 @@ from specllama.core.interfaces import (
 from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
-from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
+from specllama.drafters import MODEL, RegisteredDrafter
 
 MIN_SHARED = (
     32  # ids of a common prefix from which it is shared; a shorter one is evaluated for each sequence
@@ -284,14 +283,3 @@ class ModelDrafter(RegisteredDrafter):
             state = self.states[seq]
             state.n_valid = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows
-
-
-def make(inputs: DrafterInputs) -> CachingDrafter | None:
-    """The drafter, None where no draft model is loaded."""
-    if inputs.draft_context is None:
-        return None
-    if inputs.translation is not None:
-        from specllama.drafters.foreign import ForeignDrafter
-
-        return ForeignDrafter(inputs.draft_context, inputs.translation, inputs.confident, inputs.end_ids)
-    return ModelDrafter(inputs.draft_context, inputs.n_vocab, inputs.confident, inputs.end_ids)

@@ -1,9 +1,9 @@
 """What a draft with another vocabulary has drafted, as tokens of the target.
 
 A token of the draft that the target has too is one of the target's, unless the target has a longer token that
-begins with its text and that the draft lacks: then the next token of the draft decides. What the target spells
-with other tokens is tokenised as its tokenizer does (SLEM, Timor et al., arXiv 2502.05202), except for its
-last token, which may still grow. Knows no context.
+begins with its text and that the draft lacks: then the next token of the draft decides. What the target
+spells with other tokens is tokenised as its tokenizer does (SLEM, Timor et al., arXiv 2502.05202), except for
+its last token, which may still grow. Knows no context.
 """
 
 from __future__ import annotations

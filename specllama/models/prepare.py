@@ -97,9 +97,9 @@ def prepare_pair(
 ) -> Paths:
     """As `pair_on_disk`, but models that are not on disk are downloaded.
 
-    draft_vocab: see LoadSettings. force: download even if the headers show that the models cannot be used. Raises what `pair_on_disk`,
-    Library.find and `download` raise, GGUFError, and IncompatiblePairError before anything but headers is
-    downloaded.
+    draft_vocab: see LoadSettings. force: download even if the headers show that the models cannot be used.
+    Raises what `pair_on_disk`, Library.find and `download` raise, GGUFError, and IncompatiblePairError before
+    anything but headers is downloaded.
     """
     found = pair_on_disk(library, target, draft)
     if found is not None:

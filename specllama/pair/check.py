@@ -34,8 +34,9 @@ class PairVerdict:
 
     differing: the first MAX_LISTED of the `n_differing` ids whose texts differ or that only one vocabulary
     has. first_difference: the first of them; for a pair that is incompatible because of a text, that one.
-    "translated": llama.cpp refuses it, specllama translates the draft's tokens (overlap.py). notes: about a usable pair. Only `reason` and `notes` are safe to print: other fields contain texts
-    unescaped, as in the files.
+    "translated": llama.cpp refuses it, specllama translates the draft's tokens (overlap.py). notes: about a
+    usable pair. Only `reason` and `notes` are safe to print: other fields contain texts unescaped, as in the
+    files.
     """
 
     verdict: Literal["identical", "compatible", "translated", "incompatible"]
@@ -51,11 +52,6 @@ class PairVerdict:
     def ok(self) -> bool:
         """Whether the pair can be used."""
         return self.verdict != "incompatible"
-
-    @property
-    def kinds_known(self) -> bool:
-        """Whether both have a tokenizer that llama.cpp knows."""
-        return all(vocab.kind != "none" and vocab.pre_type is not None for vocab in (self.target, self.draft))
 
 
 def check_pair(target: Header, draft: Header) -> PairVerdict:

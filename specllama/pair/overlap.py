@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
-from specllama.errors import Note
 from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict, check_any
 from specllama.pair.token_bytes import KINDS, TokenBytes, token_bytes
@@ -32,8 +32,8 @@ class Overlap:
     to_target: the target's id of each token of the draft, -1 for those that it lacks; no id occurs twice.
     n_target: tokens of the target. may_grow: by the target's id, whether the text of a token is the beginning
     of a token that the draft lacks: what the draft spells as this token and the next one may be one token of
-    the target. silent: tokens of the draft that stand for no text and that the target lacks. n_shared: ordinary
-    tokens in both, of the n_ordinary that the draft has.
+    the target. silent: tokens of the draft that stand for no text and that the target lacks. n_shared:
+    ordinary tokens in both, of the n_ordinary that the draft has.
     """
 
     to_target: Ids
@@ -80,10 +80,10 @@ def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
             return None, f"the {who}'s tokenizer, {kind}, is not one of {', '.join(KINDS)}"
     assert ours is not None
     assert theirs is not None
-    found = _compared(target, draft, ours, theirs)
-    if found.share < MIN_SHARED:
-        return None, f"the vocabularies have nothing in common: {found.n_shared} tokens shared"
-    return found, ""
+    shared = _compared(target, draft, ours, theirs)
+    if shared.share < MIN_SHARED:
+        return None, f"the vocabularies have nothing in common: {shared.n_shared} tokens shared"
+    return shared, ""
 
 
 def _compared(target: Header, draft: Header, ours: TokenBytes, theirs: TokenBytes) -> Overlap:

@@ -18,8 +18,8 @@ KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
 
 @dataclass(frozen=True, eq=False)
 class TokenBytes:
-    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens, by text. ends:
-    tokens that end a generation.
+    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens, by text.
+    ends: tokens that end a generation.
     """
 
     vocab: Vocab

@@ -88,7 +88,7 @@ def checked_drafts(
             send(protocol.Notice(f"the draft is not used: {reason}"))
             return CheckedDrafts(head=inside)
         pair = translated(pair, shared)
-    _refuse_unfit(pair, "target and draft")
+    _refuse_unfit(pair, "target and draft", _or_translate(target, header, pair))
     return CheckedDrafts(header, pair, shared, inside)
 
 
@@ -101,16 +101,14 @@ def _noticed(
     return inside
 
 
-def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str) -> None:
+def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = "") -> None:
+    """Raises IncompatiblePairError for a pair that does not fit. other: what helps too."""
     if not verdict.ok:
-        raise IncompatiblePairError(
-            f"{both} do not fit together: {verdict.reason}",
-            f"choose another draft, or {option('draft_model', 'none')}{_or_translate(verdict)}",
-        )
+        hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
+        raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
 
 
-def _or_translate(verdict: PairVerdict | HeadVerdict) -> str:
-    """What else helps: a head needs its target's vocabulary."""
-    if isinstance(verdict, HeadVerdict):
-        return ""
-    return f", or translate its tokens: {option('draft_vocab', 'auto')}" if verdict.kinds_known else ""
+def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
+    """What helps with a draft model that does not fit."""
+    shared = None if pair.ok else overlap(target, draft)[0]
+    return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""

@@ -11,11 +11,11 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.translation import Translation
 from specllama.errors import ResourceError
 from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
-from specllama.core.translation import Translation
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.foreign import ForeignContext, translation
@@ -24,7 +24,8 @@ from specllama.llama.trimmed import TrimmedContext
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
-from specllama.pair.overlap import Overlap
+from specllama.pair.check import check_pair
+from specllama.pair.overlap import Overlap, overlap
 from specllama.pair.stand_ins import stand_ins
 from specllama.worker.profile_keys import model_key
 
@@ -62,14 +63,17 @@ def load_draft(
     n_outputs: int,
     target: Header,
     target_model: LlamaModel,
-    shared: Overlap | None = None,
+    translates: bool,
 ) -> LoadedDraft:
     """Load a draft into the free memory, for one sequence, without checking it against its target.
 
-    n_outputs: rows of logits of a decode. shared: see `open_model`. Raises IntegrityError, ResourceError, UsageError.
+    n_outputs: rows of logits of a decode. target_model: of the header `target`. translates: translate the
+    tokens of one that does not fit. Raises IntegrityError, ResourceError, UsageError.
     """
     header = checked_header(settings, check_draft)
     alone = LoadSettings(target=settings)
+    fits = not translates or check_pair(target, header).ok
+    shared = None if fits else overlap(target, header)[0]
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted)
@@ -92,8 +96,8 @@ def open_model(
     send: Callable[[protocol.Message], None],
 ) -> tuple[LoadedDraft | None, str]:
     """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used. header,
-    target: of the draft and of the target. shared: what the vocabularies share where the draft's tokens are to
-    be translated.
+    target: of the draft and of the target. shared: what the vocabularies share where the draft's tokens are
+    to be translated.
     """
     assert settings.draft is not None
     assert plan.draft is not None

@@ -80,7 +80,7 @@ class KeyedSampler:
         return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
 
     def widened(self, n_vocab: int) -> KeyedSampler:
-        """The same rule for a draft model with tokens that the target lacks, whose ids follow the target's."""
+        """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
         return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
 
     def choose(
