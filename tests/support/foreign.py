@@ -11,10 +11,12 @@ _PER_TOKEN = ("tokens", "token_type", "scores")
 _ROWS = ("token_embd.weight", "output.weight")
 
 
-def permuted(source: Path, out: Path, seed: int = 0, every: int = 0, drop: bool = False) -> Path:
+def permuted(
+    source: Path, out: Path, seed: int = 0, every: int = 0, drop: bool = False, prefix: str = ""
+) -> Path:
     """A copy with the same tokens under other ids. every: without every so manieth merge of the later half,
     so that the same text has other tokens; 0 keeps all. drop: without the tokens that these merges make, and
-    all that are made of them.
+    all that are made of them. prefix: before the text of every token.
     """
     reader = gguf.GGUFReader(source)
     texts = reader.fields["tokenizer.ggml.tokens"].contents()
@@ -31,6 +33,7 @@ def permuted(source: Path, out: Path, seed: int = 0, every: int = 0, drop: bool 
         value, name = item.contents(), key.removeprefix("tokenizer.ggml.")
         if name in _PER_TOKEN:
             value = [value[i] for i in order]
+            value = [f"{prefix}{text}" for text in value] if name == "tokens" else value
         elif name == "merges":
             value = merges
         elif name.endswith("_token_id"):

@@ -11,13 +11,24 @@ from specllama.core.translation import Translation
 
 TARGET = [b"", *(bytes([c]) for c in b"abcdefgh "), b"ab", b"abc", b" a", b"de", b"def", b"gh", b"ha"]
 TARGET += [b"bc", b"cde", b"fg", b" ab", b"aa", b"bb", b"\xc3", b"\xa4", b"ef", b"hh", b" d", b"e ", b"g "]
-DRAFT = [b"", *(bytes([c]) for c in b" hgfedcba"), b"abcd", b"ab", b"de", b"bcd", b"h ", b"\xa4", b"\xc3", b"\xe2"]
+DRAFT = [
+    b"",
+    *(bytes([c]) for c in b" hgfedcba"),
+    b"abcd",
+    b"ab",
+    b"de",
+    b"bcd",
+    b"h ",
+    b"\xa4",
+    b"\xc3",
+    b"\xe2",
+]
 N_TARGET = len(TARGET)
 
 
 class Letters:
-    """The tokens of a text are the longest ones from its beginning. Implements core.translation.Speller;
-    token 0 is a control token.
+    """The tokens of a text are the longest ones from its beginning, bytes without one are left out.
+    Implements core.translation.Speller; token 0 is a control token.
     """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -33,9 +44,9 @@ class Letters:
     def tokenize(self, text: str) -> list[int]:
         data, found = text.encode(), []
         while data:
-            n = next(n for n in range(len(data), 0, -1) if data[:n] in self._ids)
-            found.append(self._ids[data[:n]])
-            data = data[n:]
+            n = next((n for n in range(len(data), 0, -1) if data[:n] in self._ids), 0)
+            found += [self._ids[data[:n]]] if n else []
+            data = data[max(n, 1) :]
         return found
 
     def byte(self, value: int) -> int | None:

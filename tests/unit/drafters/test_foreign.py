@@ -179,7 +179,7 @@ def run(engine: Engine, *requests: Request) -> list[Generation]:
     raise AssertionError("the engine does not end")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(
