@@ -62,6 +62,8 @@ class TableContext:
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
         self.cuts_anywhere, self.partial_bytes = memory == "full", 10
+        self.decode_seconds = 0.0
+        self.has_memory = True  # for saving, without waiting
         self.max_rollback = max_rollback if memory == "rollback" else n_ctx
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
@@ -173,6 +175,9 @@ class TableContext:
 
     def size(self, seq_id: int) -> int:
         return len(self.cells[seq_id])
+
+    def prepare_save(self, seq_id: int) -> bool:
+        return self.has_memory or not self.cells[seq_id]
 
     save = save_partial
 

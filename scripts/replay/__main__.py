@@ -22,10 +22,10 @@ draft model, whose tokens and confidences are random.
             planner, which learns that as it goes on, and of the best fixed length
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
-DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file is a JSON object, workload to list
-of prompts; a traces file is an object, workload to list of {prompt, text, draft, conf}, where conf are
-probabilities and the others ids. With several temperatures, the name of a recorded workload includes its
-temperature.
+DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file
+is a JSON object, workload to list of prompts; a traces file is an object, workload to list of {prompt, text,
+draft, conf}, where conf are probabilities and the others ids. With several temperatures, the name of a
+recorded workload includes its temperature.
 """
 
 from __future__ import annotations

@@ -40,10 +40,32 @@ def estimate(groups: Sequence[Units]) -> Estimate | None:
     n = sum(len(unit) for units in kept for unit in units)
     if n < 3:
         return Estimate(value, None, None, n)
-    rng, draws = np.random.default_rng(0), max(MIN_DRAWS, min(MAX_DRAWS, _MAX_NUMBERS // n))
-    logs = sum(np.log(_resampled_medians(units, draws, rng)) for units in kept) / len(kept)
-    low, high = np.exp(np.quantile(logs, (0.025, 0.975)))
+    low, high = np.exp(np.quantile(_resampled_logs(kept, n), (0.025, 0.975)))
     return Estimate(value, float(low), float(high), n)
+
+
+def quotient(groups: Sequence[Units], others: Sequence[Units]) -> Estimate | None:
+    """The typical value of `groups` over that of `others`, which have the same form: values of the same
+    answers. Its interval is that of the quotient over the same resamples of both, so that what makes a unit
+    slow for both does not widen it. None without any value.
+    """
+    above, below = estimate(groups), estimate(others)
+    if above is None or below is None:
+        return None
+    value = above.value / below.value
+    if above.n < 3:
+        return Estimate(value, None, None, above.n)
+    kept = [[[list(unit) for unit in units if unit] for units in some] for some in (groups, others)]
+    one, other = (_resampled_logs([units for units in some if units], above.n) for some in kept)
+    low, high = np.exp(np.quantile(one - other, (0.025, 0.975)))
+    return Estimate(value, min(float(low), value), max(float(high), value), above.n)
+
+
+def _resampled_logs(groups: Sequence[Units], n: int) -> NDArray[np.float64]:
+    """Logarithms of the typical value of resamples, shape (draws,); n: values in all groups."""
+    rng, draws = np.random.default_rng(0), max(MIN_DRAWS, min(MAX_DRAWS, _MAX_NUMBERS // n))
+    found: NDArray[np.float64] = np.mean([np.log(_resampled_medians(g, draws, rng)) for g in groups], axis=0)
+    return found
 
 
 def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -6,11 +6,11 @@ Pure: knows no engine, no clock and no output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specllama.bench.costs import BenchCosts, costs_of
-from specllama.bench.intervals import Estimate, estimate
+from specllama.bench.intervals import Estimate, estimate, quotient
 from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN, BenchCase, BenchSample
 from specllama.core.stats import RunStats
 
@@ -35,9 +35,9 @@ class SummaryCell:
 class SummaryRow:
     """A workload at a temperature; None stands for all workloads or all temperatures.
 
-    best: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's rate over
-    that length's, answer by answer; None without auto. The best of several noisy figures looks better than it
-    is, so this errs against auto.
+    best: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's speed-up over
+    that length's, with the interval of their quotient; None without auto. The best of several noisy figures
+    looks better than it is, so this errs against auto.
     """
 
     workload: str | None
@@ -157,9 +157,38 @@ def _row(
             ttft=figure(samples, lambda _, s: s.stats.ttft_seconds),
             total=with_sums(stats),
         )
+
+    def paired(name: str, other: str) -> list[list[list[float]]]:
+        """Speed-ups of `name` where `other` has answered too: by group, case and run."""
+        samples, others = by_config[name], by_config[other]
+        runs, speedup = sorted({run for _, run in samples}), rate_over(PLAIN)
+        keys = [[[(case, run) for run in runs] for case in cases] for cases in groups]
+        return [
+            [
+                [v for key in unit if key in samples and key in others and (v := speedup(key, samples[key]))]
+                for unit in units
+            ]
+            for units in keys
+        ]
+
     best = best_fixed(cells)
-    regret = figure(by_config[AUTO], rate_over(best)) if best is not None and AUTO in cells else None
-    return SummaryRow(workload, temperature, cells, best, regret)
+    against = None
+    if best is not None and AUTO in cells:
+        against = _against(cells[AUTO], cells[best], quotient(paired(AUTO, best), paired(best, AUTO)))
+    return SummaryRow(workload, temperature, cells, best, against)
+
+
+def _against(auto: SummaryCell, best: SummaryCell, found: Estimate | None) -> Estimate | None:
+    """The quotient of the two speed-ups as they are shown, with the interval of the quotient of the answers
+    that both wrote.
+    """
+    if found is None or auto.speedup is None:
+        return None
+    value = auto.speedup.value / (best.speedup.value if best.speedup is not None else 1.0)
+    if found.low is None or found.high is None:
+        return replace(found, value=value)
+    by = value / found.value
+    return Estimate(value, found.low * by, found.high * by, found.n)
 
 
 def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:

@@ -29,7 +29,7 @@ from specllama.text.terminal import printable
 EXAMPLES = """
 Examples:
   specllama trim draft.gguf small.gguf
-  specllama trim draft.gguf small.gguf --keep 16000 --texts notes.md --texts code.py
+  specllama trim draft.gguf small.gguf --keep 2000 --texts notes.md --texts code.py
   specllama trim mtp-head.gguf small-head.gguf --type q4_0
   specllama trim model-with-head.gguf small-head.gguf --head
   specllama run -m main.gguf -md small.gguf -p '...'

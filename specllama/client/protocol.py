@@ -99,9 +99,10 @@ class Generate:
     each is a generation of its own. tools: what the model may call in its answer to `messages`, None for
     nothing. parts: in place of `prompt` or `ids`, texts and ids in turn; each text is tokenised on its own.
     text_biases: added to the logits of all tokens of these texts. show_prompt: Done has the prompt's text.
-    progress: all of the prefill is reported. final_probs: `logprobs` are of the distribution from which the
-    token was chosen, in place of the model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds:
-    time limits of the prompt, from its arrival, and of the text after the first token; None for none. warm:
+    progress: all of the prefill is reported, and before it the place in the queue. show_rejected: deltas have
+    the rejected draft tokens. final_probs: `logprobs` are of the distribution from which the token was
+    chosen, in place of the model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time
+    limits of the prompt, from its arrival, and of the text after the first token; None for none. warm:
     evaluate the prompt for later requests and write nothing; the limits do not apply. prefix_thought:
     reasoning of the answer before `prefix`; without a prefix it goes on itself. strict_schema: what cannot be
     enforced of params.json_schema is an error; otherwise it is left out, with a Notice. stop_ids: tokens that
@@ -132,6 +133,7 @@ class Generate:
     text_biases: dict[str, float] = field(default_factory=dict)
     show_prompt: bool = False
     progress: bool = False
+    show_rejected: bool = False
     final_probs: bool = False
     infill: Infill | None = None
     n_indent: int = 0
@@ -428,6 +430,15 @@ class Prefilled:
     n_reused: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """From the engine: a generation waits for a slot. place: 1 for the one that gets the next slot."""
+
+    id: int
+    n_prompt: int
+    place: int
+
+
 class CandidateLogprob(NamedTuple):
     """A token with its natural-log probability, None where that is minus infinity, which JSON cannot express.
     token: its bytes as text, invalid ones replaced.
@@ -462,7 +473,10 @@ class SequenceDelta(NamedTuple):
 
     text: what is certain of it; it may come later than the ids. runs: (characters, source) of `text`, the
     source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
-    and emitted. logprobs: one for each id, None unless requested.
+    and emitted. logprobs: one for each id, None unless requested. rounds: decodes that this took: more than
+    one where a near-tie was decided again, 0 where the token is the one that the prompt's decode gave.
+    seconds: of these rounds.
+    rejected: the draft tokens from the first one that was wrong, as (text, drafter); empty unless requested.
     """
 
     id: int
@@ -472,6 +486,9 @@ class SequenceDelta(NamedTuple):
     drafted: int
     accepted: int
     logprobs: list[PositionLogprobs] | None = None
+    rounds: int = 1
+    seconds: float = 0.0
+    rejected: list[tuple[str, str]] = []  # noqa: RUF012 (a NamedTuple's default, never changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,6 +593,7 @@ Message = (
     | Loading
     | Ready
     | Started
+    | Queued
     | Prefilled
     | Tokens
     | Done

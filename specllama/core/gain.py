@@ -116,8 +116,9 @@ def compared_rate(plain: RunStats) -> PlainRate:
 
 
 def gain(stats: RunStats, plain: PlainRate) -> Gain:
-    """The speed of an answer over that of plain decoding. Time in which rounds stalled does not count; where
-    it is much, or the interval is wider than the figure, the speed-up is unknown.
+    """The speed of an answer over that of plain decoding, at most the tokens that a round wrote. Time in
+    which rounds stalled does not count; where it is much, or the interval is wider than the figure, the
+    speed-up is unknown.
     """
     if stats.plain_rounds == stats.rounds:
         return Gain()
@@ -134,7 +135,8 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
     tokens = (stats.n_predict - 1) / stats.rounds  # a round takes no less than a plain one
     if log(ratio / tokens) > AGREEMENT:
         return Gain(reason="plain decodes took longer than those with drafts")
-    return Gain(ratio, ratio * (1 - plain.error), ratio * (1 + plain.error))
+    ratio = min(ratio, tokens)  # more is noise: without an accepted token there is no gain
+    return Gain(ratio, ratio * (1 - plain.error), min(tokens, ratio * (1 + plain.error)))
 
 
 def was_busy(answers: Iterable[RunStats]) -> bool:

@@ -56,6 +56,7 @@ class Context(Protocol):
     )
     can_pad: bool  # a decode can be filled up with rows that are removed again
     n_decoded: int  # rows of the last decode, with those that filled it up
+    decode_seconds: float  # spent in decodes so far
 
     def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         """Evaluate the batch; returns the logits of the rows with `output`, shape (n_outputs, n_vocab), in
@@ -115,6 +116,12 @@ class Context(Protocol):
 
     def size(self, seq_id: int) -> int:
         """Bytes that `save` needs."""
+        ...
+
+    def prepare_save(self, seq_id: int) -> bool:
+        """Whether memory for `save` is there; otherwise it is provided meanwhile, without holding up decodes.
+        `save` works without it, and takes longer.
+        """
         ...
 
     def save(self, seq_id: int) -> Saved | None:
@@ -264,6 +271,24 @@ class CatchingUp(Drafter, Protocol):
     def catch_up(self, seq_id: int, n_most: int) -> bool:
         """Whether a step evaluates at most n_most ids of the history; where it would evaluate more, so many
         of them are evaluated now.
+        """
+        ...
+
+
+@runtime_checkable
+class SavingDrafter(Drafter, Protocol):
+    """A drafter whose caches are kept with those of the target, where that is faster than reading again."""
+
+    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
+        """A copy of the cells of an idle sequence, those of the first ids of a text of this scope; None where
+        they are too few, or reading them again takes less time than the copy. copy_rate: bytes per second.
+        """
+        ...
+
+    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
+        """Replace the cells of an idle sequence by a copy of those of the first of these ids, where that is
+        faster than reading them and longer than what is there. Returns the number of cells, 0 where nothing
+        was replaced.
         """
         ...
 

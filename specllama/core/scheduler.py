@@ -18,8 +18,9 @@ from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomErro
 from specllama.core.policy.base import Policy
 from specllama.core.prefill_cost import PrefillCost
 from specllama.core.prefix.boundaries import ahead, distances, next_stop
-from specllama.core.prefix.state import Slot
+from specllama.core.prefix.slot import Slot
 from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import (
     FinishReason,
@@ -100,10 +101,10 @@ class Scheduler:
 
     # Requests
 
-    def submit(self, request: Request) -> Generation:
-        """Queue a request. Raises EngineError for an empty prompt, ContextLengthError where the context has
-        no room for the prompt and one token, or for the prompt and the forced ids, UsageError for invalid
-        forced ids.
+    def submit(self, request: Request, stored: StoredText | None = None) -> Generation:
+        """Queue a request. stored: a text that was read from the disk for it. Raises EngineError for an empty
+        prompt, ContextLengthError where the context has no room for the prompt and one token, or for the
+        prompt and the forced ids, UsageError for invalid forced ids.
         """
         n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
         if n_prompt == 0:
@@ -121,7 +122,7 @@ class Scheduler:
         generation = Generation(
             request, sampler, end_ids, n_ctx, epsilon, exact, submitted=self.clock(), exact_rows=rows
         )
-        generation.history = list(request.prompt)
+        generation.history, generation.stored = list(request.prompt), stored
         generation.stats.n_prompt = n_prompt
         generation.stats.exact_width = rows.width if rows is not None else None
         self.queue.join(self.waiting, generation)
@@ -143,6 +144,8 @@ class Scheduler:
         while self.waiting and self.store.idle():
             if not self._fits(self.waiting[0]) or not self._may_join(self.waiting[0]):
                 break
+            if not self._is_prepared(self.waiting[0]):
+                break
             generation = self.waiting.pop(0)
             self.queue.served(generation)
             if (rows := generation.exact_rows) is not None:
@@ -151,7 +154,7 @@ class Scheduler:
                 break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
-            slot, n_past = self.store.take([] if owner else generation.history, scope)
+            slot, n_past = self.store.take([] if owner else generation.history, scope, generation.stored)
             for other in self.slots:
                 other.n_whole = 0
             self._seat(generation, slot, n_past)
@@ -166,7 +169,7 @@ class Scheduler:
     def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
         """Give a slot to a generation, n_past of whose ids are in its cache."""
         slot.owner, slot.ids, slot.scope = generation, [], generation.request.cache_scope
-        slot.kept = generation.request.kept
+        slot.kept, generation.stored = generation.request.kept, None
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
         if self.store.needs_partials:
@@ -182,6 +185,11 @@ class Scheduler:
     def _may_join(self, generation: Generation) -> bool:
         """Whether the generation may be decoded together with the active ones."""
         return not self.active or not any(g.exact_rows for g in (generation, *self.active))
+
+    def _is_prepared(self, generation: Generation) -> bool:
+        """Whether a slot can be had without holding up the active generations."""
+        ids, scope = generation.history, generation.request.cache_scope
+        return not self.active or self.store.is_prepared(ids, scope, generation.stored)
 
     def _fits(self, generation: Generation) -> bool:
         """Whether the pool has room for the generation and some growth; True if no other is active."""
@@ -443,7 +451,7 @@ class Scheduler:
         """Remove the drafters that decode, one of which failed."""
         for name in [d.name for d in self.policy.drafters if d.priced]:
             self.policy.remove_drafter(name)
-        self.draft_failed = True
+        self.draft_failed, self.store.copies.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _checkpoint(self, generation: Generation) -> None:

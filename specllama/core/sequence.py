@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
@@ -112,6 +113,7 @@ class Generation:
     finish_reason: FinishReason | None = None
     exact_rows: ExactRows | None = None
     boundaries: Sequence[Boundary] = ()  # at which the evaluation of its prompt stops
+    stored: StoredText | None = None  # that was read from the disk for it, until it has a slot
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt
@@ -123,6 +125,7 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where requested
     drafted: Sequence[int] = ()  # draft tokens of this round that are not yet verified
     sources: Sequence[str] = ()  # the drafter of each of them
+    rejected: Sequence[tuple[int, str]] = ()  # of this round, from the first wrong one on
     _logprobs: TokenLogprobs | None = None  # of the last chosen token
 
     @property
@@ -162,7 +165,7 @@ class Generation:
         """Set the draft that the next rows verify. sources: the drafter of each token. shared: whether the
         rows were decoded together with others.
         """
-        self.drafted, self.sources, self.shared = drafted, sources, shared
+        self.drafted, self.sources, self.shared, self.rejected = drafted, sources, shared, ()
 
     def n_legal(self, draft: Sequence[int]) -> int:
         """Length of the prefix of the draft that the grammar allows; all of it without a grammar."""
@@ -224,9 +227,10 @@ class Generation:
             except MaskError as error:
                 self.finish_reason, self.problem = "cancel", str(error)
                 return False
+        source = self._source(token)
         if token in self.end_ids:
             self.finish_reason = "stop"
-        elif writer is not None and writer.push(token, self._source(token)):
+        elif writer is not None and writer.push(token, source):
             self.finish_reason = writer.finish_reason
         elif 0 < params.max_tokens <= self.n_output:
             self.finish_reason = "length"
@@ -239,7 +243,8 @@ class Generation:
         if self.drafted and self.drafted[0] == token:
             source, self.drafted, self.sources = self.sources[0], self.drafted[1:], self.sources[1:]
             return source
-        self.drafted = ()
+        self.rejected = list(zip(self.drafted, self.sources, strict=True))
+        self.drafted, self.sources = (), ()
         return "target"
 
 

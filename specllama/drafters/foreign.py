@@ -22,6 +22,7 @@ from specllama.core.interfaces import (
     Row,
     SampledToken,
     Sampler,
+    Saved,
 )
 from specllama.core.translation import Translation
 from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
@@ -205,6 +206,21 @@ class ForeignDrafter(RegisteredDrafter):
         """See `CatchingUp`."""
         self._tell(seq_id)
         return self._model.catch_up(seq_id, n_most)
+
+    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
+        """See `SavingDrafter`."""
+        return self._model.save_cache(seq_id, self._read(ids), scope, copy_rate)
+
+    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
+        """See `SavingDrafter`; the number is that of the draft's tokens."""
+        return self._model.load_cache(seq_id, self._read(ids), scope, saved, copy_rate)
+
+    def _read(self, ids: Sequence[int]) -> list[int]:
+        """The draft's tokens of a text of the target."""
+        text = RetokenizedText(self._translation)
+        text.restart(ids)
+        text.settle()
+        return [*text.settled, *text.tail()]
 
     def _draft(self, base: Sequence[int] = ()) -> _Draft:
         return _Draft(Spelling(self._translation, self._end_ids), list(base))

@@ -9,7 +9,6 @@ distributions allow (see core/sampling/sampler.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,26 +27,10 @@ from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
 from specllama.drafters import MODEL, RegisteredDrafter
-
-MIN_SHARED = (
-    32  # ids of a common prefix from which it is shared; a shorter one is evaluated for each sequence
-)
+from specllama.drafters.saved_caches import MIN_SHARED, SavedCaches, SequenceState
 
 
-@dataclass(slots=True)
-class _SequenceState:
-    """A sequence being drafted for. n_valid: ids of `history`, after the skipped ones, that the draft model's
-    cache holds for certain. usable: whether the draft model has all of its ids.
-    """
-
-    history: list[int]
-    sampler: Sampler
-    mask: Mask | None
-    n_valid: int
-    usable: bool
-
-
-class ModelDrafter(RegisteredDrafter):
+class ModelDrafter(RegisteredDrafter, SavedCaches):
     """Drafts with the model of `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
@@ -67,11 +50,12 @@ class ModelDrafter(RegisteredDrafter):
         self.context, self.confident, self.end_ids = context, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, context.n_vocab)
         self._has_all_ids = n_vocab <= context.n_vocab
-        self.states: dict[int, _SequenceState] = {}
+        self.states: dict[int, SequenceState] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
         self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
+        self._row_seconds = 0.0
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -82,7 +66,7 @@ class ModelDrafter(RegisteredDrafter):
         if self.skipped[seq_id]:
             self._restart_at(seq_id, 0)
         n_valid = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
-        state = _SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
+        state = SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
         state.usable = self._has_ids(prompt)
         self.states[seq_id] = state
         self._copy_prefix(seq_id)
@@ -206,12 +190,6 @@ class ModelDrafter(RegisteredDrafter):
         except NoRoomError:
             return  # `_evaluate` handles it
 
-    def _restart_at(self, seq_id: int, n_skipped: int) -> None:
-        """Empty the sequence's cache; from now on it covers the history after the first `n_skipped` ids."""
-        self.context.truncate(seq_id, 0)
-        self.cells[seq_id].clear()
-        self.skipped[seq_id] = n_skipped
-
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
         if not state.usable or (draft and draft[-1] in self.end_ids):
@@ -263,20 +241,20 @@ class ModelDrafter(RegisteredDrafter):
         """Decode, filled up to `n_rows` rows, and update the cells; caches of idle sequences are emptied for
         room. Raises NoRoomError where that is not enough, DecodeError where the draft model fails.
         """
+        before = self.context.decode_seconds
         while True:
             try:
                 rows = self.context.decode(batch, n_rows)
                 break
             except NoRoomError:
-                idle = next((s for s, cells in self.cells.items() if cells and s not in self.states), None)
-                if idle is None:
+                if not self._free_idle():
                     raise
-                self.context.truncate(idle, 0)
-                self.cells[idle].clear()
             except DecodeError:
                 for cells in self.cells.values():
                     cells.clear()
                 raise
+        if len(batch) >= MIN_SHARED:
+            self._row_seconds = (self.context.decode_seconds - before) / len(batch)
         for token, _, seq, _ in batch:
             self.cells[seq].append(token)
         for seq in {row.seq_id for row in batch} if len(batch) > 1 else (batch[0].seq_id,):

@@ -15,6 +15,7 @@ from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
+from specllama.large_memory import MemoryReserve
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import HeadBatch
@@ -98,6 +99,7 @@ class LlamaContext(SequenceStates):
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}
+        self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._tokens = TokenBatch(self.n_batch)
         self._batch: TokenBatch | HeadBatch = self._tokens  # of the next decode

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from specllama.core.interfaces import DecodeError
+from specllama.large_memory import MemoryReserve
 from specllama.llama.cell_order import order_cells
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import llama
@@ -21,7 +22,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 class SequenceStates(ABC):
     """The saved states of the sequences of a context. _checkpoints: the last one of each sequence that may be
-    truncated in a draft, with its number of tokens.
+    truncated in a draft, with its number of tokens. _reserve: memory for the next saved states.
     """
 
     model: LlamaModel
@@ -34,6 +35,7 @@ class SequenceStates(ABC):
     _last_rows: list[int]
     _padding: list[int]
     _checkpoints: dict[int, tuple[int, bytearray]]
+    _reserve: MemoryReserve
 
     @abstractmethod
     def n_past(self, seq_id: int) -> int: ...
@@ -99,10 +101,13 @@ class SequenceStates(ABC):
         self._remove_padding()
         return int(llama.llama_state_seq_get_size(self.handle, seq_id)) if self.n_past(seq_id) else 0
 
+    def prepare_save(self, seq_id: int) -> bool:
+        return self._reserve.prepare(self.size(seq_id))
+
     def save(self, seq_id: int) -> mmap.mmap | None:
         size = self.size(seq_id)
         try:
-            saved = mmap.mmap(-1, size)  # a mapping of its own, returned to the system when freed
+            saved = self._reserve.take(size)
         except (OSError, ValueError):
             return None
         written = llama.llama_state_seq_get_data(self.handle, _pointer_to(saved), size, seq_id)

@@ -37,6 +37,7 @@ WRITE_RATE = 128e6  # bytes a second
 QUEUE_BYTES = 1 << 30  # of records that wait to be written; a single one may be larger
 RESERVE_BYTES = 256 << 20  # of the disk that stay free
 PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
+_FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
 
 
@@ -201,6 +202,15 @@ class DiskStore:
     def _forget(self, name: str) -> None:
         with self._changed:
             self._contents.forget(name)
+
+    def delay(self, n_bytes: int) -> float | None:
+        """Seconds after which `put` may accept so many bytes; None where it will not for long."""
+        with self._changed:
+            if self._thread is None or self._closing or self._clock() < self._paused_until:
+                return None
+            waiting = sum(one.n_bytes for one in self._queue)
+            is_full = waiting and waiting + n_bytes > self._queue_bytes
+            return _FULL_SECONDS if is_full else 0.0
 
     def put(self, record: PrefixRecord) -> bool:
         """Queue a state to be written; False where it is not: too large, too many wait, or the disk fails. It

@@ -16,13 +16,14 @@ import contextlib
 import hashlib
 import hmac
 import json
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from specllama.large_memory import map_memory
 
 VERSION = 1
 BLOCK = 1 << 20  # bytes under one checksum, and written or read at once
@@ -164,7 +165,7 @@ def read_parts(
 def _read_part(number: int, at: int, n_bytes: int, checksums: Iterable[int]) -> memoryview:
     if not n_bytes:
         return memoryview(bytearray())
-    memory = memoryview(mmap.mmap(-1, n_bytes))  # returned to the system when the last view is gone
+    memory = memoryview(map_memory(n_bytes))
     for begin, expected in zip(range(0, n_bytes, BLOCK), checksums, strict=True):
         block = memory[begin : begin + BLOCK]
         done = 0

@@ -85,6 +85,8 @@ class EventAssembler:
             return [Start(self.index, self.prompt, message.n_prompt, seed, params)]
         if isinstance(message, protocol.Prefilled) and self._progress_asked:
             return [self._prefill(message, now)]
+        if isinstance(message, protocol.Queued) and self._progress_asked:
+            return [Prefill(self.index, 0, message.n_prompt, 0, 0.0, message.place)]
         if delta is None:
             return []
         if isinstance(message, protocol.Done):
@@ -100,7 +102,9 @@ class EventAssembler:
         result = self._result
         self._first_token = self._first_token or now
         total = RunTotals(len(result.ids), result.n_drafted, result.n_accept, now - self._first_token)
-        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last, total)
+        left = (*self._round.earlier, self._round) if self._round is not None else ()
+        seconds, rejected = delta.seconds or now - self._last, delta.rejected
+        self._round = RoundEvent(delta.drafted, delta.accepted, seconds, total, delta.rounds, rejected, left)
         self._last = now
         self._ids += delta.ids
         if delta.logprobs is not None:
@@ -128,7 +132,7 @@ class EventAssembler:
         ids = self._take_ids()
         rest = self._places.rest() if self._places is not None and self._ends_with_text else []
         shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason, rest
-        return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown)]
+        return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown, self._round)]
 
     def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
         runs = self._places.label(delta.runs) if self._places is not None else delta.runs

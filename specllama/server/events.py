@@ -35,7 +35,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """n_done of a choice's n_prompt tokens are in the cache, n_reused of which were there before. seconds:
-    since the first such event. Comes before the text, where the request asks for `progress`.
+    since the first such event. place: in the queue for a slot, 1 for the next one, 0 with a slot. Comes
+    before the text, where the request asks for `progress`.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Prefill:
     n_prompt: int
     n_reused: int
     seconds: float
+    place: int = 0
 
 
 class RunTotals(NamedTuple):
@@ -59,14 +61,19 @@ NO_TOTALS = RunTotals(0, 0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """One round of the engine for one choice: draft tokens verified and accepted, seconds since the round
-    before. total: figures of all rounds so far.
+    """One round of the engine for one choice: draft tokens verified and accepted, its seconds. total: figures
+    of all rounds so far. rounds: see protocol.SequenceDelta; 0 for the first token, which the prompt's decode
+    gives, with the seconds since the request was queued. rejected: draft tokens from the first wrong one, as
+    (text, drafter), if requested. earlier: rounds before it that no event has.
     """
 
     drafted: int
     accepted: int
     seconds: float
     total: RunTotals = NO_TOTALS
+    rounds: int = 1
+    rejected: Sequence[tuple[str, str]] = ()
+    earlier: Sequence[RoundEvent] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,7 @@ class End:
     limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
     last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
     logprobs: of the end token, if requested. rest: those of the tokens at the end of its text that complete
-    no character. prompt, off_reason: see protocol.Done.
+    no character. prompt, off_reason: see protocol.Done. round: the last one, where it has no other event.
     """
 
     index: int
@@ -153,6 +160,7 @@ class End:
     prompt: str = ""
     off_reason: str = ""
     rest: Logprobs = ()
+    round: RoundEvent | None = None
 
 
 Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End

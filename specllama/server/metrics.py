@@ -13,12 +13,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from specllama.core.gain import Gain, PlainRate, gain
 from specllama.core.stats import RunStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _GAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+_SPEEDUPS = (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 
 
 class HttpMetrics:
@@ -57,8 +60,11 @@ class Metrics:
         self.drafts = counter("drafts", "drafts that were verified")
         self.drafted = counter("draft_tokens", "draft tokens that were verified")
         self.accepted = counter("draft_tokens_accepted", "draft tokens that were emitted")
+        self.drafted_at = counter(
+            "draft_tokens_by_position", "draft tokens verified, by position in the draft", ("position",)
+        )
         self.at_position = counter(
-            "draft_tokens_accepted_by_position", "the same by position in the draft", ("position",)
+            "draft_tokens_accepted_by_position", "those of them that were emitted", ("position",)
         )
         self.drafted_by = counter("draft_tokens_by_drafter", "draft tokens verified", ("drafter",))
         places = ("drafter", "position")
@@ -68,6 +74,18 @@ class Metrics:
         )
         self.forced = counter("forced_tokens", "tokens that a grammar forced, which are no draft tokens")
         self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
+        self.speedup = histogram(
+            "speedup_over_plain", "decoding speed of a text with drafts over that without", _SPEEDUPS
+        )
+        self.verdicts = counter(
+            "texts_by_verdict", "texts by whether drafts made them faster than plain decoding", ("verdict",)
+        )
+        self.decode_seconds = counter(
+            "compared_decode_seconds", "seconds of decoding of the texts whose gain is known, drafted or not"
+        )
+        self.plain_seconds = counter(
+            "compared_plain_seconds", "seconds that decoding them without drafts would have taken"
+        )
         self.queued = histogram("queue_seconds", "from the request to its slot", _SECONDS)
         self.first_token = histogram("time_to_first_token_seconds", "from the request", _SECONDS)
         self.from_disk = counter("prompt_tokens_from_disk", "those whose state was read from the disk")
@@ -85,8 +103,10 @@ class Metrics:
         self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
         registry.register(_Aliases(self, model))
 
-    def count(self, stats: RunStats, first_of_prompt: bool) -> None:
-        """Count a text that has ended. first_of_prompt: whether it is the first text of its prompt."""
+    def count(self, stats: RunStats, plain: PlainRate, first_of_prompt: bool) -> None:
+        """Count a text that has ended. plain: the speed of decoding without drafts, for the gain.
+        first_of_prompt: whether it is the first text of its prompt.
+        """
         self.texts.inc()
         if first_of_prompt:
             self.prompt.inc(stats.n_prompt)
@@ -96,8 +116,9 @@ class Metrics:
         self.drafts.inc(stats.reached[0] if stats.reached else 0)
         self.drafted.inc(stats.n_drafted)
         self.accepted.inc(stats.n_accept)
-        for j, n in enumerate(stats.accepted_at):
-            self.at_position.labels(str(j)).inc(n)
+        for j, (n, accepted) in enumerate(zip(stats.reached, stats.accepted_at, strict=True)):
+            self.drafted_at.labels(str(j)).inc(n)
+            self.at_position.labels(str(j)).inc(accepted)
         for name, n in stats.drafted_by.items():
             self.drafted_by.labels(name).inc(n)
         for name, counts in stats.reached_by.items():
@@ -107,6 +128,23 @@ class Metrics:
         self.forced.inc(stats.n_forced_accept)
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)
+        self._count_gain(stats, gain(stats, plain))
+
+    def _count_gain(self, stats: RunStats, found: Gain) -> None:
+        """Texts without drafts count too: they took as long as plain decoding, and what looking for drafts
+        took. Where the gain is unknown, both times are left out.
+        """
+        seconds = stats.decode_seconds - stats.stalled_seconds
+        drafted = stats.plain_rounds < stats.rounds
+        verdict = found.verdict if drafted else "not drafted"
+        self.verdicts.labels(verdict).inc()
+        if drafted and found.speedup is None:
+            return
+        plain = seconds * found.speedup if found.speedup is not None else seconds - stats.draft_seconds
+        if found.speedup is not None:
+            self.speedup.observe(found.speedup)
+        self.decode_seconds.inc(max(0.0, seconds))
+        self.plain_seconds.inc(max(0.0, plain))
 
 
 class _Registered(Protocol):

@@ -17,6 +17,7 @@ from specllama.server.admission import Admission, QueueLimit
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
+from specllama.server.pulls import Pulls, PullState
 from specllama.server.residence import State
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
@@ -31,7 +32,8 @@ MakeSupervisor = Callable[[], Supervisor]
 class ListedModel:
     """A model in a list. state: None if it is not on disk. info: of the last load, None before it. created:
     when the server began to offer it, in seconds since the epoch. expires_in: seconds after which it is
-    unloaded if nobody uses it from now on, None for never. loading: see Supervisor.
+    unloaded if nobody uses it from now on, None for never. loading: see Supervisor. pull: of its download,
+    None without one.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ListedModel:
     created: int
     expires_in: float | None = None
     loading: tuple[str, float] | None = None
+    pull: PullState | None = None
 
     @property
     def on_disk(self) -> bool:
@@ -75,6 +78,7 @@ class ModelPool:
         self.http: MetricsByOwner[HttpMetrics] = MetricsByOwner(lambda _owner: HttpMetrics(), several)
         self._make = make
         self._library = library if settings.others is not None else None
+        self._pulls = None if self._library is None else Pulls(self._library.environ, say)
         self._details = DetailsReader()
         self._catalogue, self._scanned = Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
@@ -142,7 +146,8 @@ class ModelPool:
                 found.append(listed(service, service.name))
             elif key != default:
                 state: State | None = "unloaded" if model.on_disk else None
-                found.append(ListedModel(model.id, model, state, None, self.default.created))
+                pull = self._pulls.of(model) if self._pulls is not None else None
+                found.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
         gone = [s for s in others.values() if s.residence.state == "loaded"]  # from the disk
         found += [listed(service, service.name) for service in gone]
         current = self.current.name
@@ -167,6 +172,21 @@ class ModelPool:
         chosen = [self.service(name)] if name is not None else list(self._services.values())
         found = await asyncio.gather(*(service.read_metrics(owner) for service in chosen))
         return exposition(self.http.of(owner), found)
+
+    def pull(self, name: str, stop: bool = False) -> None:
+        """Begin to download a known model that is not on this disk, or stop that. Raises NotFoundError for
+        other names, UsageError while another one is downloaded, or if the server holds one model alone.
+        """
+        if self._pulls is None:
+            raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
+        found = self._catalogue.find(name)
+        if found is None:
+            self._catalogue.require(name)
+            raise NotFoundError(name)
+        if stop:
+            self._pulls.stop(found)
+        elif not found.on_disk:
+            self._pulls.start(found)
 
     def keep(self, service: Service, seconds: float | None) -> None:
         """Unload a model after so many seconds without use, None for never, until it is loaded again. Without

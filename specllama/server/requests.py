@@ -13,6 +13,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
+from specllama.core.gain import plain_rate
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError
 from specllama.server.assembler import EventAssembler
 from specllama.server.events import Event
@@ -183,7 +184,7 @@ class RequestStream:
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
         """Receive a message of the engine about one of the texts, in the event loop."""
         now = self._loop.time()
-        if not isinstance(message, protocol.Started):
+        if not isinstance(message, protocol.Started | protocol.Queued):
             self._waiting.discard(assembler.index)
         if isinstance(message, protocol.Tokens):
             self._observe(assembler.index, len(message.items[0].ids), now)
@@ -224,7 +225,7 @@ class RequestStream:
         for metrics in self._metrics:
             if done.queue_seconds is not None:
                 metrics.queued.observe(done.queue_seconds)
-            metrics.count(done.stats, first_of_prompt)
+            metrics.count(done.stats, plain_rate(done.stats, done.stored_t1, done.pace), first_of_prompt)
 
     def _observe(self, index: int, n: int, now: float) -> None:
         """Count the times of n tokens of a choice that have arrived."""

@@ -17,7 +17,7 @@ from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
-from specllama.core.interfaces import DecodeError, Drafter
+from specllama.core.interfaces import DecodeError, Drafter, SavingDrafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.stats import RunStats
@@ -31,9 +31,10 @@ from specllama.prefix_disk.budget import automatic_budget
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.text.template_process import TemplateProcess
+from specllama.worker.accepted import choice_ids, refuse
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
-from specllama.worker.intake import RequestIntake, choice_ids, refuse
+from specllama.worker.intake import RequestIntake
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
@@ -187,6 +188,8 @@ class EngineCore:
             self.send(protocol.Notice(notice))
         self.engine.notices.clear()
         self._report()
+        if self._kept is not None and self._kept.overdue and self.tuner is None:
+            self._kept.keep()
         if self._slot_actions is not None and self._slot_actions.waiting:
             waiting, self._slot_actions.waiting = self._slot_actions.waiting, []
             for action in waiting:
@@ -212,6 +215,8 @@ class EngineCore:
             cache_budget=_cache_budget(settings.cache_ram),
             max_partials=settings.ctx_checkpoints,
         )
+        savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
+        self.engine.store.copies.drafter = next(savers, None)
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, running_time)
         template, problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
@@ -228,7 +233,12 @@ class EngineCore:
         )
         self._kept = self._opened_disk(loaded, self.engine)
         self._slot_actions = SlotActions(
-            self.engine, loaded.prefix_key, loaded.header.name, self.send, running_time
+            self.engine,
+            loaded.prefix_key,
+            loaded.header.name,
+            self.send,
+            running_time,
+            loaded.draft_prefix_key,
         )
         self._intake = RequestIntake(
             loaded, self.engine, prompts, self.running, self.send, self._post, self._kept
@@ -277,7 +287,9 @@ class EngineCore:
             model=loaded.header.name,
             say=lambda text: self.send(protocol.Notice(text)),
         )
-        return KeptPrefixes(engine, open_disk, directory.exists(), s.kept_seconds, running_time)
+        return KeptPrefixes(
+            engine, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
+        )
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
@@ -371,8 +383,11 @@ class EngineCore:
         now = running_time()
         for r in self.running:
             g = r.generation
-            if g.seq_id < 0 and g.finish_reason is None:
-                continue  # waiting for a slot
+            if g.seq_id < 0 and g.finish_reason is None:  # waiting for a slot
+                waiting = self.engine.waiting if self.engine is not None else []
+                if (queued := r.queue_report(waiting)) is not None:
+                    self.send(queued)
+                continue
             for report in r.prefill_reports():
                 self.send(report)
             item = r.delta(self.loaded.model)

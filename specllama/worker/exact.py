@@ -12,7 +12,7 @@ from specllama.core.exact import DEFAULT_WIDTH, ExactRows, best_chunk, best_widt
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.width_changes import Place
-from specllama.core.prefix.state import empty
+from specllama.core.prefix.slot import empty
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
 from specllama.worker.calibrate import TIMED

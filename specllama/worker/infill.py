@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 
 from specllama.client.protocol import Infill, InfillChunk
+from specllama.core.prefix.boundaries import Boundary, Kind, distances
 from specllama.errors import NotSupportedError
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import FimTokens, fim_tokens
@@ -46,6 +47,17 @@ def infill_ids(model: LlamaModel, infill: Infill, n_ctx: int, n_batch: int) -> l
     suffix = model.tokenize(infill.suffix[: n_suffix * longest], False, False)[:n_suffix]
     extra = _extra_ids(model, fim, infill.extra, n_ctx - n_batch - kept - 4)
     return _joined(model, fim, extra, [*prefix, *prompt], suffix, infill.suffix_first)
+
+
+def infill_boundaries(model: LlamaModel, ids: Sequence[int]) -> list[Boundary]:
+    """The places of such a prompt that later ones may share: the end of the other texts, and that of the text
+    before the gap, which grows there; and those at growing distances from the end.
+    """
+    fim, n = fim_tokens(model), len(ids)
+    starts = sorted(n - 1 - ids[::-1].index(i) for i in (fim.prefix, fim.suffix) if i in ids)
+    kinds: tuple[Kind, Kind] = ("system", "user")
+    places = [Boundary(at, kind) for at, kind in zip(starts, kinds, strict=False) if at]
+    return [*places, *(found for found in distances(n) if found.n not in starts)]
 
 
 def _joined(

@@ -5,12 +5,10 @@ Large ones are prepared in another thread, so that the decoding goes on meanwhil
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from specllama.calls.answer_schema import answer_schema
@@ -19,6 +17,7 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
+from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -27,47 +26,17 @@ from specllama.errors import BusyError, SpecllamaError, UsageError
 from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
+from specllama.worker.accepted import Accepted, Prepared, Send, blaming, cache_scope, limited, refuse
 from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer, attempt
-from specllama.worker.prompts import Prompt, Prompts
+from specllama.worker.prompts import Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
 
-Send = Callable[[protocol.Message], None]
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
 _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A request whose parameters have been checked. received: running_time."""
-
-    message: protocol.Generate
-    params: SamplingParams
-    received: float
-
-    @property
-    def choices(self) -> list[protocol.Choice]:
-        """Its answers, the first one included."""
-        message, seed = self.message, self.params.seed
-        assert seed is not None
-        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What is made of a request's texts. tag: that closes the reasoning which the prompt opens, "" for none;
-    grammar: Lark of its tool calls, None without; schema: of the text, as its grammar uses it, None without;
-    notes: what these do not enforce.
-    """
-
-    prompt: Prompt
-    tag: str
-    grammar: str | None
-    schema: str | None
-    notes: Sequence[str]
 
 
 class RequestIntake:
@@ -89,7 +58,8 @@ class RequestIntake:
     ) -> None:
         self.prompts, self.kept = prompts, kept
         self._loaded, self._engine, self._running = loaded, engine, running
-        self._send, self._post, self._preparer = send, post, Preparer()
+        self._send, self._post = send, post
+        self._preparer, self._reader = Preparer(), Preparer()
 
     @functools.cached_property
     def _infill_rule(self) -> InfillRule:
@@ -98,17 +68,17 @@ class RequestIntake:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being prepared."""
-        return self._preparer.busy
+        """Whether something is being prepared, or read from the disk."""
+        return self._preparer.busy or self._reader.busy
 
     @property
     def hang(self) -> tuple[float, float] | None:
         """See Preparer."""
-        return self._preparer.hang
+        return self._preparer.hang or self._reader.hang
 
     def cancel(self, id_: int) -> None:
-        """End a request that is being prepared; without effect on others."""
-        if self._preparer.cancel(id_):
+        """End a request that is being prepared, or waits for the disk; without effect on others."""
+        if self._preparer.cancel(id_) or self._reader.cancel(id_):
             self._send(protocol.Done(id_, "", "cancel", RunStats()))
 
     def generate(self, message: protocol.Generate, size: int) -> None:
@@ -130,12 +100,12 @@ class RequestIntake:
             lambda job, made: post(partial(self._prepared, accepted, job, made)),
         )
 
-    def _accepted(self, message: protocol.Generate, received: float) -> _Accepted:
+    def _accepted(self, message: protocol.Generate, received: float) -> Accepted:
         """The request with its parameters. Raises UsageError."""
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
-        return _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
+        return Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
         """The biases of all tokens; those of ids count before those of texts. Raises UsageError."""
@@ -148,7 +118,7 @@ class RequestIntake:
         found = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
         return found | dict(params.logit_bias)
 
-    def _prepare(self, accepted: _Accepted) -> _Prepared:
+    def _prepare(self, accepted: Accepted) -> Prepared:
         """The prompt and the grammar of a request, in any thread; that of a thousand tools takes 0.2 s to
         compile. Raises UsageError, TemplateError, ContextLengthError.
         """
@@ -172,23 +142,23 @@ class RequestIntake:
         if message.messages is not None:
             grammar = calls.grammar(tools, params, tag, begun)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
-        made = _Prepared(prompt, tag, grammar, schema, [note for note in notes if note])
+        made = Prepared(prompt, tag, grammar, schema, [note for note in notes if note])
         self._mask(accepted, made)
         return made
 
-    def _mask(self, accepted: _Accepted, made: _Prepared) -> Mask | None:
+    def _mask(self, accepted: Accepted, made: Prepared) -> Mask | None:
         """A mask at the beginning of an answer; its grammar is compiled the first time."""
         params, scope, compiled = accepted.params, cache_scope(accepted.message), self._loaded.grammars
         if made.schema is not None and made.grammar is not None:
-            with _blaming("json_schema"):
+            with blaming("json_schema"):
                 compiled.mask(json_schema=made.schema, scope=scope)
         blamed = "tools" if accepted.message.tools is not None else "json_schema"
-        with _blaming("grammar" if params.grammar is not None else blamed):
+        with blaming("grammar" if params.grammar is not None else blamed):
             return compiled.mask(
                 json_schema=made.schema, grammar=params.grammar, tools=made.grammar, scope=scope
             )
 
-    def _prepared(self, accepted: _Accepted, job: Job, made: _Prepared | SpecllamaError) -> None:
+    def _prepared(self, accepted: Accepted, job: Job, made: Prepared | SpecllamaError) -> None:
         """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
         self._preparer.release(job)
         try:
@@ -198,8 +168,48 @@ class RequestIntake:
         except SpecllamaError as error:
             refuse(self._send, error, *job.open)
 
-    def _queue(self, accepted: _Accepted, made: _Prepared, choices: Sequence[protocol.Choice]) -> None:
-        """Submit the choices of a request to the engine."""
+    def _queue(self, accepted: Accepted, made: Prepared, choices: Sequence[protocol.Choice]) -> None:
+        """Submit the choices of a request, once what the disk has of its prompt was read."""
+        kept, post, message = self.kept, self._post, accepted.message
+        alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
+        found = None
+        if kept is not None and not alone:  # whose cells must be those that it would fill itself
+            found = kept.find(made.prompt.ids, cache_scope(message), message.disk_scope)
+        if kept is None or found is None:
+            self._submit(accepted, made, choices)
+        elif post is None:
+            self._submit(accepted, made, choices, kept.read(found))
+        else:
+            self._reader.submit(
+                {choice.id for choice in choices},
+                found.candidate.n_bytes,
+                lambda: kept.read(found),
+                lambda job, text: post(partial(self._was_read, accepted, made, job, text)),
+            )
+
+    def _was_read(
+        self, accepted: Accepted, made: Prepared, job: Job, text: StoredText | SpecllamaError | None
+    ) -> None:
+        """Submit a request for which the disk was read, without the choices that were cancelled meanwhile.
+        Where that failed, its prompt is evaluated.
+        """
+        self._reader.release(job)
+        choices = [choice for choice in accepted.choices if choice.id in job.open]
+        try:
+            self._submit(accepted, made, choices, text if isinstance(text, StoredText) else None)
+        except SpecllamaError as error:
+            refuse(self._send, error, *job.open)
+
+    def _submit(
+        self,
+        accepted: Accepted,
+        made: Prepared,
+        choices: Sequence[protocol.Choice],
+        stored: StoredText | None = None,
+    ) -> None:
+        """Submit the choices of a request to the engine. stored: a text that was read from the disk."""
+        if stored is not None and self.kept is not None:
+            self.kept.was_read(stored)
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))
@@ -225,23 +235,21 @@ class RequestIntake:
                 exact=message.exact,
                 turn=choice.turn,
                 final_probs=message.final_probs,
-                prompt_seconds=_limit(message.prompt_seconds, message),
-                predict_seconds=_limit(message.predict_seconds, message),
+                prompt_seconds=limited(message.prompt_seconds, message),
+                predict_seconds=limited(message.predict_seconds, message),
                 warm=message.warm,
                 infill=self._infill_rule if params.infill_sampling else None,
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
             )
-            n_read = 0
-            if self.kept is not None:
-                n_read = self.kept.fetch(prompt.ids, request.cache_scope, message.disk_scope)
-            generation = self._engine.submit(request)
-            generation.stats.n_from_disk = n_read
+            generation = self._engine.submit(request, stored)
+            generation.stats.n_from_disk = len(stored.ids) if stored is not None else 0
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
             output = SequenceOutput(choice.id, generation, writer, message.messages)
             output.prefix = message.prefix
             output.progress, output.show_prompt = message.progress, message.show_prompt
+            output.show_rejected = message.show_rejected
             self._running.append(output)
             shown_ids = (prompt.ids, prompt.digest) if message.show_ids else ([], "")
             self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag, *shown_ids))
@@ -264,33 +272,3 @@ class RequestIntake:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
             self._preparer.submit({question.id}, size, answer, done)
-
-
-@contextlib.contextmanager
-def _blaming(param: str) -> Iterator[None]:
-    """Errors within name this parameter as the one at fault, if they name none."""
-    try:
-        yield
-    except UsageError as error:
-        error.details.setdefault("param", param)
-        raise
-
-
-def cache_scope(message: protocol.Generate) -> str:
-    """Those whose caches a request may reuse."""
-    return "" if message.share_cache else message.owner
-
-
-def _limit(seconds: float | None, message: protocol.Generate) -> float:
-    return math.inf if seconds is None or message.warm else seconds
-
-
-def choice_ids(message: protocol.Message) -> list[int]:
-    """The ids of the further answers that a message asks for."""
-    return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []
-
-
-def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
-    """Send an error to those who wait for these ids."""
-    for id_ in ids:
-        send(protocol.Failed(error.to_dict(), id_))

@@ -8,25 +8,43 @@ nothing of messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from specllama.core.engine import Engine
 from specllama.core.prefix.boundaries import KINDS
 from specllama.core.prefix.finder import MIN_SHARED
-from specllama.core.prefix.state import Ids, PartialState, Slot, StoredText, as_ids, n_common
+from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.record import MAX_PARTS, PrefixCandidate, PrefixRecord
 
+BUSY_SECONDS = 5.0  # after the end of a text it is copied between rounds too
+_WAIT_SECONDS = 0.05  # for memory, or until others have been written
 IDLE_SECONDS = 0.3  # after the last answer, before texts are copied: a next turn may follow at once
 END_SECONDS = 4.0  # at most, for writing at the end
 _MAX_NOTED = 256  # texts that were written
-WHOLE, _AT = "target", "at"  # names of the parts of a record
+WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A state on disk for a request. scope: of the engine's caches. n: ids that it serves. priority: in
+    memory.
+    """
+
+    candidate: PrefixCandidate
+    scope: str
+    n: int
+    priority: float
 
 
 class KeptPrefixes:
     """Keeps the texts of an engine on disk. open_disk: makes the store of this model and its directory, which
     waits until there is something to write, unless is_there. kept_seconds: that reading a text again would
-    cost, from which on it is kept. clock: seconds.
+    cost, from which on it is kept. clock: seconds. draft_key: of the draft model's states, "" where none
+    are kept.
     """
 
     def __init__(
@@ -36,13 +54,17 @@ class KeptPrefixes:
         is_there: bool,
         kept_seconds: float,
         clock: Callable[[], float],
+        draft_key: str = "",
     ) -> None:
+        self._draft_part = draft_part(draft_key)
         self._engine, self._kept_seconds, self._clock = engine, kept_seconds, clock
         self._open_disk = open_disk
         self._disk = open_disk() if is_there else None
         self._scopes: dict[str, str] = {}  # on disk, by those of the engine's caches
         self._written: list[tuple[str, Ids]] = []
+        self._read: WeakValueDictionary[tuple[str, str], StoredText] = WeakValueDictionary()
         self._due: float | None = None
+        self._since = 0.0  # when the first text ended that was not kept yet
 
     @property
     def disk(self) -> DiskStore:
@@ -56,19 +78,26 @@ class KeptPrefixes:
         """Seconds until `keep` has something to do, if no request arrives; None for never."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
+    @property
+    def overdue(self) -> bool:
+        """Whether `keep` is to be called between two rounds, because the engine is never idle."""
+        return self.due_in == 0.0 and self._clock() - self._since > BUSY_SECONDS
+
     def generation_ended(self) -> None:
         """Copy what is worth it once the engine has been idle for a moment."""
-        self._due = self._clock() + IDLE_SECONDS
+        now = self._clock()
+        self._since = now if self._due is None else self._since
+        self._due = now + IDLE_SECONDS
 
-    def fetch(self, ids: Sequence[int], scope: str, disk_scope: str) -> int:
-        """Read the state that serves a prompt best into the prefix store, where that is faster than reading
-        the text. scope: of the engine's caches; disk_scope: on disk, "" for none. Returns the ids that it
-        serves, 0 for none.
+    def find(self, ids: Sequence[int], scope: str, disk_scope: str) -> Found | None:
+        """The state on disk that serves a prompt best, where using it is faster than reading the text. scope:
+        of the engine's caches; disk_scope: on disk, "" for none.
         """
-        self._scopes[scope] = disk_scope
+        if disk_scope:
+            self._scopes[scope] = disk_scope
         store, wanted = self._engine.store, as_ids(ids)
         if not disk_scope or len(wanted) <= MIN_SHARED or self._disk is None:
-            return 0
+            return None
         known, most = store.longest(wanted, scope), len(wanted) - 1
         worth = []
         for candidate in self.disk.find(disk_scope, wanted):
@@ -77,51 +106,99 @@ class KeptPrefixes:
             if n > known + MIN_SHARED and gain > 0:
                 worth.append((gain, n, candidate))
         if not worth:
-            return 0
+            return None
         _, n, candidate = max(worth, key=lambda one: one[0])
-        if not store.accepts(candidate.n_bytes, n):
-            return 0
-        record = self.disk.read(candidate)
-        if record is None or WHOLE not in record.parts:
-            return 0
-        self._note(scope, record.ids)
-        store.memory.add_text(_stored(record, scope, store.memory.of_text(n, 0, record.n_bytes)))
-        return n
+        if not self._has_memory(candidate.n_bytes):
+            return None
+        return Found(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
+
+    def read(self, found: Found) -> StoredText | None:
+        """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
+        key = found.candidate.name, found.scope
+        text = self._read.get(key)  # by a request that waits for the same one
+        if text is None:
+            others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
+            record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
+            if record is None or WHOLE not in record.parts:
+                return None
+            text = _stored(record, found.scope, found.priority, record.parts.get(self._draft_part))
+            self._read[key] = text
+        return text
+
+    def was_read(self, text: StoredText) -> None:
+        """A text was read from the disk: it need not be written."""
+        self._note(text.scope, text.ids)
 
     def keep(self) -> None:
-        """Copy the texts of idle slots, and those that were moved out of the context, to be written."""
+        """Copy a text, of an idle slot or one that was moved out of the context, to be written; the next one
+        in the next call. Where there is no memory for the copy yet, later.
+        """
+        now = self._clock()
         self._due = None
-        for slot in self._engine.store.idle():
-            self._keep_slot(slot)
+        idle = self._engine.store.idle()
+        waiting = [s for s in idle if s.kept and self._is_worth(s.scope, as_ids(s.ids))]
+        for i, slot in enumerate(waiting, 1):
+            n_bytes = self._engine.target.size(slot.seq_id)
+            delay = self.disk.delay(n_bytes)
+            if delay is None or not self._has_memory(n_bytes):
+                continue
+            if delay or not self._engine.target.prepare_save(slot.seq_id):
+                self._due = now + max(delay, _WAIT_SECONDS)
+                return
+            if self._keep_slot(slot) and i < len(waiting):
+                self._due = now
+                return
         for text in self._engine.store.memory.texts:
-            if text.kept and self._is_worth(text.scope, text.ids):
-                self._put(text.scope, text.ids, {WHOLE: text.saved, **partial_parts(text.partials)})
+            if not text.kept or not self._is_worth(text.scope, text.ids):
+                continue
+            delay = self.disk.delay(text.n_bytes)
+            if delay:
+                self._due = now + delay
+            elif delay is not None:
+                self._put(text.scope, text.ids, self._parts(text.saved, text.partials, text.draft))
 
     def close(self) -> None:
         """Write what is worth it, in bounded time."""
+        until = self._clock() + END_SECONDS
         self.keep()
+        while self._due is not None and self._disk is not None and self._clock() < until:
+            self._disk.flush(min(_WAIT_SECONDS, until - self._clock()))
+            self.keep()
         if self._disk is not None:
-            self._disk.flush(END_SECONDS)
+            self._disk.flush(max(0.0, until - self._clock()))
             self._disk.close()
 
-    def _keep_slot(self, slot: Slot) -> None:
-        ids = as_ids(slot.ids)
-        if not slot.kept or not self._is_worth(slot.scope, ids):
-            return
+    def _has_memory(self, n_bytes: int) -> bool:
+        """Whether so much memory may be used for a while."""
+        room = self._engine.store.copies.room
+        return room is not None and room(n_bytes)
+
+    def _keep_slot(self, slot: Slot) -> bool:
         saved = self._engine.target.save(slot.seq_id)
-        if saved is not None:
-            self._put(slot.scope, ids, {WHOLE: saved, **partial_parts(slot.partials)})
+        if saved is None:
+            return False
+        parts = self._parts(saved, slot.partials, self._engine.store.copies.draft_of(slot))
+        return self._put(slot.scope, as_ids(slot.ids), parts)
+
+    def _parts(self, saved: Any, partials: Sequence[PartialState], draft: Any) -> dict[str, Any]:
+        """The parts of the record of a text."""
+        drafts = {self._draft_part: draft} if draft is not None and self._draft_part else {}
+        return {WHOLE: saved, **drafts, **partial_parts(partials)}
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
         known = max((n_common(ids, other) for of, other in self._written if of == scope), default=0)
-        seconds = (len(ids) - known) * self._engine.store.row_seconds
-        return bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED and seconds >= self._kept_seconds
+        n_new = len(ids) - known
+        seconds = n_new * self._engine.store.row_seconds
+        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
+        return can and n_new > 0 and seconds >= self._kept_seconds
 
-    def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> None:
+    def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._engine.store.row_seconds
-        if self.disk.put(PrefixRecord(self._scopes[scope], ids, "whole", parts, min(seconds, 1e8))):
+        done = self.disk.put(PrefixRecord(self._scopes[scope], ids, "whole", parts, min(seconds, 1e8)))
+        if done:
             self._note(scope, ids)
+        return done
 
     def _note(self, scope: str, ids: Ids) -> None:
         self._written = [*self._written[-_MAX_NOTED:], (scope, ids)]
@@ -135,10 +212,15 @@ class KeptPrefixes:
         return max((place[0] for place in places if place is not None and place[0] <= n), default=0)
 
 
+def draft_part(key: str) -> str:
+    """The name of the part with the cache of the draft model of this key; "" for none."""
+    return f"{_DRAFT} {key}" if key else ""
+
+
 def partial_parts(partials: Sequence[PartialState]) -> dict[str, Any]:
     """The parts of a record for these states, those worth most."""
     there = sorted((p for p in partials if p.state is not None), key=lambda p: -p.priority)
-    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 1]}
+    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
 
 
 def _place(name: str) -> tuple[int, str] | None:
@@ -159,6 +241,7 @@ def partials_of(record: PrefixRecord, priority: float) -> list[PartialState]:
     return partials
 
 
-def _stored(record: PrefixRecord, scope: str, priority: float) -> StoredText:
+def _stored(record: PrefixRecord, scope: str, priority: float, draft: Any) -> StoredText:
     saved, partials = record.parts[WHOLE], partials_of(record, priority)
-    return StoredText(record.ids, scope, saved, len(saved), partials, len(record.ids), 0, priority)
+    n_bytes = len(saved) + (len(draft) if draft is not None else 0)
+    return StoredText(record.ids, scope, saved, n_bytes, partials, len(record.ids), 0, priority, draft=draft)

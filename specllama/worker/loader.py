@@ -54,8 +54,8 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. memory: the output of earlier requests, None if it is not kept.
-    prefix_key: of its prefix states on disk, "" for none. row_times: of this machine with the threads of the
-    context, None where those of a model say nothing.
+    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none. row_times: of this machine with
+    the threads of the context, None where those of a model say nothing.
     """
 
     settings: LoadSettings
@@ -74,6 +74,7 @@ class Loaded:
     load_seconds: float = 0.0
     prefix_key: str = ""
     row_times: RowTimeStore | None = None
+    draft_prefix_key: str = ""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -159,7 +160,13 @@ def load(
         running_time() - started,
         prefix_key(header, context, files, settings) if files else "",
         row_times,
+        _draft_prefix_key(settings, draft) if draft is not None else "",
     )
+
+
+def _draft_prefix_key(settings: LoadSettings, draft: LoadedDraft) -> str:
+    files = _model_files(settings, draft.header, draft.settings)
+    return prefix_key(draft.header, draft.context, files, settings) if files else ""
 
 
 def _model_files(settings: LoadSettings, header: Header, fitted: ModelSettings) -> tuple[FileIdentity, ...]:

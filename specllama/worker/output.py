@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -13,15 +14,18 @@ from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
 from specllama.worker.pieces import token_bytes
 
+MAX_REJECTED = 32  # draft tokens of a round that are shown
+
 
 @dataclass(slots=True)
 class SequenceOutput:
     """A generation, and how much of it was sent.
 
-    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept: totals at the
-    last message. progress: whether all of the prefill is reported. n_prefilled: as last reported, -1 before.
-    show_prompt: whether the end shows the prompt's text. prefix: the beginning of the text that is part of
-    the prompt.
+    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds,
+    decode_seconds: totals at the last message. progress: whether all of the prefill is reported. n_prefilled:
+    as last reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end
+    shows the prompt's text. show_rejected: whether rejected draft tokens are shown. prefix: the beginning of
+    the text that is part of the prompt.
     """
 
     id: int
@@ -31,10 +35,24 @@ class SequenceOutput:
     n_sent: int = 0
     n_drafted: int = 0
     n_accept: int = 0
+    n_rounds: int = 0
+    decode_seconds: float = 0.0
     progress: bool = False
     show_prompt: bool = False
+    show_rejected: bool = False
     n_prefilled: int = -1
     prefix: str = ""
+    place: int = 0
+
+    def queue_report(self, waiting: Sequence[Generation]) -> protocol.Queued | None:
+        """Its place among those that wait for a slot, where that was not reported before."""
+        if not self.progress:
+            return None
+        place = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
+        if place in (0, self.place):
+            return None
+        self.place = place
+        return protocol.Queued(self.id, self.generation.n_prompt, place)
 
     def prefill_reports(self) -> list[protocol.Prefilled]:
         """What has not been reported of the prefill, the part that was cached first."""
@@ -58,10 +76,20 @@ class SequenceOutput:
         lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
         found = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
         logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in found]
-        drafted, accepted = g.stats.n_drafted - self.n_drafted, g.stats.n_accept - self.n_accept
+        stats = g.stats
+        drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
+        rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
         self.n_sent += len(ids)
-        self.n_drafted, self.n_accept = g.stats.n_drafted, g.stats.n_accept
-        return protocol.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
+        self.n_drafted, self.n_accept, self.n_rounds = stats.n_drafted, stats.n_accept, stats.rounds
+        self.decode_seconds = stats.decode_seconds
+        rejected = self._rejected(model) if self.show_rejected else []
+        return protocol.SequenceDelta(
+            self.id, text, ids, runs, drafted, accepted, logprobs or None, rounds, seconds, rejected
+        )
+
+    def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
+        found = self.generation.rejected[:MAX_REJECTED]
+        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in found]
 
 
 def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs, length: int) -> protocol.PositionLogprobs:

@@ -20,7 +20,7 @@ from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.row_prior import RowPrior
-from specllama.core.prefix.state import Slot
+from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
 

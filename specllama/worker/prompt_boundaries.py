@@ -16,7 +16,7 @@ from specllama.core.prefix.boundaries import GAP, Boundary, Kind
 from specllama.errors import SpecllamaError
 from specllama.text.control_tokens import PromptPart
 
-_MAX_SECONDS = 0.1  # of rendering other conversations
+_MAX_SECONDS, _SECONDS_AN_ID = 0.1, 1e-4  # of rendering other conversations, and more for long prompts
 _END = 4  # ids before the end, for the same prompt again
 _MAX_USERS = 4  # user messages whose starts are looked for
 _SYSTEM = ("system", "developer")
@@ -44,9 +44,9 @@ def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
     """
     text = "".join(part.text for part in prompt.parts)
     found: dict[int, Kind] = {}
-    began = running_time()
+    ends = running_time() + _MAX_SECONDS + _SECONDS_AN_ID * len(prompt.ids)
     for kind, other in _others(prompt.messages, len(prompt.ids)):
-        if running_time() - began > _MAX_SECONDS:
+        if running_time() > ends:
             break
         try:
             changed = "".join(part.text for part in prompt.render(other))
@@ -67,6 +67,7 @@ def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
     yield "reasoning", [*messages, answer, {"role": "user", "content": _OTHER[0]}]
     if messages[-1].get("role") != "user":
         yield "reasoning", [*messages, answer]
+    yield "reasoning", [*messages, {**answer, "reasoning_content": _OTHER[0]}]
     first = next((i for i, m in enumerate(messages) if m.get("role") not in _SYSTEM), 0)
     yield "system", [*messages[:first], _changed(messages[first])]
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and i > first]

@@ -17,7 +17,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
 from specllama.text.prompt_parts import PromptTemplate, encode
 from specllama.worker.conversations import ConversationCache, prompt_digest
-from specllama.worker.infill import infill_ids
+from specllama.worker.infill import infill_boundaries, infill_ids
 from specllama.worker.pieces import token_bytes
 from specllama.worker.prompt_boundaries import ChatPrompt, chat_boundaries
 from specllama.worker.text_limit import TextLimit
@@ -109,7 +109,9 @@ class Prompts:
         )
 
     def _boundaries(self, message: protocol.Generate, ids: Sequence[int]) -> Sequence[Boundary]:
-        """The places of a chat's prompt. Raises as `_ids`."""
+        """The places of a chat's prompt, or of one that fills a gap. Raises as `_ids`."""
+        if message.infill is not None:
+            return infill_boundaries(self._model, ids)
         if message.messages is None or len(ids) < GAP:
             return ()
         template, thought, model = self.template, message.prefix_thought, self._model

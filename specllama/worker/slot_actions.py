@@ -11,17 +11,18 @@ from pathlib import Path
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
-from specllama.core.prefix.state import Slot, as_ids, empty
+from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.prefix_disk.record import PrefixRecord
 from specllama.prefix_disk.slot_file import read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
-from specllama.worker.kept_prefixes import WHOLE, partial_parts, partials_of
+from specllama.worker.kept_prefixes import WHOLE, draft_part, partial_parts, partials_of
 
 
 class SlotActions:
     """Acts on slots of an engine once they are idle. key: of the model's states, "" where it is not known.
-    model: its name. send: gets the answers. clock: seconds.
+    model: its name. send: gets the answers. clock: seconds. draft_key: of the draft model's states.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class SlotActions:
         model: str,
         send: Callable[[protocol.SlotDone], None],
         clock: Callable[[], float],
+        draft_key: str = "",
     ) -> None:
+        self._draft_part = draft_part(draft_key)
         self._engine, self._key, self._model, self._send, self._clock = engine, key, model, send, clock
         self.waiting: list[protocol.SlotAction] = []
 
@@ -66,6 +69,9 @@ class SlotActions:
         if saved is None:
             raise EngineError("there is not enough memory to save the slot")
         parts = {WHOLE: saved, **partial_parts(slot.partials)}
+        draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
+        if draft is not None:
+            parts[self._draft_part] = draft
         seconds = min(len(slot.ids) * self._engine.store.row_seconds, 1e8)
         record = PrefixRecord(action.disk_scope, as_ids(slot.ids), "whole", parts, seconds)
         try:
@@ -79,7 +85,8 @@ class SlotActions:
         empty(target, slot)
         self._engine.policy.forget(slot.seq_id)
         try:
-            record = read_slot_file(Path(action.path), self._key, action.disk_scope)
+            path = Path(action.path)
+            record, n_bytes = read_slot_file(path, self._key, action.disk_scope), path.stat().st_size
         except BadStateFileError as error:
             raise UsageError(f"the slot cannot be restored: {error}") from None
         except OSError as error:
@@ -91,4 +98,5 @@ class SlotActions:
         slot.scope, slot.kept = action.owner, False
         slot.partials = partials_of(record, 0.0)
         self._engine.store.release(slot, ids, len(ids))
-        return len(ids), record.n_bytes
+        self._engine.store.copies.load_draft(slot, record.parts.get(self._draft_part))
+        return len(ids), n_bytes

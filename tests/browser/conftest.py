@@ -27,7 +27,7 @@ def shared_browser(chat_server: Server, tmp_path_factory: pytest.TempPathFactory
 def page(shared_browser: Page) -> Iterator[Page]:
     """The page, with nothing stored; it must have worked without complaints."""
     shared_browser.open("/page/icon.svg")
-    shared_browser.js("localStorage.clear(); sessionStorage.clear()")
+    shared_browser.forget()
     shared_browser.resize(1600)
     shared_browser.emulate(prefers_color_scheme="light", prefers_reduced_motion="no-preference")
     shared_browser.ready()

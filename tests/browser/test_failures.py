@@ -87,7 +87,7 @@ _LOADING = """
 const list = window.fetch;
 window.loading = 0;
 window.fetch = async (path, options) => {
-  if (path !== "/v1/models") return list(path, options);
+  if (new URL(path, location).pathname !== "/v1/models") return list(path, options);
   const known = await (await list(path, options)).json();
   if (window.loading < 0) return new Response(JSON.stringify(known));
   known.data[0].status = { value: "loading", ...(window.loading ? { progress: window.loading } : {}) };

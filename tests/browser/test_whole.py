@@ -61,6 +61,11 @@ ODD = {
     ),
     "a link defined in a quote": "> [a] *b* [a]: c\n>[a]: https://d.example\n",
     "text like a tag": "a <pre> b &amp; <!-- c\n\nd\n",
+    "formulas": (
+        "a \\(x^2\\) $y_1$ b, $5 and $10\n$$\nx\n=\n- y\n$$\nc\n\n\\[\n# a\n\\]\n\n\\[ d\n\ne \\]\n\n"
+        "$$\n- open\n\n- \\[ x \\]\n- b *\\(x*y\\)*\n\n\\[1\\] f \\[a\\](b)\n$$ g $$ h\n"
+    ),
+    "a long formula that is not closed": "text\n\\[\n" + "a + b\n- c\n" * 30 + "\nd\n",
     "nothing": " \n\n\t\n",
     "a nul": "a\0b\n\n\0\n",
 }  # fmt: skip
@@ -70,13 +75,14 @@ _FRAGMENTS = (
     ">", "| a | b |\n", "|---|---|\n", "| 1 | 2 |\n", "|", "<b>", "</b>", "<div>\n", "</div>\n", "<!--",
     "-->", "<pre>", "[x] ", "[a][b]", "[b]: https://c.example\n", "[d](https://e.example)", "![f](g)",
     "https://h.example/i ", "&amp;", "&", "\\", "\\*", "\t", "\r\n", "🦙", "é", "2024", "~~",
-    "www.j.example",
+    "www.j.example", "$", "$$", "$$\n", "\\(", "\\)", "\\[\n", "\\]\n",
 )  # fmt: skip
 _SHOWN = """
 const [documents, done] = arguments;
 Promise.all(["stream", "trace", "markdown"].map((name) => import(`/page/${name}.js`))).then((all) => {
   const [{ MarkdownStream }, { Trace }, { blocks, furnish, render }] = all;
   const html = (place) => {
+    place.querySelectorAll("math").forEach((one) => one.remove()); // of the sources, when they are loaded
     const shown = place.innerHTML.replace(/<\\/?span[^>]*>/g, "").replace(/\\n+/g, "\\n");
     return shown.replace(/>\\s+</g, "><").trim();
   };

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.support import tinymtp
 from tests.support.command import Command, assert_error
 from tests.support.prefixes import ids, record, states, store, written
 
@@ -127,3 +129,26 @@ def test_doctor_counts_them(command: Command, kept: Path) -> None:
     n_bytes = sum((kept / name).stat().st_size for name in states(kept))
     assert command("doctor", "--json").json["cache"]["prompts"] == {"number": 3, "bytes": n_bytes}
     assert "  prompts          3, 5.0 MB; specllama cache lists them\n" in command("doctor", "--all").out
+
+
+def test_a_run_says_what_it_did_not_read_again(command: Command) -> None:
+    """And the prompt is listed, and forgotten with `clear`."""
+    model = tinymtp.qwen35(command.home / "big.gguf", n_ctx_train=4096)
+    text = "The machine sorts letters by their stamps, and keeps those without one. " * 8
+    args = ("run", "-m", str(model), "-p", text, "-n", "8", "--raw", "--no-calibrate", "--temp", "0")
+
+    def run() -> tuple[str, str]:
+        done = command.start(*args, module="tests.support.keeps_prompts").communicate(timeout=60)
+        out, err = (data.decode() for data in done)
+        return out, err
+
+    first, said = run()
+    assert "kept" not in said
+    again, said = run()
+    assert again == first
+    found = re.search(r"kept +=  ?(\d+) tokens of the prompt from the disk", said)
+    assert found is not None, said
+    (state,) = command("cache", "--json").json["states"]
+    assert 300 < int(found[1]) <= state["tokens"]
+    assert command("cache", "clear").code == 0
+    assert "kept" not in run()[1]

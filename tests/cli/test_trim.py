@@ -65,7 +65,7 @@ def test_a_run_has_the_text_of_a_run_without_it(shared: Command, small: Path) ->
     args = (*args, "-p", "Explain os.walk.")
     with_draft = shared(*args, "-md", str(small), "--draft-max", "4", "--drafters", "model").json
     assert with_draft["text"] == shared(*args, "-md", "none").json["text"]
-    assert with_draft["stats"]["n_accept"] > 0
+    assert with_draft["n_accept"] > 0
 
 
 def test_it_is_no_model(shared: Command, small: Path) -> None:
@@ -173,5 +173,5 @@ def test_an_interrupt_leaves_nothing(command: Command, tmp_path: Path) -> None:
         )  # fmt: skip
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
+        assert process.wait(30) in (0, 130, -signal.SIGINT)  # the last: Python has not started yet
         assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

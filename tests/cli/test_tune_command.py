@@ -53,6 +53,14 @@ ENTRANT = {
     "name": TEXT, "path": or_null(TEXT), "problem": TEXT, "model": or_null(MODEL), "head": TEXT,
     "step_seconds": MAYBE, "step_points": a_list(an_object(**POINT)),
     "break_even": a_list(an_object(k=COUNT, acceptance=SHARE, decode=NUMBER, step=NUMBER)),
+    "trimmed": or_null(
+        an_object(
+            n_kept=COUNT, n_vocab=COUNT, step=NUMBER,
+            forecast=an_object(
+                **FORECAST, workloads={"type": "object", "additionalProperties": an_object(**FORECAST)}
+            ),
+        )
+    ),
 }  # fmt: skip
 RANKED = an_object(
     **ENTRANT, **FORECAST, workloads={"type": "object", "additionalProperties": an_object(**FORECAST)}
@@ -154,7 +162,9 @@ def test_the_tables(command: Command) -> None:
         assert any(line.startswith(head) for line in lines), head
     names = [line.split()[0] for line in lines if line.startswith(("copied", "copy alone", "pydoc-draft"))]
     assert sorted(names) == ["copied", "copy", "pydoc-draft", "pydoc-draft"]
-    assert "specllama bench" in " ".join(result.out.split())  # wherever the lines break
+    words = " ".join(result.out.split())  # wherever the lines break
+    assert "specllama bench" in words
+    assert "Trimmed to 1024 of its 4096 tokens, pydoc-draft takes" in words
     assert not command.cache.exists()
 
 

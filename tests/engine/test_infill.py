@@ -9,10 +9,11 @@ import pytest
 
 from specllama.client.protocol import Infill, InfillChunk
 from specllama.config.load import ModelSettings
+from specllama.core.prefix.boundaries import distances
 from specllama.errors import NotSupportedError
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
-from specllama.worker.infill import infill_ids
+from specllama.worker.infill import infill_boundaries, infill_ids
 from tests.support import tinygguf
 
 N = tinygguf.N_VOCAB
@@ -133,3 +134,16 @@ def test_a_vocabulary_without_the_tokens(tmp_path: Path) -> None:
             infill_ids(model, Infill("1", "2"), 512, 64)
     finally:
         model.close()
+
+
+def test_the_places_that_later_prompts_share(model: LlamaModel) -> None:
+    """The starts of the two parts, whichever comes first, and places at distances from the end."""
+    chunks = [InfillChunk("5" * 200, "a.py")]
+    for first in (False, True):
+        gap = Infill("1" * 300, "3" * 100, extra=chunks, suffix_first=first)
+        prompt = infill_ids(model, gap, 2048, 2048)
+        starts = [prompt.index(SUF), prompt.index(PRE)] if first else [prompt.index(PRE), prompt.index(SUF)]
+        found = infill_boundaries(model, prompt)
+        assert [b.n for b in found if b.kind == "system"] == starts[:1]
+        assert [b.n for b in found if b.kind == "user"] == starts[1:]
+        assert {b.n for b in found if b.kind == "distance"} == {b.n for b in distances(len(prompt))}

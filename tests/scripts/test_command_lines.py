@@ -13,7 +13,9 @@ from scripts import cli
 MODULES = (
     "scripts.bench.adversarial", "scripts.bench.engine", "scripts.bench.losses", "scripts.bench.make_pair",
     "scripts.bench.memory", "scripts.bench.peers", "scripts.bench.pull", "scripts.bench.renames",
-    "scripts.bench.server", "scripts.bench.slots", "scripts.bench.structured", "scripts.bench.turns",
+    "scripts.bench.prefix_ages", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
+    "scripts.bench.random_shapes", "scripts.bench.server", "scripts.bench.slots",
+    "scripts.bench.structured", "scripts.bench.turns",
     "scripts.demo_pair", "scripts.demo_pair.head", "scripts.demo_pair.head.acceptance",
     "scripts.demo_pair.head.write", "scripts.demo_pair.make_data", "scripts.soak",
 )  # fmt: skip

@@ -259,3 +259,20 @@ def test_every_route_can_warm_the_cache(server: Server, path: str) -> None:
     assert first["timings"]["predicted_n"] == 0
     again = server.post(path, {**body, "n_predict": 1}).json
     assert again["timings"]["prompt_n"] < 8
+
+
+def test_a_gap_that_moves_on_a_hybrid(tmp_path: Path) -> None:
+    """States are made where the text before the gap ends, and where the other texts do."""
+    path = tinygguf.lfm2(tmp_path / "fim.gguf", more=tinygguf.FIM, n_ctx_train=8192)
+    texts = [{"text": BEFORE * 2, "filename": "a.py"}]
+    asked = VIM | {"input_extra": texts, "input_suffix": AFTER * 6} | ENDLESS
+    flags = ("-m", str(path), "-c", "8192", "-np", "1", "-md", "none", "--cache-disk", "0")
+    with Server(tmp_path, *flags) as server:
+        first = filled(server, asked)
+        n_prompt, n_after = first["timings"]["prompt_n"], len(AFTER * 6)
+        typed = filled(server, asked, prompt="    total = sum(")
+        assert typed["timings"]["prompt_n"] <= n_after + 150
+        away = filled(server, asked, input_prefix="def other(x):\n", prompt="    return ")
+        assert away["timings"]["cache_n"] > 800
+        again = filled(server, asked)
+        assert again["timings"]["prompt_n"] < n_prompt / 2

@@ -27,6 +27,13 @@ def test_props(server: Server) -> None:
     assert settings["n_ctx"] == 2048
     assert settings["params"]["temperature"] == 0.8
     assert found["chat_template_caps"]["supports_tool_calls"] is True  # what Zed's agent looks for
+    described = {one["name"]: one for one in found["sampling_parameters"]}
+    assert set(described) <= set(settings["params"]) | {"infill_sampling"}
+    assert described["top_p"] == {
+        "name": "top_p", "type": "number", "many": False, "minimum": 0, "maximum": 1,
+        "description": "share of probability kept (default 0.95, 1 off)",
+    }  # fmt: skip
+    assert server.chat(max_tokens=1, top_p=described["top_p"]["maximum"]).status == 200
 
 
 def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:

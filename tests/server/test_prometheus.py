@@ -54,7 +54,8 @@ def prometheus(
         running.until("specllama_texts_total", 8)
         again = one.complete(max_tokens=80, seed=3, ignore_eos=True, n=2)
         found.append(again.json)
-        running.until("specllama_texts_total", 10)
+        found.append(one.complete(max_tokens=20, speculation={"enabled": False}, ignore_eos=True).json)
+        running.until("specllama_texts_total", 11)
         yield running
 
 
@@ -90,16 +91,21 @@ def test_sums_agree_with_the_responses(
         "vllm:spec_decode_num_draft_tokens_total": n_drafted,
         "vllm:spec_decode_num_accepted_tokens_total": n_accept,
         "sum(vllm:spec_decode_num_accepted_tokens_per_pos_total)": n_accept,
-        "specllama_queue_seconds_count": 10,
-        "specllama_time_to_first_token_seconds_count": 10,
-        "specllama_request_seconds_count": 6,
-        'sum(specllama_http_requests_total{path="/v1/completions",status="200"})': 3,
+        "specllama_queue_seconds_count": 11,
+        "specllama_time_to_first_token_seconds_count": 11,
+        "specllama_request_seconds_count": 7,
+        'sum(specllama_http_requests_total{path="/v1/completions",status="200"})': 4,
         'sum(specllama_http_requests_total{path="/v1/chat/completions",status="400"})': 1,
         "specllama_texts_running + specllama_texts_waiting": 0,
         "specllama_engine_up": 1,
+        "sum(specllama_texts_by_verdict_total)": 11,
+        "sum(specllama_draft_tokens_by_position_total)": n_drafted,
     }
     assert {expression: prometheus.value(expression) for expression in expected} == expected
     assert n_accept > 0
+    assert prometheus.value('specllama_texts_by_verdict_total{verdict="not drafted"}') >= 1
+    seconds = [prometheus.value(f"specllama_compared_{name}_seconds_total") for name in ("decode", "plain")]
+    assert all(value > 0 for value in seconds)
     by_position = prometheus.query("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     assert {series["metric"]["position"] for series in by_position} == {"0", "1", "2", "3"}
 
@@ -131,6 +137,7 @@ def test_the_dashboard_uses_only_existing_metrics(answered: tuple[Server, list[d
 NOT_SHOWN = {
     "specllama_texts",
     "specllama_forced_tokens",
+    "specllama_speedup_over_plain",  # by text; the panel has it by time
     "specllama_acceptance_rate",  # by text; the panel has it by token
 }
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.serving import QUESTION, Server
+from tests.support.serving import QUESTION, Server, first_event
 
 THINK = 'root ::= "<think>\\n2 is\\nsmall\\n</think>\\n\\nIt is 2."'
 
@@ -94,9 +94,44 @@ class TestStream:
         assert sources <= {"target", "model", "copy", "memory", "grammar"}
         assert {"model", "copy"} & sources
         rounds = [e["speculation"]["round"] for e in shown if "round" in e["speculation"]]
-        assert all(set(r) == {"drafted", "accepted", "ms", "n_predict"} and r["ms"] >= 0 for r in rounds)
+        names = {"drafted", "accepted", "ms", "n_predict"}
+        assert set(rounds[0]) == {*names, "rounds"}  # the first token is of the prompt's decode
+        assert rounds[0]["rounds"] == 0
+        assert all(set(r) == names and r["ms"] >= 0 for r in rounds[1:])
         plain = server.chat(**asked).events
         assert not any("speculation" in e for e in plain[:-1])
+
+    def test_a_full_trace_has_the_rejected_tokens(self, server: Server) -> None:
+        asked = {"stream": True, "max_tokens": 80, "seed": 1, "temperature": 0, "ignore_eos": True}
+        more = {"stream_options": {"include_usage": True}}
+        events = server.chat(**asked, **more, speculation={"trace": "full"}).events
+        traced = [e["speculation"] for e in events[:-1] if "speculation" in e]
+        rounds = [
+            r for t in traced for r in [*t.get("earlier_rounds", []), *([t["round"]] if "round" in t else [])]
+        ]
+        figures = events[-1]["speculation"]
+        assert sum(r.get("rounds", 1) for r in rounds) == figures["rounds"]
+        assert sum(r["drafted"] for r in rounds) == figures["n_drafted"]
+        assert sum(r["accepted"] for r in rounds) == figures["n_accept"] > 0
+        rejected = [r["rejected"] for r in rounds if "rejected" in r]
+        assert rejected
+        assert all(len(r.get("rejected", [])) <= r["drafted"] - r["accepted"] for r in rounds)
+        assert all(
+            text and source in {"model", "copy", "memory"} for found in rejected for text, source in found
+        )
+        short = server.chat(**asked, speculation={"trace": True}).events
+        assert not any("rejected" in e.get("speculation", {}).get("round", {}) for e in short)
+
+    def test_the_place_in_the_queue(self, server: Server) -> None:
+        first_event(server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=120, n=5))
+        events = server.chat(stream=True, max_tokens=2, return_progress=True).events
+        found = [e["prompt_progress"] for e in events if "prompt_progress" in e]
+        places = [one["queue_place"] for one in found if "queue_place" in one]
+        assert places
+        assert places == sorted(places, reverse=True)
+        assert places[-1] == 1
+        assert "queue_place" not in found[-1]
+        assert found[-1]["processed"] == found[-1]["total"]
 
     def test_completions(self, exact: Server) -> None:
         prompts = ["def read(", "import "]

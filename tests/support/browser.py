@@ -25,7 +25,7 @@ AXE = ROOT / ".browser" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTHS = (390, 1024, 1600)
 _ROLES = {
     "button": "button, summary",
-    "textbox": "textarea, input[type=text], input[type=password]",
+    "textbox": "textarea, input[type=text], input[type=search], input[type=password]",
     "spinbutton": "input[type=number]",
     "combobox": "select",
     "switch": "[role=switch]",
@@ -40,9 +40,26 @@ _ADDED = """
 window.added = {};
 const ask = window.fetch;
 window.fetch = (path, options) => {
-  if (window.answers && path === "/v1/chat/completions") return Promise.resolve(window.answers(options));
-  if (path !== "/v1/chat/completions") return ask(path, options);
+  if (new URL(path, location).pathname !== "/v1/chat/completions") return ask(path, options);
+  if (window.answers) return Promise.resolve(window.answers(options));
   return ask(path, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...window.added }) });
+};
+"""
+_STORED = """
+const done = arguments[0];
+const request = indexedDB.open("specllama");
+request.onsuccess = () => {
+  const db = request.result;
+  if (!db.objectStoreNames.contains("heads")) { db.close(); done([]); return; }
+  const all = db.transaction(["heads", "messages"]);
+  const heads = all.objectStore("heads").getAll();
+  const messages = all.objectStore("messages").getAll();
+  all.oncomplete = () => {
+    db.close();
+    done(heads.result.map((head) => (
+      { ...head, all: messages.result.filter((one) => one.conversation === head.id) }
+    )));
+  };
 };
 """
 Found = TypeVar("Found")
@@ -116,10 +133,23 @@ class Page:
 
     @property
     def stored(self) -> list[dict[str, Any]]:
-        """The conversations in the browser's storage."""
-        entries = "Object.entries(localStorage).filter(([key]) => key.includes('conversation'))"
-        found: list[dict[str, Any]] = self.js(f"return {entries}.map(([, text]) => JSON.parse(text))")
+        """The conversations in the browser's storage. messages: the shown ones, in order; all: by id."""
+        found: list[dict[str, Any]] = self.driver.execute_async_script(_STORED)
+        for one in found:
+            one["all"] = {message["id"]: message for message in one["all"]}
+            one["messages"], id_ = [], one["leaf"]
+            while id_ is not None:
+                one["messages"].insert(0, one["all"][id_])
+                id_ = one["all"][id_]["parent"]
         return found
+
+    def forget(self) -> None:
+        """Remove all that the browser has stored of the page, which is not open."""
+        self.driver.execute_async_script(
+            "const done = arguments[0]; localStorage.clear(); sessionStorage.clear();"
+            "const request = indexedDB.deleteDatabase('specllama');"
+            "request.onsuccess = request.onerror = request.onblocked = () => done();"
+        )
 
     # Waiting
 

@@ -140,11 +140,17 @@ class Command:
         return [self._result(x.args, b"", self.environment(x.env), x.cwd or self.home, 60) for x in lines]
 
     def start(
-        self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
+        self,
+        *args: str,
+        env: Mapping[str, str | None] | None = None,
+        module: str = "specllama",
+        **more: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start the command. The caller ends it; `end_started` does so after a failed test."""
+        """Start the command, or another module with its arguments. The caller ends it; `end_started` does so
+        after a failed test.
+        """
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        line = [*MAIN, *args]
+        line = [sys.executable, "-m", module, *args]
         process = subprocess.Popen(line, env=self.environment(env), cwd=self.home, **(pipes | more))
         self._started.append(process)
         return process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
@@ -52,6 +53,16 @@ class Front:
 
     def ids(self, **request: object) -> list[int]:
         return [i for item in self.items(**request) for i in item.ids]
+
+    def ids_at_once(self, requests: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """The ids of several requests that are answered at once."""
+        self.messages.clear()
+        for id_, one in enumerate(requests, 1):
+            self.core.handle(m.Generate(id_, **one))
+        while self.core.busy:
+            self.core.step()
+        items = [i for message in self.messages if isinstance(message, m.Tokens) for i in message.items]
+        return [[t for i in items if i.id == id_ for t in i.ids] for id_ in range(1, len(requests) + 1)]
 
     def text(self, **request: object) -> str:
         self.items(**request)

@@ -173,7 +173,9 @@ class Api:
 
 
 class Server(Api):
-    """`specllama serve` with these flags, as a context manager. lines: its stderr so far."""
+    """`specllama serve` with these flags, as a context manager. lines: its stderr so far. module: see
+    Command.start.
+    """
 
     def __init__(
         self,
@@ -181,13 +183,14 @@ class Server(Api):
         *flags: str,
         env: Mapping[str, str | None] | None = None,
         calibrate: bool = False,
+        module: str = "specllama",
     ) -> None:
         super().__init__("", 0)
         self.home = home
         quiet = () if calibrate else ("--no-calibrate",)
         command = Command(home)
         self.process = command.start(
-            "serve", "--port", "0", *quiet, *flags, env=env, stdout=subprocess.DEVNULL
+            "serve", "--port", "0", *quiet, *flags, env=env, module=module, stdout=subprocess.DEVNULL
         )
         self.lines: list[str] = []
         self._new_lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

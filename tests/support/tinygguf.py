@@ -333,9 +333,10 @@ def lfm2(
     n_ctx_train: int = 2048,
     n_layer: int = 3,
     l_cache: int = 4,
+    more: Sequence[str] = (),
 ) -> Path:
     """A hybrid with rollback: short convolutions over `l_cache` tokens, every second block attention."""
-    b = Builder("lfm2", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    b = Builder("lfm2", path, seed, n_vocab, noise, n_ctx_train, n_layer, more=more)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=True)
     b.writer.add_feed_forward_length(N_FF)
     b.writer.add_shortconv_l_cache(l_cache)

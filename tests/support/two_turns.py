@@ -1,4 +1,4 @@
-"""What a RewritingProxy makes of an agent's requests: two calls of a tool, then a text."""
+"""What a RewritingProxy makes of an agent's requests: two calls of a tool, or more, then a text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "
 
 class TwoTurns:
     """For chat/completions, responses, messages and Ollama's chat. arguments: of the calls. thinks: whether
-    the sampling and the reasoning that the server is set to stay. Requests with neither tools nor a schema,
-    such as that for a title, are kept short.
+    the sampling and the reasoning that the server is set to stay. n_calls: with results, before the text.
+    Requests with neither tools nor a schema, such as that for a title, are kept short.
     """
 
     def __init__(self, tool: str, thinks: bool = False, **arguments: Any) -> None:
-        self.tool, self._thinks = tool, thinks
+        self.tool, self._thinks, self.n_calls = tool, thinks, 2
         self.schema = {
             "type": "object",
             "properties": {name: {"const": value} for name, value in arguments.items()},
@@ -62,7 +62,7 @@ class TwoTurns:
         n = sum(block["type"] == "tool_result" for block in blocks)
         if not self._has_tool(body, "input_schema", n):
             body["max_tokens"] = 200 if asks else 8
-        elif n < 2:
+        elif n < self.n_calls:
             body["tool_choice"] = {"type": "tool", "name": self.tool, "disable_parallel_tool_use": True}
         else:
             body["tool_choice"] = {"type": "none"}
@@ -75,7 +75,7 @@ class TwoTurns:
         if not self._has_tool(body, "parameters", n):
             asks = body.get("tools") or body.get("response_format")
             body["max_completion_tokens"] = 200 if asks else 8
-        elif n < 2:
+        elif n < self.n_calls:
             body["tool_choice"] = {"type": "function", "function": {"name": self.tool}}
             body["parallel_tool_calls"] = False
         else:
@@ -90,7 +90,7 @@ class TwoTurns:
         if not self._has_tool(body, "parameters", n):
             asks = body.get("tools") or (body.get("text") or {}).get("format")
             body["max_output_tokens"] = 200 if asks else 16
-        elif n < 2:
+        elif n < self.n_calls:
             body["tool_choice"] = {"type": "function", "name": self.tool}
             body["parallel_tool_calls"] = False
         else:
@@ -103,7 +103,7 @@ class TwoTurns:
         n = sum(message["role"] == "tool" for message in body["messages"])
         if not self._has_tool(body, "parameters", n):
             options["num_predict"] = 200 if body.get("tools") or body.get("format") else 8
-        elif n < 2:
+        elif n < self.n_calls:
             body["tool_choice"] = {"type": "function", "function": {"name": self.tool}}
         else:
             body["tool_choice"] = "none"

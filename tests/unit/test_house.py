@@ -22,9 +22,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "clock", "python_command", "core", "drafters", "testing", "gguf", "rpc", "config",
-    "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker", "api", "bench",
-    "server", "cli", "__main__",
+    "errors", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf", "rpc",
+    "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker", "api",
+    "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 BASICS = ("errors", "clock", "python_command")
@@ -41,11 +41,12 @@ LIGHT_CORE = (
 ONLY: dict[str, tuple[str, ...]] = {
     "clock": (),
     "python_command": (),
+    "large_memory": (),
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "data": (),
-    "prefix_disk": ("errors", "clock", "config"),
+    "prefix_disk": ("errors", "clock", "large_memory", "config"),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
@@ -71,6 +72,7 @@ LONGER_THAN_300 = {
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
     "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",
     "client/protocol.py": "one small class a message, and the union of them all",
+    "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
     "models/memory/plan.py": "one search over what fits, with its words for what does not",
 }

@@ -104,13 +104,7 @@ def drafted(front: Front) -> int:
 def test_four_requests_at_once(front: Front, temperature: float) -> None:
     requests = [asked(seed, temperature) for seed in range(N_SLOTS)]
     plain = [front.ids(**one, speculate=False) for one in requests]
-    front.messages.clear()
-    for id_, one in enumerate(requests, 1):
-        front.core.handle(m.Generate(id_, **one))
-    while front.core.busy:
-        front.core.step()
-    items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]
-    assert [[t for i in items if i.id == id_ for t in i.ids] for id_ in range(1, N_SLOTS + 1)] == plain
+    assert front.ids_at_once(requests) == plain
     done = [message for message in front.messages if isinstance(message, m.Done)]
     assert sum(one.stats.drafted_by.get("head", 0) for one in done) > 20
 

@@ -13,6 +13,7 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.prefix_disk.directory import default_directory
+from specllama.worker import prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 
@@ -124,6 +125,41 @@ def test_what_is_not_to_be_stored_is_not_written(opened, more):
     assert not list(default_directory().glob("*.state"))
 
 
+def test_a_request_that_is_not_stored_leaves_others_stored(opened):
+    first = opened("llama", n_slots=2)
+    ask(first)
+    ask(first, messages=[{"role": "user", "content": "Hello"}], kept=False, disk_scope="")
+    end(first)
+    assert ask(opened("llama"))[0].stats.n_reused > 500
+
+
+def test_without_memory_for_prompts_the_disk_is_used(opened):
+    first = opened("llama", cache_ram=0)
+    _, text = ask(first)
+    end(first)
+    second = opened("llama", cache_ram=0)
+    done, again = ask(second)
+    assert again == text
+    assert done.stats.n_from_disk > 500
+    assert not second.core.engine.store.memory.texts
+
+
+def test_a_busy_engine_writes_too(opened):
+    front = opened("llama", n_slots=2)
+    ask(front)
+    kept = front.core._kept
+    assert kept is not None
+    more = {"max_tokens": 2000, "ignore_eos": True}
+    front.core.handle(m.Generate(9, prompt="Once", params=more, kept=False))
+    front.core.step()
+    assert kept._disk is None, "a next turn may follow at once"
+    kept._due, kept._since = 0.0, kept._since - 100.0  # it has not been idle for so long
+    front.core.step()
+    assert front.core.decoding
+    assert kept.disk.flush(20)
+    assert kept.disk.stats.n_written == 1
+
+
 def test_prompts_of_another_scope_are_not_read(opened):
     first = opened("llama")
     ask(first, disk_scope="a" * 32)
@@ -147,6 +183,31 @@ def test_another_type_of_the_cache_finds_nothing(opened):
     end(first)
     done, _ = ask(opened("llama", target={"cache_type_k": "f32", "cache_type_v": "f32"}))
     assert done.stats.n_reused == 0
+
+
+def test_a_model_that_was_replaced_under_its_name_finds_nothing(opened, tmp_path):
+    first = opened("llama")
+    _, of_first = ask(first)
+    end(first)
+    tinygguf.llama(tmp_path / "llama.gguf", seed=1, n_ctx_train=4096)
+    second = opened("llama")
+    done, text = ask(second)
+    assert done.stats.n_reused == 0
+    assert text != of_first
+    end(second)
+    assert ask(opened("llama"))[1] == text
+
+
+def test_another_build_finds_nothing(opened, monkeypatch):
+    first = opened("llama")
+    _, text = ask(first)
+    end(first)
+    build = {**prefix_key.build_info(), "llama_cpp": "another"}
+    monkeypatch.setattr(prefix_key, "build_info", lambda: build)
+    done, again = ask(opened("llama"))
+    assert done.stats.n_reused == 0
+    assert again == text
+    assert len(list(default_directory().glob("*.state"))) == 1, "of the first build, until there is no room"
 
 
 def test_a_file_whose_bytes_changed_is_evaluated_again(opened):

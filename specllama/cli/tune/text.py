@@ -139,12 +139,13 @@ def _trimming(results: TuneResults, width: int | None) -> Iterator[str]:
         if trimmed is None or forecast is None or draft.step is None or trimmed.forecast.speedup is None:
             continue
         text = (
-            f"{_shortened(draft.name)}, trimmed to {trimmed.n_kept} of its {trimmed.n_vocab} tokens, takes "
+            f"Trimmed to {trimmed.n_kept} of its {trimmed.n_vocab} tokens, {_shortened(draft.name)} takes "
             f"{_ms(trimmed.step)} instead of {_ms(draft.step)} ms a token and predicted "
             f"{_share(trimmed.forecast)} instead of {_share(forecast)} of the tokens: "
             f"{trimmed.forecast.speedup:.2f} instead of {draft.speedup:.2f} over plain decoding"
         )
-        if trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0):
+        pays = trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0)
+        if pays and not results.disturbed:
             text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf --texts FILE"
         yield ""
         yield from wrapped(f"{text}.", width)

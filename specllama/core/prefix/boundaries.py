@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 GAP = 64  # ids between two states at least: reading so few again costs less than a decode for each state
 _FIRST_DISTANCE, _DISTANCE_FACTOR = 64, 4
 _ALWAYS = ("system", "reasoning")  # kinds for which a piece of _SHORT ids is worth a decode of its own
-_SHORT = 16
+_SHORT = 8
 Kind = Literal["system", "user", "reasoning", "end", "answer", "distance"]
 """Where a partial state was made: after the system prompt and the tools; at the start of a user message;
 before an answer whose reasoning the template strips later; before the last words of a prompt; after an

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from specllama.core.interfaces import Context
 from specllama.core.prefix.memory import StateMemory
-from specllama.core.prefix.state import Ids, PartialState, Slot, StoredText, as_ids, n_common, usable
+from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
 
 MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
 _MIN_LOADED = 16  # ids for which a stored text is loaded
@@ -36,9 +37,11 @@ class PrefixFinder:
         self._target, self._slots, self._memory = target, slots, memory
         self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
 
-    def sources(self, wanted: Ids, scope: str, row_seconds: float, rate: float) -> list[PrefixSource]:
+    def sources(
+        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: StoredText | None = None
+    ) -> list[PrefixSource]:
         """What is worth using, the best first. row_seconds: seconds of reading one id. rate: bytes per second
-        that are copied.
+        that are copied. more: a text that is not in memory's list.
         """
 
         def gain(source: PrefixSource) -> float:
@@ -46,13 +49,14 @@ class PrefixFinder:
             copied = isinstance(source.holder, Slot) and source.holder.owner is not None
             return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
 
-        found = [s for s in self._found(wanted, scope, rate) if gain(s) > 0]
+        found = [s for s in self._found(wanted, scope, rate, more) if gain(s) > 0]
         return sorted(found, key=gain, reverse=True)
 
-    def _found(self, wanted: Ids, scope: str, rate: float) -> Iterable[PrefixSource]:
+    def _found(self, wanted: Ids, scope: str, rate: float, more: StoredText | None) -> Iterable[PrefixSource]:
         """The prefixes of these ids in slots and among the stored texts."""
         most = len(wanted) - 1
         holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._memory.texts]
+        holders += [(more, more.ids)] if more is not None else []
         holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
         for holder, ids in holders:
             if holder.scope != scope or not len(ids):

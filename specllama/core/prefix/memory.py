@@ -9,24 +9,24 @@ import weakref
 from collections.abc import Callable, Iterator
 from math import inf
 
-from specllama.core.prefix.state import Ids, PartialState, StoredText, n_common
+from specllama.core.prefix.stored import Ids, PartialState, StoredText, n_common
 from specllama.core.prefix.value import Chances
+
+_TEXT = "answer"  # the kind of place where a stored text ends
 
 
 class StateMemory:
     """Stored texts and partial states, those of the slots included.
 
-    budget: bytes that they may occupy. room: from a number of bytes to whether they may be used now.
-    row_seconds: seconds of reading one id of a prompt.
+    budget: bytes that they may occupy. row_seconds: seconds of reading one id of a prompt.
     """
 
     def __init__(
         self,
         budget: float = inf,
-        room: Callable[[int], bool] | None = None,
         row_seconds: Callable[[], float] = lambda: 1e-3,
     ) -> None:
-        self.budget, self.room, self.row_seconds = budget, room, row_seconds
+        self.budget, self.row_seconds = budget, row_seconds
         self.texts: list[StoredText] = []
         self.chances = Chances()
         self.n_evicted = 0
@@ -44,24 +44,35 @@ class StateMemory:
         """Whether so many bytes may be used for a state of this priority, after evicting what has a lower
         one. Where that is not enough, nothing is evicted: the state itself is what goes first.
         """
-        if n_bytes > self.budget or (self.room is not None and not self.room(n_bytes)):
+        if n_bytes > self.budget:
             return False
-        missing, victims = self.n_bytes + n_bytes - self.budget, list[StoredText | PartialState]()
-        held: list[StoredText | PartialState] = [*self.texts, *self.partials()]
-        for one in sorted(held, key=lambda s: s.priority):
-            if missing <= 0 or one.priority > priority:
-                break
-            victims.append(one)
-            missing -= one.n_bytes
-        if missing > 0:
+        victims = self.victims(n_bytes, priority)
+        if victims is None:
             self.chances.evicted(priority)
             return False
         for one in victims:
             self._evict(one)
         return True
 
+    def victims(self, n_bytes: int, priority: float) -> list[StoredText | PartialState] | None:
+        """What has to go for so many bytes; None where that would include a state of a higher priority, or
+        is not enough.
+        """
+        if n_bytes > self.budget:
+            return None
+        missing, victims = self.n_bytes + n_bytes - self.budget, list[StoredText | PartialState]()
+        held: list[StoredText | PartialState] = [*self.texts, *self.partials()]
+        for one in held if missing > 0 else ():
+            one.priority = self._priority(one)
+        for one in sorted(held, key=lambda s: s.priority):
+            if missing <= 0 or one.priority > priority:
+                break
+            victims.append(one)
+            missing -= one.n_bytes
+        return victims if missing <= 0 else None
+
     def add_partial(self, partial: PartialState) -> None:
-        self.chances.made(partial.kind)
+        partial.wait = self.chances.begin(partial.kind)
         self._partials.add(partial)
 
     def add_text(self, text: StoredText) -> None:
@@ -73,7 +84,7 @@ class StateMemory:
                 self.texts.remove(other)
                 continue
             other.n_shared, text.n_shared = max(other.n_shared, n), max(text.n_shared, n)
-        self.chances.made("answer")
+        text.wait = self.chances.begin(_TEXT)
         self.texts.append(text)
 
     def remove_text(self, text: StoredText) -> None:
@@ -95,21 +106,25 @@ class StateMemory:
 
     def of_text(self, n_ids: int, uses: int, n_bytes: int) -> float:
         """The priority of a text whose ids, so many, nothing else holds."""
-        return self.chances.priority("answer", uses, n_ids * self.row_seconds(), n_bytes)
+        return self.chances.priority(_TEXT, uses, n_ids * self.row_seconds(), n_bytes)
 
     def of_partial(self, partial: PartialState) -> float:
         seconds = partial.n_saved * self.row_seconds()
-        return self.chances.priority(partial.kind, partial.uses, seconds, partial.n_bytes)
+        return self.chances.priority(partial.kind, partial.uses, seconds, partial.n_bytes, partial.wait)
+
+    def _priority(self, one: StoredText | PartialState) -> float:
+        """The priority of a state that is kept, as old as it is now."""
+        if isinstance(one, PartialState):
+            return self.of_partial(one)
+        seconds = (len(one.ids) - one.n_shared) * self.row_seconds()
+        return self.chances.priority(_TEXT, one.uses, seconds, one.n_bytes, one.wait)
 
     def used(self, one: StoredText | PartialState) -> None:
         """A state was of use: it is worth more from now on."""
-        kind = one.kind if isinstance(one, PartialState) else "answer"
-        self.chances.returned(kind, one.uses == 0)
         one.uses += 1
-        if isinstance(one, PartialState):
-            one.priority = self.of_partial(one)
-        else:
-            one.priority = self.of_text(len(one.ids) - one.n_shared, one.uses, one.n_bytes)
+        if one.wait is not None:
+            one.wait = self.chances.returned(one.wait)
+        one.priority = self._priority(one)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -12,21 +12,15 @@ from math import inf
 
 from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
-from specllama.core.prefix.counts import CopyRate, PrefixCounts
+from specllama.core.prefix.copies import TextCopies
+from specllama.core.prefix.counts import PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
-from specllama.core.prefix.memory import StateMemory, merge
-from specllama.core.prefix.state import (
-    Ids,
-    PartialState,
-    Slot,
-    StoredText,
-    as_ids,
-    empty,
-    n_common,
-    usable,
-)
+from specllama.core.prefix.memory import StateMemory
+from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
 from specllama.core.prefix.value import Chances
 
+_OFFLOAD_SECONDS = 0.1  # after which no further text is copied between two rounds
 _HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt
 
 
@@ -48,11 +42,10 @@ class PrefixStore:
         self.target, self.clock, self.max_partials = target, clock, max_partials
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
-        self.memory = StateMemory(budget, None, lambda: self.row_seconds)
-        self.room = room
+        self.memory = StateMemory(budget, lambda: self.row_seconds)
         self.counts = PrefixCounts()
+        self.copies = TextCopies(target, self.memory, clock, room, self.counts)
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._rate = CopyRate()
         self._finder = PrefixFinder(target, self.slots, self.memory)
 
     @property
@@ -65,13 +58,15 @@ class PrefixStore:
 
     # Taking
 
-    def take(self, ids: Sequence[int], scope: str = "") -> tuple[Slot, int]:
+    def take(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> tuple[Slot, int]:
         """An idle slot for these ids, and how many of them its cache holds now. Texts of other scopes are
-        never reused. At least one id is left to be evaluated.
+        never reused. At least one id is left to be evaluated. stored: a text that was read from the disk for
+        them.
         """
         wanted, idle = as_ids(ids), self.idle()
         self.counts.n_lookups += 1
-        for source in self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate):
+        self.memory.chances.now += 1
+        for source in self._sources(wanted, scope, stored):
             slot, n = self._taken(source, idle)
             if n:
                 self._hit(source, n)
@@ -80,6 +75,23 @@ class PrefixStore:
         slot = self._victim(idle)
         self.free(slot)
         return slot, 0
+
+    def is_prepared(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> bool:
+        """Whether `take` need not wait for memory to put away the text that gives way to these ids."""
+        found, idle = self._sources(as_ids(ids), scope, stored), self.idle()
+        holder = found[0].holder if found else None
+        if not isinstance(holder, Slot) or holder.owner is not None:
+            giving_way: Slot | None = self._victim(idle)
+        elif not self._is_other_text(holder, found[0]):
+            giving_way = None
+        else:
+            others = [s for s in idle if s is not holder]
+            copies = self._copies(holder, found[0], others)
+            giving_way = self._victim(others) if copies else holder
+        return giving_way is None or self.copies.may_now(giving_way)
+
+    def _sources(self, wanted: Ids, scope: str, stored: StoredText | None = None) -> list[PrefixSource]:
+        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
 
     def take_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
         """As `take`, with no other cells in the context than those of the slot; called while all are idle.
@@ -116,19 +128,29 @@ class PrefixStore:
             slot = self._victim(idle)
             self.free(slot)
             return slot, self._copied(holder, slot, source)
-        n_lost = len(holder.ids) - source.n
-        ends_within = source.n_ids < holder.n_prompt - _HEADER
-        if n_lost > MIN_SHARED and (ends_within or n_lost > source.n):  # another text, which may go on too
+        if self._is_other_text(holder, source):
             others = [s for s in idle if s is not holder]
-            if others and (n_lost >= source.n or not all(s.ids for s in others)):
+            if self._copies(holder, source, others):
                 slot = self._victim(others)
                 self.free(slot)
                 return slot, self._copied(holder, slot, source)
-            self._put_away(holder)
+            self.copies.put_away(holder)
         elif source.n == len(holder.ids):
             self.mark(holder, Boundary(source.n, "answer"))
         n = self._cut(holder, source.n)
         return holder, n
+
+    @staticmethod
+    def _is_other_text(holder: Slot, source: PrefixSource) -> bool:
+        """Whether what the idle slot has beyond the prefix is another text, which may go on too."""
+        n_lost, ends_within = len(holder.ids) - source.n, source.n_ids < holder.n_prompt - _HEADER
+        return n_lost > MIN_SHARED and (ends_within or n_lost > source.n)
+
+    @staticmethod
+    def _copies(holder: Slot, source: PrefixSource, others: Sequence[Slot]) -> bool:
+        """Whether the prefix of another text is copied to a further slot, so that both stay."""
+        n_lost = len(holder.ids) - source.n
+        return bool(others) and (n_lost >= source.n or not all(s.ids for s in others))
 
     def _copied(self, holder: Slot, slot: Slot, source: PrefixSource) -> int:
         partial = source.partial
@@ -152,16 +174,23 @@ class PrefixStore:
             self.memory.remove_text(text)
             return slot, 0
         self.counts.n_restored += 1
-        self._rate.timed(text.n_bytes, self.clock() - started)
+        self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
+        self.copies.load_draft(slot, text.draft)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))
         else:
             n = self._cut(slot, source.n)
         if n and source.n_ids >= text.n_prompt - _HEADER:  # it goes on: the slot has it now
+            if text.wait is not None:
+                self.memory.chances.ended(text.wait)
             self.memory.remove_text(text)
         elif n:
+            if not any(t is text for t in self.memory.texts):  # it was read from the disk for this request
+                priority = self.memory.of_text(len(text.ids), text.uses, text.n_bytes)
+                if self.memory.has_room(text.n_bytes, priority):
+                    self.memory.add_text(text)
             self.memory.used(text)
         return slot, n
 
@@ -176,6 +205,8 @@ class PrefixStore:
                 n = target.truncate(slot.seq_id, 0)
             else:
                 n = target.restore_partial(slot.seq_id, n, partial.state)
+        if not n:  # the state there went while other texts were put away
+            empty(target, slot)
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
 
@@ -188,14 +219,8 @@ class PrefixStore:
 
     def longest(self, wanted: Ids, scope: str) -> int:
         """How many of these ids `take` would find."""
-        found = self._finder.sources(wanted, scope, self.row_seconds, self._rate.rate)
+        found = self._sources(wanted, scope)
         return found[0].n if found else 0
-
-    def accepts(self, n_bytes: int, n_ids: int) -> bool:
-        """Whether there is room for a text of so many bytes that saves reading so many ids."""
-        if self.room is None or not self.room(n_bytes):
-            return False
-        return self.memory.has_room(n_bytes, self.memory.of_text(n_ids, 0, n_bytes))
 
     # Keeping
 
@@ -227,7 +252,7 @@ class PrefixStore:
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
-        self._rate.timed(n_bytes, self.clock() - started)
+        self.copies.rate.timed(n_bytes, self.clock() - started)
         self.memory.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:
@@ -236,7 +261,7 @@ class PrefixStore:
 
     def free(self, slot: Slot) -> None:
         """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
-        if slot.ids and not self._put_away(slot):
+        if slot.ids and not self.copies.put_away(slot):
             self._worth.evicted(slot.priority)
         empty(self.target, slot)
 
@@ -251,9 +276,13 @@ class PrefixStore:
         """Copy the texts of slots unused since `before` (seconds of the engine's clock) out of the context
         and free their cells, because a decode reads all cells of the context.
         """
+        began = self.clock()
         for slot in self.idle():
-            if slot.ids and slot.last_used < before and self._put_away(slot):
+            unused = slot.ids and slot.last_used < before
+            if unused and self.copies.may_now(slot) and self.copies.put_away(slot):
                 empty(self.target, slot)
+                if self.clock() - began > _OFFLOAD_SECONDS:
+                    return  # the others the next time: a round waits
 
     def clear(self) -> None:
         """Forget all texts, as after a failed decode: the state of the caches is unknown."""
@@ -263,37 +292,3 @@ class PrefixStore:
     def _victim(self, idle: Sequence[Slot]) -> Slot:
         """The idle slot whose text is worth least."""
         return min(idle, key=lambda s: (bool(s.ids), s.priority if s.ids else 0.0, s.last_used))
-
-    def _put_away(self, slot: Slot) -> bool:
-        """Copy the text of an idle slot out of the context; whether it is stored now."""
-        ids = as_ids(slot.ids)
-        if self.room is None or len(ids) < MIN_SHARED:
-            return False
-        text = self.memory.containing(ids, slot.scope)
-        if text is not None:
-            merge(text, slot.partials)
-            return True
-        n_bytes = self.target.size(slot.seq_id)
-        priority = self.memory.of_text(len(ids), slot.uses, n_bytes)
-        if not n_bytes or not self.room(n_bytes) or not self.memory.has_room(n_bytes, priority):
-            return False
-        started = self.clock()
-        saved = self.target.save(slot.seq_id)
-        if saved is None:
-            return False
-        self._rate.timed(n_bytes, self.clock() - started)
-        self.counts.n_saved += 1
-        text = StoredText(
-            ids,
-            slot.scope,
-            saved,
-            n_bytes,
-            list(slot.partials),
-            slot.n_prompt,
-            0,
-            priority,
-            slot.uses,
-            slot.kept,
-        )
-        self.memory.add_text(text)
-        return True

@@ -18,6 +18,7 @@ from specllama.config.load import CACHE_TYPES, reserved_outputs
 from specllama.errors import UsageError
 from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
+from specllama.gguf.trimmed import PREFIX
 from specllama.gguf.types import row_bytes
 from specllama.models.memory.windows import window_cells, windowed_layers
 
@@ -94,7 +95,9 @@ class MemoryCosts:
         """
         layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
         compute = self.compute(n_ctx) * self.n_contexts
-        outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32 + self.rows
+        # Rows of a trimmed draft are spread over the whole vocabulary.
+        n_logits = self.header.n_vocab + self.header.integer(f"{PREFIX}n_vocab")
+        outputs = reserved_outputs(self.settings.n_outputs_max) * n_logits * _F32 + self.rows
         outputs *= self.n_contexts
         fixed = _FIXED + _PER_TOKEN_TEXT * self.header.n_vocab
         n_gpu_layers = min(max(n_gpu_layers, 0), self.n_offloaded_max)

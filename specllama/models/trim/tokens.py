@@ -25,6 +25,7 @@ MULTIPLE = 64  # of tokens: with others llama.cpp computes a quantised output ma
 DEFAULT_KEPT = 32768
 _DEFAULT_SHARE = 4  # at most a quarter of a vocabulary is kept by default
 _NORMAL, _UNUSED = 1, 5  # llama_token_type; the other types are tokens with a meaning of their own
+_CHARACTERS = 256  # of SentencePiece, kept before all other tokens
 _PLACEHOLDER = re.compile(
     rb"(?i)[<\[|]*_?(unused|reserved|extra|special|dummy|placeholder)[a-z_]*[-_ ]?\d+[|>\]]*"
 )
@@ -96,6 +97,10 @@ def by_frequency(header: Header) -> Ids:
         rank = np.array([ranks.get(text, np.inf) for text in header.token_texts])
     elif isinstance(scores, np.ndarray) and len(scores) == n and bool((scores != scores[0]).any()):
         rank = -np.asarray(scores, np.float64)
+        # Characters by themselves have the lowest scores, the most frequent ones first, and spell all else.
+        single = [i for i, text in enumerate(header.token_texts) if len(text.decode(errors="replace")) == 1]
+        first = sorted(single, key=lambda i: rank[i])[:_CHARACTERS]
+        rank[first] = -np.inf
     types = header.metadata.get("tokenizer.ggml.token_type")
     if isinstance(types, np.ndarray):
         rank[np.asarray(types)[:n] != _NORMAL] = np.inf

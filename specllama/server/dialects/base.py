@@ -192,10 +192,17 @@ class ApiRequest:
         self.check_administers()
         self.models.unload(self.service)
 
-    def check_administers(self) -> None:
-        """Raises ForbiddenError for a key that may not unload models."""
+    def pull_model(self, name: str, stop: bool) -> None:
+        """Begin to download a known model, or stop that. Raises ForbiddenError for a key that may not, and
+        what ModelPool.pull raises.
+        """
+        self.check_administers("download")
+        self.models.pull(name, stop)
+
+    def check_administers(self, what: str = "unload") -> None:
+        """Raises ForbiddenError for a key that may not unload or download models."""
         if not self.administers:
-            raise ForbiddenError("this key may not unload models: others use them too")
+            raise ForbiddenError(f"this key may not {what} models: others use them too")
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""

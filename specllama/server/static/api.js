@@ -1,5 +1,7 @@
 // The server's API: requests with the key, streams of events, and errors as sentences.
 
+import { read, write } from "./storage.js";
+
 const KEY = "specllama.key"; // of this browser session only
 const ROOT = new URL("../", import.meta.url); // where a proxy offers the server
 
@@ -27,9 +29,9 @@ export function onKeyNeeded(ask) {
 /** A request for JSON or a stream; asks for the key as often as it is refused. Throws Problem. */
 export async function request(path, { body, signal, headers = {} } = {}) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY) ?? "";
+    const key = read(KEY, "session") ?? "";
     const sent = { ...headers };
-    if (key) sent.authorization = `Bearer ${key}`;
+    if (key) sent.authorization = `Bearer ${inBytes(key)}`;
     if (body !== undefined) sent["content-type"] = "application/json";
     const options = { method: body === undefined ? "GET" : "POST", headers: sent, signal, cache: "no-store" };
     if (body !== undefined) options.body = JSON.stringify(body);
@@ -50,12 +52,15 @@ export async function request(path, { body, signal, headers = {} } = {}) {
 }
 
 async function newKey(refused) {
-  if ((sessionStorage.getItem(KEY) ?? "") !== refused) return; // another request has got one meanwhile
+  if ((read(KEY, "session") ?? "") !== refused) return; // another request has got one meanwhile
   asking ??= askForKey(refused !== "").finally(() => {
     asking = null;
   });
-  sessionStorage.setItem(KEY, await asking);
+  write(KEY, await asking, "session");
 }
+
+/** A key as headers have it: its UTF-8 bytes, which the server compares. */
+const inBytes = (key) => String.fromCharCode(...new TextEncoder().encode(key));
 
 /** The JSON that a route answers. Throws Problem. */
 export async function json(path, options) {
@@ -84,7 +89,7 @@ export function problemOf(status, error) {
       error.n_prompt_tokens && error.n_ctx
         ? `The conversation has ${error.n_prompt_tokens} tokens, and the context holds ${error.n_ctx}.`
         : said;
-    return new Problem(sizes, FULL, more);
+    return Object.assign(new Problem(sizes, FULL, more), { full: true });
   }
   if (status === 429) return new Problem(said, "Wait a moment and try again.", { ...more, retry: true });
   if (status === 503 || error.type === "unavailable_error") {
@@ -93,12 +98,13 @@ export function problemOf(status, error) {
   }
   if (status === 404) return new Problem(said, "Choose another model in the menu above.", more);
   if (status === 504) return new Problem(said, "Ask for a shorter answer, or raise --timeout.", more);
-  if (status === 400) return new Problem(said, "Check the settings and the last message.", more);
+  if (status === 413) return new Problem(said, "Attach less, or leave out or delete earlier messages.", more);
+  if (status === 400) return new Problem(said, "", more);
   return new Problem(said, "Try again; the server's terminal may say more.", { ...more, retry: true });
 }
 
-export const FULL =
-  "Start a new conversation, delete earlier messages, or start the server with a larger context (-c).";
+const FULL =
+  "Start a new conversation, leave out or delete earlier messages, or start the server with a larger context (-c).";
 
 function sentence(text) {
   const found = text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,57 +1,81 @@
 // Starts the page and connects its parts.
 
+import { addressed, moveTo, onMove } from "./address.js";
 import { onKeyNeeded, recovered } from "./api.js";
+import { setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
-import { byId } from "./dom.js";
+import { button, byId, bytes, element } from "./dom.js";
+import { Drafts } from "./drafts.js";
+import { setUpExplanations } from "./explain.js";
+import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
 import { say } from "./notice.js";
 import { Panel } from "./panel.js";
-import { openRace } from "./race.js";
-import { currentSettings, openSettings, setSpeculate } from "./settings.js";
-import { openStatus } from "./status.js";
+import { currentSettings, setSpeculate } from "./settings.js";
+import { keys } from "./storage.js";
+import { applyTheme } from "./theme.js";
+import * as unfinished from "./unfinished.js";
 
-const WIDE = matchMedia("(min-width: 1200px)");
-const MIDDLE = matchMedia("(min-width: 800px)");
-
+applyTheme();
 setUpDialogs();
+setUpExplanations();
 onKeyNeeded(askForKey);
-const panel = new Panel();
+const gain = async () => {
+  const { openCard } = await import("./card.js");
+  openCard({ model: models.name, props: models.props });
+};
+const panel = new Panel(gain);
 const models = new Models(() => chat.describe(), failed);
-const chat = new Chat(models, panel);
+const drafts = new Drafts(byId("question"), showDraft);
+const chat = new Chat(models, panel, moved);
 const list = new ConversationList({
   open(id) {
-    chat.open(id);
-    if (!MIDDLE.matches) toggle("list", false);
+    chat.open(id).catch(failed);
+    if (isNarrow()) toggle("list", false);
   },
   begin() {
-    chat.open();
-    if (!MIDDLE.matches) toggle("list", false);
+    chat.open().catch(failed);
+    if (isNarrow()) toggle("list", false);
   },
-  removed: (id) => id === chat.data.id && chat.open(),
+  removed(id) {
+    drafts.forget(id);
+    chat.removed(id);
+  },
+  rename: (id, title) => chat.rename(id, title),
   say,
 });
 chat.list = list;
+
+/** The address and the draft follow the conversation. began: it was a new one, and has a question now. */
+function moved(id, began = false) {
+  moveTo(id, began);
+  if (began) drafts.became(id);
+  else drafts.show(id).catch(failed);
+}
 
 function failed(error) {
   if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
 }
 
-/** Show or hide the list or the panel. */
-function toggle(name, shown = byId(name).hidden) {
-  byId(name).hidden = !shown;
-  byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
+function send() {
+  if (chat.busy || !(byId("question").value.trim() || drafts.files.length)) return;
+  const { text, files } = drafts.take();
+  grow();
+  chat.ask(text, files).catch(failed);
 }
 
-function send() {
-  const area = byId("question");
-  const text = area.value;
-  if (chat.busy || !text.trim()) return;
-  area.value = "";
+/** Show the files of the draft. */
+function showDraft() {
+  const shown = drafts.files.map((file) => {
+    const remove = button("✕", () => drafts.detach(file), { class: "icon", "aria-label": `Remove ${file.name}` });
+    return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
+  });
+  byId("files").replaceChildren(...shown);
+  byId("files").hidden = !shown.length;
   grow();
-  chat.ask(text).catch(failed);
 }
 
 function grow() {
@@ -71,46 +95,95 @@ byId("question").addEventListener("keydown", (event) => {
 });
 byId("question").addEventListener("input", grow);
 byId("stop").addEventListener("click", () => chat.stop());
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && chat.busy && !document.querySelector("dialog[open]")) chat.stop();
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of the conversation
+  byId("question").focus();
 });
-byId("show-list").addEventListener("click", () => toggle("list"));
-byId("show-panel").addEventListener("click", () => toggle("panel"));
+setUpAttachments({
+  pick: byId("attach"),
+  input: byId("attach-file"),
+  area: byId("question"),
+  zone: document.querySelector("main"),
+  add(file) {
+    drafts.attach(file);
+    const tokens = Math.round(file.text.length / 4); // about, of English
+    if (models.contextLength && tokens > models.contextLength) {
+      const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
+      say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
+    }
+  },
+  refused: say,
+});
+onMove((id) => chat.open(id).catch(failed));
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
+  if (chat.busy) chat.stop();
+  else closeSide({ always: true });
+});
 byId("speculate").checked = currentSettings().speculate;
 byId("speculate").addEventListener("change", ({ target }) => {
   setSpeculate(target.checked);
   chat.describe();
 });
-byId("open-settings").addEventListener("click", () => openSettings(models.defaults, chat.data, () => chat.keep()));
-byId("open-status").addEventListener("click", () => openStatus(models.name, chat.session));
-byId("open-race").addEventListener("click", () => {
+
+/** Connect a button with what it opens, which is loaded then. */
+function opens(id, open) {
+  byId(id).addEventListener("click", () => open().catch(failed));
+}
+
+opens("open-settings", async () => {
+  const { openSettings } = await import("./settings_dialog.js");
+  openSettings(models.props, chat.data, () => chat.keep());
+});
+opens("open-status", async () => {
+  const { openStatus } = await import("./status.js");
+  openStatus(models.name, chat.session);
+});
+opens("open-race", async () => {
+  const { openRace } = await import("./race.js");
   const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
   const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
-  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings() });
+  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
-const arrange = () => {
-  toggle("list", MIDDLE.matches);
-  toggle("panel", WIDE.matches);
-};
-WIDE.addEventListener("change", arrange);
-MIDDLE.addEventListener("change", arrange);
-arrange();
-chat.open();
+setUpLayout();
+(globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
-(globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
+(globalThis.requestIdleCallback ?? setTimeout)(() => {
+  render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
+  // What buttons open is there before they are pressed, even if the server is gone then.
+  for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
+});
 
-/** Read what the server has; where it does not answer yet, again and again. */
-async function begin() {
-  for (;;) {
+/** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
+async function connect() {
+  let waited = false;
+  for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
     try {
       await models.refresh();
-      say("");
+      if (waited) say("");
       return;
     } catch (error) {
+      waited = true;
       failed(error);
       if (!error.retry) return;
+      await new Promise((resolve) => setTimeout(resolve, wait));
       await recovered((why) => say(`Waiting for the engine: ${why}.`));
     }
   }
 }
-begin();
+
+/** Have the answers go on that ended when their page was closed. */
+async function goOn() {
+  for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
+}
+
+async function begin() {
+  if (keys("specllama.conversation.").length) await (await import("./transfer.js")).migrate().catch(failed);
+  const open = await unfinished.recovered().catch(() => []);
+  await chat.open(addressed());
+  await connect();
+  for (const one of open) chat.goOn(one).catch(failed);
+  unfinished.onUnfinished(goOn);
+  await goOn();
+}
+begin().catch(failed);

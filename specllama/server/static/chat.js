@@ -1,54 +1,68 @@
-// The conversation at hand: asking, following the answer, stopping, editing, going on after a failure.
+// The conversation at hand: asking, following its answer, stopping, editing, versions, going on after a failure.
+// Answers of other conversations go on meanwhile.
 
-import { FULL, recovered } from "./api.js";
+import { Changes } from "./changes.js";
 import { announce, byId } from "./dom.js";
-import { Answer, asked, generate } from "./generate.js";
-import { continued, messageOf } from "./kept.js";
-import { AnswerView, questionView, watchRounds } from "./message.js";
+import { Ending } from "./ending.js";
+import { Answer } from "./generate.js";
+import { Log } from "./log.js";
 import { say, showContext } from "./notice.js";
 import { Pace } from "./pace.js";
-import { currentSettings } from "./settings.js";
+import { keep, sayDeleted } from "./saving.js";
+import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
-
-const NEAR = 80; // pixels from the end within which the view follows the text
+import { keepUnfinished, stored } from "./unfinished.js";
+import { Writing } from "./writing.js";
 
 export class Chat {
   session = { near_ties: 0, answers: 0 };
   #models;
   #panel;
   #list;
-  #data = store.newConversation();
-  #stop = null; // AbortController while an answer is written
-  #answers = new Map(); // message elements to the stored messages
-  #live = null;
-  #waiting = null; // AbortController while the engine is awaited
+  #moved; // called with the id of the conversation when another one is shown, or a new one gets its id
+  #data;
+  #log;
+  #writings = new Map(); // by the id of their conversation
+  #changes;
+  #ending;
+  #opening = 0;
   #left = false; // whether the page is being closed
 
-  constructor(models, panel) {
+  constructor(models, panel, moved) {
     this.#models = models;
     this.#panel = panel;
-    watchRounds(byId("log"), byId("tip"), (root, thoughts) => {
-      const message = this.#answers.get(root);
-      return (thoughts ? message?.reasoningTrace : message?.trace)?.rounds;
+    this.#moved = moved;
+    this.#data = new store.Conversation({ system: newSystem() });
+    this.#changes = new Changes(models, {
+      data: () => this.#data,
+      ended: () => this.#ended(),
+      show: () => this.#show(),
+      save: (data) => this.#save(data),
+      write: (question) => this.#write(question),
+    });
+    this.#log = new Log({
+      edit: (message, text) => this.#changes.edit(message, text),
+      amend: (message, text) => this.#changes.amend(message, text),
+      regenerate: (message) => this.regenerate(message),
+      resume: (message) => this.resume(message),
+      ask: (message) => this.#write(message),
+      choose: (message) => this.#changes.choose(message),
+      remove: (message) => this.#changes.remove(message),
+      include: () => this.#changes.include(),
+      stop: () => this.stop(),
+    });
+    this.#ending = new Ending(models, {
+      ask: (question, before) => this.#write(question, before),
+      resume: () => this.resume(),
+      makeRoom: (again) => this.#changes.makeRoom(again),
     });
     store.onChange((id) => this.#changedElsewhere(id));
-    addEventListener("pagehide", () => this.#keepUnfinished());
+    addEventListener("pagehide", () => {
+      this.#left = true; // the loss of the connection, which follows, is not the answer's end
+      keepUnfinished([...this.#writings.values()]);
+    });
     addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
-  }
-
-  /** Store what there is of an answer when the page is closed. */
-  #keepUnfinished() {
-    const answer = this.#live?.answer;
-    this.#left = true; // the loss of the connection, which follows, is not the answer's end
-    if (!answer || !(answer.content || answer.reasoning)) return;
-    const closed = Object.assign(new Error("The page was closed."), { name: "AbortError" });
-    const message = { ...messageOf(answer, closed, {}), outcome: "The page was closed before the end." };
-    try {
-      store.save({ ...this.#data, messages: [...this.#data.messages, message] });
-    } catch {
-      // nobody is there to see it
-    }
   }
 
   set list(list) {
@@ -59,226 +73,230 @@ export class Chat {
     return this.#data;
   }
 
-  get busy() {
-    return this.#stop !== null;
+  get #writing() {
+    return this.#writings.get(this.#data.id) ?? null;
   }
 
-  /** Show a conversation; without an id, a new one. */
-  open(id) {
-    this.stop();
-    this.#data = (id && store.conversation(id)) || store.newConversation();
+  get busy() {
+    return this.#writing !== null;
+  }
+
+  /** Ids of the conversations whose answers are being written. */
+  get writing() {
+    return new Set(this.#writings.keys());
+  }
+
+  /** Show a conversation; without an id, a new one. Answers that are being written go on. */
+  async open(id = "") {
+    const turn = (this.#opening += 1);
+    this.#ending.stop();
+    const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
+    if (turn !== this.#opening) return;
+    if (this.#writing) this.#hide(this.#writing);
+    this.#data = there || new store.Conversation({ system: newSystem() });
+    this.#log.clear();
     this.#show();
+    this.#log.toEnd(true);
+    say(id && !there ? "There is no such conversation in this browser." : "");
+    this.#moved(there ? id : "");
     byId("question").focus();
   }
 
   #show() {
-    this.#answers.clear();
-    const { messages } = this.#data;
-    byId("log").replaceChildren(...messages.map((message) => this.#view(message)));
-    this.#list.show(this.#data.id);
-    say("");
+    document.title = this.#data.title ? `${this.#data.title} – specllama` : "specllama";
+    this.#log.show(this.#data, this.#writing);
+    this.#list.show(this.#data.id, this.writing);
+    this.#buttons();
     this.#showLast();
-    this.#toEnd(true);
   }
 
   /** Show the figures of the last answer. */
   #showLast() {
     const message = this.#data.messages.findLast(({ role }) => role === "assistant");
-    if (message?.trace) {
+    this.#panel.clear(this.#models.props);
+    if (message?.trace && !this.busy) {
       const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
       answer.trace = new Trace(message.trace);
       answer.reasoningTrace = new Trace(message.reasoningTrace);
-      this.#panel.show(answer, this.#models.props, false);
-    } else this.#panel.clear(this.#models.props);
+      try {
+        this.#panel.show(answer, this.#models.props, false);
+      } catch {
+        this.#panel.clear(this.#models.props); // figures of a file that are none
+      }
+    }
     this.gauge();
   }
 
   /** Draw the panel again, when more is known about the model. */
   describe() {
-    this.#panel.describe(this.#models.props, currentSettings().speculate);
+    this.#panel.describe(this.#models.props, currentSettings().speculate, this.#models.problem);
     if (!this.busy) this.#showLast();
   }
 
-  #view(message) {
-    if (message.role === "user") return questionView(message, { edit: (text) => this.#edit(message, text) });
-    const view = this.#answerView();
-    view.end(message);
-    this.#answers.set(view.element, message);
-    return view.element;
+  /** Ask a question. files: [{name, text}]. */
+  async ask(text, files = []) {
+    if (this.busy || !(text.trim() || files.length)) return;
+    const fresh = !this.#data.stored;
+    const message = this.#data.add({ role: "user", content: text, files });
+    if (!this.#data.title) this.#data.set({ title: (text.trim().split("\n")[0] || files[0].name).slice(0, 80) });
+    if (fresh) this.#moved(this.#data.id, true);
+    await this.#write(message);
   }
 
-  #answerView() {
-    return new AnswerView({ regenerate: () => this.regenerate(), resume: () => this.resume() });
-  }
-
-  /** Ask a question. */
-  async ask(text) {
-    if (this.busy || !text.trim()) return;
-    const message = { role: "user", content: text };
-    this.#data.messages.push(message);
-    this.#data.title ||= text.trim().split("\n")[0].slice(0, 80);
-    await this.#write({ question: message });
-  }
-
-  async #edit(message, text) {
-    this.stop();
-    this.#data.messages.splice(this.#data.messages.indexOf(message));
-    this.#show();
-    await this.ask(text);
-  }
-
-  /** Have the last answer written again. */
-  async regenerate() {
-    if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
-    this.#data.messages.pop();
-    byId("log").lastElementChild.remove();
-    await this.#write();
+  /** Have an answer written again, by default the last one; what there is stays as a version. */
+  async regenerate(message = this.#data.last) {
+    if (this.busy || message?.role !== "assistant") return;
+    const question = this.#data.get(message.parent);
+    if (question) await this.#write(question);
+    else say("There is no question before this answer.");
   }
 
   /** Go on with an answer that was cut off. */
-  async resume() {
-    if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
-    await this.#write({ before: this.#data.messages.pop() });
+  async resume(message = this.#data.last) {
+    if (this.busy || message?.role !== "assistant") return;
+    await this.#write(this.#data.get(message.parent) ?? null, message);
+  }
+
+  /** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
+  async goOn({ data, question, message }) {
+    const here = data.id === this.#data.id ? this.#data : data;
+    if (here !== data) {
+      await store.refresh(here);
+      if (here === this.#data) this.#show();
+    }
+    if (this.#writings.has(here.id)) return;
+    const before = message && here.get(message.id);
+    await this.#run(here, here.get(question?.id) ?? null, before);
   }
 
   /** End the answer that is being written, and waiting for the engine. */
   stop() {
-    this.#stop?.abort();
-    this.#waiting?.abort();
-    this.#stop = this.#waiting = null;
+    this.#writing?.stop();
+    this.#ending.stop();
+  }
+
+  /** Stop, and wait until what there is of the answer is in the conversation. */
+  async #ended() {
+    const writing = this.#writing;
+    this.stop();
+    if (writing) await writing.done;
+  }
+
+  /** Forget a conversation that has been deleted. */
+  removed(id) {
+    this.#writings.get(id)?.stop();
+    if (id === this.#data.id) this.open();
+  }
+
+  /** Change the name of a conversation. */
+  async rename(id, title) {
+    const open = id === this.#data.id ? this.#data : this.#writings.get(id)?.conversation;
+    const data = open ?? (await store.conversation(id));
+    data?.set({ title });
+    if (data) await this.#save(data);
+    if (data === this.#data) this.#show();
   }
 
   /** Store the conversation after a change of its system prompt. */
   keep() {
-    if (this.#data.messages.length) this.#save(this.#data);
+    const { stored, system } = this.#data;
+    this.#data.set({ system });
+    if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
+    if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
     this.describe();
   }
 
-  /**
-   * Have an answer written. before: the part of it that is there. question: a new one, which is not shown yet.
-   * The request is sent before anything is shown or stored.
-   */
-  async #write({ before = null, question = null } = {}) {
-    const data = this.#data;
-    const settings = currentSettings();
-    const stop = new AbortController();
-    this.#stop = stop;
-    const answer = new Answer();
-    if (before) continued(answer, before);
-    const view = this.#answerView();
-    const live = { answer, view, pace: new Pace(() => this.#draw(live)) };
-    const messages = before ? [...data.messages, before] : data.messages;
-    const body = asked({ messages, system: data.system, model: this.#models.name, settings });
-    let pushed = answer.content.length;
-    const grown = () => {
-      view.push(answer.content.slice(pushed));
-      pushed = answer.content.length;
-      if (pushed || answer.reasoning) live.pace.ask();
-    };
-    const written = generate(body, { signal: stop.signal, answer, grown });
-    this.#begin(live, before, question);
-    const failure = await written.then(() => null, (error) => error);
-    live.pace.end();
-    if (this.#left) return;
-    if (this.#live?.answer === answer) this.#live = null;
-    if (this.#stop === stop) this.#stop = null;
-    this.#end(data, view, answer, failure, settings);
+  /** Have a question of the conversation at hand answered, or an answer continued: `before`. */
+  #write(question, before = null) {
+    if (this.busy) return Promise.resolve();
+    return this.#run(this.#data, question, before);
   }
 
-  /** Show an answer that is being written: its question, and what there is of it. */
-  #begin(live, before, question) {
-    const log = byId("log");
-    const { answer, view } = live;
-    say("");
-    if (question) log.append(this.#view(question));
-    if (before) log.lastElementChild.remove();
-    log.append(view.element);
-    view.begin(answer);
-    if (before) view.push(before.content);
-    this.#answers.set(view.element, answer);
-    this.#live = live;
-    this.#buttons();
-    this.#toEnd(true);
-    if (question) this.#save(this.#data);
-  }
-
-  #end(data, view, answer, failure, settings) {
-    const message = messageOf(answer, failure, settings);
-    const empty = !message.content && !message.reasoning;
-    if (empty && failure) view.remove();
-    else {
-      view.end(message);
-      this.#answers.set(view.element, message);
-      data.messages.push(message);
+  async #run(data, question, before) {
+    const { name: model, contextLength: size } = this.#models;
+    const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
+    this.#writings.set(data.id, writing);
+    writing.was = data.leaf;
+    writing.pace = new Pace(() => this.#draw(writing));
+    const run = writing.run((part) => {
+      writing.view?.push(part);
+      if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
+    });
+    if (data === this.#data) {
+      say("");
+      if (!before) data.show(question?.id ?? null);
+      this.#show();
+      this.#toEnd();
+      announce("Writing the answer.");
     }
+    if (question && !before) this.#save(data); // the request is under way
+    writing.done = run.then((failure) => this.#end(writing, failure));
+    await writing.done;
+  }
+
+  async #end(writing, failure) {
+    const { conversation: data, answer, message } = writing;
+    writing.pace.end();
+    if (this.#left) return;
+    const lost = failure?.code === "unreachable"; // perhaps because the page is being closed
+    if (lost) keepUnfinished([writing]);
+    if (this.#writings.get(data.id) === writing) this.#writings.delete(data.id);
     if (!failure) {
       this.session.answers += 1;
       this.session.near_ties += answer.figures?.near_ties ?? 0;
     }
-    this.#buttons();
-    this.#save(data);
-    if (data !== this.#data) return;
-    this.#panel.show(answer, this.#models.props, false);
-    this.gauge();
-    this.#toEnd(false);
-    announce(failure ? message.outcome : `The answer is complete, ${answer.n} tokens.`);
-    if (failure?.name === "AbortError") {
-      if (empty) say("Stopped before the first token.", { "Ask again": () => this.#write() });
-    } else if (failure) this.#failed(failure, empty).catch(() => {});
-    else if (message.full) say(`The context is full. ${FULL}`);
-    else this.#models.update().catch(() => {});
-  }
-
-  /** Say what went wrong; where the engine or the server is gone, wait for it. */
-  async #failed(problem, empty) {
-    say(`${problem.message} ${problem.todo}`, empty ? { "Try again": () => this.#write() } : {});
-    if (!problem.retry || ![0, 503].includes(problem.status)) return;
-    const waiting = new AbortController();
-    this.#waiting = waiting;
-    await recovered((why) => say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
-    if (waiting.signal.aborted) return;
-    this.#waiting = null;
-    await this.#models.refresh().catch(() => {});
-    const again = empty ? { "Try again": () => this.#write() } : { "Continue the answer": () => this.resume() };
-    say("The engine is back.", again);
-  }
-
-  #save(data) {
-    try {
-      if (store.save(data)) say("Another tab has changed this conversation, so this one is kept as a copy.");
-    } catch (error) {
-      say(error.message);
+    const shown = data === this.#data;
+    if (shown) {
+      const follows = this.#log.nearEnd;
+      if (!message && data.leaf === (writing.question?.id ?? null)) data.show(writing.was);
+      this.#log.ended(writing);
+      this.#show();
+      if (follows) this.#toEnd();
     }
-    this.#list.show(this.#data.id);
+    await this.#save(data);
+    if (lost) stored(writing);
+    if (!shown || data !== this.#data) return;
+    if (failure) await this.#ending.failed(writing, failure);
+    else this.#ending.complete(writing);
   }
 
-  #changedElsewhere(id) {
-    if (!this.busy && (id === null || id === this.#data.id)) {
-      const found = store.conversation(this.#data.id);
-      if (found && found.revision !== this.#data.revision) {
-        this.#data = found;
-        this.#show();
+  async #save(data) {
+    await keep(data, data === this.#data);
+    this.#list.show(this.#data.id, this.writing);
+  }
+
+  async #changedElsewhere(id) {
+    const data = this.#writings.get(id)?.conversation ?? (id === this.#data.id ? this.#data : null);
+    if (data?.stored) {
+      const keep = this.#writings.get(id)?.message ?? null;
+      const there = await store.refresh(data, keep);
+      if (data === this.#data) {
+        if (there) {
+          const follows = this.#log.nearEnd;
+          this.#show();
+          if (follows) this.#toEnd();
+        } else sayDeleted(data);
       }
     }
-    this.#list.show(this.#data.id);
+    this.#list.show(this.#data.id, this.writing);
   }
 
   /** Show what arrived. */
-  #draw(live) {
-    if (this.#live !== live) return;
-    const follows = this.#nearEnd();
-    live.view.show(live.answer);
-    this.#panel.show(live.answer, this.#models.props, true);
-    if (follows) this.#toEnd(true);
+  #draw(writing) {
+    if (this.#writings.get(writing.conversation.id) !== writing || !writing.view) return;
+    const follows = this.#log.nearEnd;
+    writing.view.show(writing.answer);
+    this.#panel.show(writing.answer, this.#models.props, true);
+    if (follows) this.#toEnd();
   }
 
-  #nearEnd() {
-    const log = byId("log");
-    return log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+  #hide(writing) {
+    writing.view?.remove();
+    writing.view = null;
   }
 
-  #toEnd(always) {
-    if (always || this.#nearEnd()) byId("log").scrollTop = byId("log").scrollHeight;
+  #toEnd() {
+    this.#log.toEnd();
   }
 
   #buttons() {
@@ -287,12 +305,11 @@ export class Chat {
     byId("stop").hidden = !this.busy;
     byId("log").setAttribute("aria-busy", String(this.busy));
     if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
-    if (this.busy) announce("Writing the answer.");
   }
 
   /** Show how much of the context the conversation takes. */
   gauge() {
     const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    showContext(used, this.#models.contextLength);
+    showContext(used, this.#models.contextLength, { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) });
   }
 }

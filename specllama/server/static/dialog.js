@@ -36,6 +36,6 @@ export function askForKey(wrong) {
   dialog.showModal();
   byId("key").focus();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(byId("key").value.trim()), { once: true });
+    dialog.addEventListener("close", () => resolve(byId("key").value.replace(/\p{Cc}/gu, "").trim()), { once: true });
   });
 }

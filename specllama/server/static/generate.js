@@ -19,7 +19,9 @@ export class Answer {
   timings = null;
   finish = "";
   seed = null;
-  prefilled = null; // [tokens of the prompt that are evaluated, all of them]
+  prefill = null; // the latest prompt_progress of the server
+  onprefill = null; // called with each of them and the milliseconds since the request
+  before = null; // the figures of what the answer goes on with, see figures.js
   began = performance.now();
   firstAt = 0;
   lastAt = 0;
@@ -30,7 +32,7 @@ export class Answer {
   }
 
   get n_rounds() {
-    return this.trace.rounds.length + this.reasoningTrace.rounds.length;
+    return this.trace.n_rounds + this.reasoningTrace.n_rounds;
   }
 
   get drafted() {
@@ -53,7 +55,10 @@ export class Answer {
     const now = performance.now();
     const part = choice?.delta?.content ?? "";
     const thought = choice?.delta?.reasoning_content ?? "";
-    if (event.prompt_progress) this.prefilled = [event.prompt_progress.processed, event.prompt_progress.total];
+    if (event.prompt_progress) {
+      this.prefill = event.prompt_progress;
+      this.onprefill?.(this.prefill, now - this.began);
+    }
     if (part || thought) {
       this.firstAt ||= now;
       this.lastAt = now;
@@ -63,6 +68,9 @@ export class Answer {
       this.reasoning += thought;
       this.n = event.speculation?.round?.n_predict || this.n + 1;
       this.times.push([(now - this.began) / 1000, this.reasoning.length + this.content.length]);
+    } else if (choice && event.speculation?.round) {
+      (this.content ? this.trace : this.reasoningTrace).addRounds(event.speculation);
+      this.n = event.speculation.round.n_predict || this.n;
     }
     if (choice?.finish_reason) this.finish = choice.finish_reason;
     if (choice?.seed !== undefined) this.seed = choice.seed;
@@ -82,12 +90,14 @@ export function asked({ messages, system = "", model, settings = {}, speculation
   const { speculate = true, draft_max: max, ...sampling } = settings;
   return {
     ...(model ? { model } : {}),
-    messages: all.map(({ role, content }) => ({ role, content })),
+    messages: all.map(({ role, content, reasoning_content: thought }) => ({
+      role, content, ...(thought ? { reasoning_content: thought } : {}),
+    })),
     ...sampling,
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,
-    speculation: { enabled: speculate, ...(max ? { max } : {}), trace: true, ...speculation },
+    speculation: { enabled: speculate, ...(max ? { max } : {}), trace: "full", ...speculation },
   };
 }
 

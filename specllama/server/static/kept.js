@@ -1,33 +1,33 @@
 // What is stored of an answer, and how an answer goes on from there.
 
+import { figuresOf } from "./figures.js";
 import { Trace } from "./trace.js";
 
 /**
  * A complete answer, or what there is of one, as a message. failure: what ended it before its end, null for nothing.
- * settings: of its request.
+ * settings: of its request. size: tokens of the context, 0 where it is unknown.
  */
-export function messageOf(answer, failure, settings) {
+export function messageOf(answer, failure, settings = {}, size = 0) {
   const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
+  const summed = figuresOf(answer);
   const cut = answer.finish === "length";
-  const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens);
+  const { max_tokens: most, t_max_predict_ms: time } = settings;
+  const late = cut && time && timings?.predicted_ms >= time;
+  const full = cut && !late && !(most > 0 && answer.n >= most) && !(size && usage?.total_tokens < size - 1);
   let outcome = "";
   if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
   else if (full) outcome = "The context is full, which ended the answer.";
-  else if (cut) outcome = `The longest answer is set to ${settings.max_tokens} tokens.`;
+  else if (late) outcome = `The longest time is set to ${time / 1000} s.`;
+  else if (cut) outcome = `The longest answer is set to ${most > 0 ? most : answer.n} tokens.`;
   return {
     role: "assistant", content, reasoning,
     trace: { runs: trace.runs, rounds: trace.rounds },
     reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
-    figures: {
-      n: answer.n,
-      rate: timings?.predicted_per_second ?? answer.rate,
-      speedup: figures?.speedup ?? null,
-      drafted: figures?.n_drafted ?? answer.drafted,
-      accepted: figures?.n_accept ?? answer.accepted,
-      reason: figures?.reason ?? "",
-    },
-    report: { figures, timings },
+    figures: summed,
+    report: { figures, timings, summed },
     tokens: usage?.total_tokens ?? null,
+    prompt: usage?.prompt_tokens ?? null,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
     seed, outcome, full,
     partial: Boolean(failure) || cut,
     failed: Boolean(failure) && failure.name !== "AbortError",
@@ -38,6 +38,7 @@ export function messageOf(answer, failure, settings) {
 export function continued(answer, before) {
   answer.content = before.content;
   answer.reasoning = before.reasoning ?? "";
+  answer.before = before.figures ?? null;
   answer.trace = new Trace(before.trace);
   answer.reasoningTrace = new Trace(before.reasoningTrace);
 }

@@ -1,24 +1,33 @@
 // From what a model writes to elements. HTML in it is shown as text, images are not loaded, and links are web or
 // mail addresses. What the renderer makes passes a sanitiser that knows the few elements and attributes below.
+// What would take long is not parsed: it is shown as text.
 
-import { Marked, Renderer } from "./vendor/marked.esm.js";
+import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
-import { button, copyText, element, flash } from "./dom.js";
+import { addLines, codeHead } from "./code.js";
+import { element } from "./dom.js";
+import { boxed } from "./tables.js";
+import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
 const ALLOWED = {
   ALLOWED_TAGS: [
     ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
-    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data"],
+    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
   ],
   ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
+  ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
   RETURN_DOM_FRAGMENT: true,
 };
 
-const NODES = 60; // of a block of lines
+const DEEPEST = 12; // quotes and lists in each other
+const NESTED = 6000; // characters in a quote or an item
+const PIECE = 2000; // characters of a paragraph that are parsed together: the time grows with the square
+const PARSED = 6000; // characters of a paragraph that are parsed
+const COLUMNS = 100;
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
 
@@ -28,6 +37,13 @@ const placed = ({ place }, html) => (place ? `<data value="${place.join(" ")}">$
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions: [
+    { ...mathExtensions[0], renderer: (token) => formulaMarkup(token, token.display) },
+    {
+      ...mathExtensions[1],
+      renderer: (token) => (token.closed ? formulaMarkup(token, true) : `<p title="source">${placed(token, escaped(token.text))}</p>`),
+    },
+  ],
   renderer: {
     html(token) {
       const found = placed(token, escaped(token.text));
@@ -51,12 +67,72 @@ const marked = new Marked({
   },
 });
 
+const formulaMarkup = (token, display) =>
+  `<var title="${display ? "block" : "inline"}">${placed(token, escaped(token.text))}</var>`;
+
+class BoundedTokenizer extends Tokenizer {
+  lheading(source) {
+    const found = super.lheading(source);
+    return found && /\n {0,3}(?:\$\$|\\\[)/.test(found.raw) ? undefined : found; // a line of a formula is "="
+  }
+
+  emStrong(source, masked, before) {
+    const found = super.emStrong(source, masked, before);
+    return found && cutsFormula(source, found.raw.length) ? undefined : found;
+  }
+
+  table(source) {
+    const line = source.slice(0, source.indexOf("\n"));
+    return line.length > COLUMNS && line.split("|").length > COLUMNS + 2 ? undefined : super.table(source);
+  }
+}
+
+class BoundedLexer extends Lexer {
+  #depth = 0;
+
+  blockTokens(source, tokens = [], clipped = false) {
+    if (this.#depth > DEEPEST) return this.#plain(source, tokens);
+    const cut = this.#depth && source.length > NESTED ? source.lastIndexOf("\n", NESTED) + 1 || NESTED : source.length;
+    this.#depth += 1;
+    try {
+      super.blockTokens(source.slice(0, cut), tokens, clipped);
+    } finally {
+      this.#depth -= 1;
+    }
+    return cut < source.length ? this.#plain(source.slice(cut), tokens) : tokens;
+  }
+
+  inlineTokens(source, tokens = []) {
+    let rest = source;
+    for (let parsed = 0; rest.length > PIECE && parsed < PARSED; ) {
+      const cut = Math.max(rest.lastIndexOf("\n", PIECE), rest.lastIndexOf(" ", PIECE)) + 1 || PIECE;
+      super.inlineTokens(rest.slice(0, cut), tokens);
+      parsed += cut;
+      rest = rest.slice(cut);
+    }
+    if (rest.length <= PIECE) return super.inlineTokens(rest, tokens);
+    tokens.push({ type: "text", raw: rest, text: rest, escaped: false });
+    return tokens;
+  }
+
+  /** Text that is not parsed. */
+  #plain(source, tokens) {
+    if (source.trim()) {
+      const text = { type: "text", raw: source, text: source, escaped: false };
+      tokens.push({ type: "paragraph", raw: source, text: source, tokens: [text] });
+    }
+    return tokens;
+  }
+}
+
 /**
  * The blocks of a Markdown text without carriage returns. Each has its source as `raw`; together they are the whole
  * text.
  */
 export function blocks(source) {
-  return marked.lexer(source);
+  const { extensions, ...options } = marked.defaults;
+  const tokenizer = new BoundedTokenizer();
+  return new BoundedLexer({ ...options, tokenizer, extensions: mayHaveMath(source) ? extensions : null }).lex(source);
 }
 
 /** The elements of some blocks, safe to insert, for `Trace.paint` and `furnish`. */
@@ -65,60 +141,56 @@ export function render(tokens) {
 }
 
 /**
- * Add nodes to code, in blocks of whole lines: the browser lays out a block again only when it changes, so that
- * the work for one more line does not depend on how many there are. nodes: texts and spans of text.
+ * Add what people use: a head with a button to copy on code, tables that scroll, formulas, links to other pages, the
+ * direction of each block by its own text.
  */
-export function addLines(code, nodes) {
-  for (const node of nodes) {
-    let block = code.lastElementChild;
-    if (!block?.matches(".lines")) {
-      block = element("span", { class: "lines" });
-      code.append(block);
-    }
-    const text = node.textContent;
-    const end = block.childNodes.length >= NODES ? text.lastIndexOf("\n") + 1 : 0;
-    if (!end) {
-      block.append(node);
-      continue;
-    }
-    const next = element("span", { class: "lines" });
-    code.append(next);
-    if (end < text.length) {
-      const rest = node.cloneNode(true);
-      node.textContent = text.slice(0, end);
-      rest.textContent = text.slice(end);
-      next.append(rest);
-    }
-    block.append(node);
-  }
-}
-
-/** Add what people use: a head with a button to copy on code, tables that scroll, links to other pages. */
 export function furnish(root) {
+  for (const child of root.children) if (!child.matches("pre, hr, var")) child.dir = "auto";
+  for (const part of root.querySelectorAll("p[title]")) {
+    part.removeAttribute("title");
+    part.className = "source";
+  }
   for (const pre of root.querySelectorAll("pre")) {
     const language = pre.title || "code";
     pre.removeAttribute("title");
-    const copy = button("Copy", async () => {
-      flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
-    });
-    copy.setAttribute("aria-label", `Copy ${language}`);
-    const box = element("div", { class: "code" }, element("div", { class: "code-head" }, language, copy));
-    addLines(pre.querySelector("code"), [...pre.querySelector("code").childNodes]);
+    const box = element("div", { class: "code", dir: "ltr" }, codeHead(pre, language));
+    const code = pre.querySelector("code");
+    addLines(code, [...code.childNodes]);
     pre.replaceWith(box);
     pre.tabIndex = 0; // it scrolls
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language);
     box.append(pre);
   }
-  for (const table of root.querySelectorAll("table")) {
-    const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" });
-    table.replaceWith(box);
-    box.append(table);
-  }
+  for (const table of root.querySelectorAll("table")) boxed(table);
   for (const link of root.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
     link.title = link.href;
   }
+  for (const source of root.querySelectorAll("var")) {
+    const parts = element("span", { class: "tex" }, ...source.childNodes);
+    source.replaceWith(element("span", { class: source.title === "block" ? "math display" : "math", dir: "ltr" }, parts));
+  }
+  if (root.querySelector(".math")) showFormulas(root);
   return root;
+}
+
+let formulas = null; // math.js, when it is there
+let loading = false;
+
+function showFormulas(root) {
+  if (formulas) formulas.showFormulas(root);
+  else if (!loading) {
+    loading = true;
+    import("./math.js").then(
+      (module) => {
+        formulas = module;
+        formulas.showFormulas(document);
+      },
+      () => {
+        loading = false; // the sources are shown; the next formula tries again
+      },
+    );
+  }
 }

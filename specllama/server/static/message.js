@@ -1,62 +1,80 @@
 // One message of a conversation as elements: the text, its reasoning, its rounds, its figures, and what one can
 // do with it. Knows no server.
 
-import { button, copyText, element, flash, numeral, percent } from "./dom.js";
+import { button, bytes, copyText, element, flash } from "./dom.js";
+import { editForm } from "./edit.js";
+import { figuresLine } from "./figures.js";
+import { folded } from "./fold.js";
+import { later } from "./idle.js";
+import { watchPrefill } from "./prefill.js";
+import { rawButton } from "./raw.js";
+import { RepetitionWatch } from "./repeats.js";
+import { roundsView } from "./rounds.js";
 import { MarkdownStream } from "./stream.js";
-import { Trace, inWords } from "./trace.js";
+import { Trace } from "./trace.js";
+
+export { watchRounds } from "./rounds.js";
 
 const BLINK = 500; // milliseconds
 
-/** A question. actions: {edit(text)}. */
+/**
+ * A question. actions: {edit(text), remove(), versions, note}, the last two elements: the choice of versions, and what
+ * depends on other messages.
+ */
 export function questionView(message, actions) {
-  const body = element("div", { class: "body plain" }, message.content);
+  const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
+  const files = element("ul", { class: "files" }, ...(message.files ?? []).map(fileView));
+  files.hidden = !files.children.length;
+  body.hidden = !message.content;
   const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
-  const edit = button("Edit", () => editor.begin());
-  const tools = element("div", { class: "actions" }, copy, edit);
-  const view = element("article", { class: "message question", "aria-label": "Question" }, body, tools);
-  const editor = {
-    begin() {
-      const area = element("textarea", { "aria-label": "Edit the question", rows: 4 });
-      area.value = message.content;
-      const end = () => {
-        form.replaceWith(body, tools);
-        edit.focus();
-      };
-      const send = (event) => {
-        event.preventDefault();
-        if (area.value.trim()) actions.edit(area.value);
-      };
-      const form = element(
-        "form",
-        { class: "edit", on: { submit: send } },
-        area,
-        element("p", { class: "hint" }, "What follows this question is replaced."),
-        element("div", { class: "actions" }, element("button", { class: "primary" }, "Send"), button("Cancel", end)),
-      );
-      area.addEventListener("keydown", (event) => {
-        if (event.key === "Escape") end();
-        if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
-      });
-      body.replaceWith(form);
-      tools.remove();
-      area.focus();
-    },
+  const edit = button("Edit", () => begin());
+  const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
+  const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
+  const begin = () => {
+    const end = () => {
+      form.replaceWith(body, tools);
+      edit.focus();
+    };
+    const words = {
+      label: "Edit the question", hint: "It is asked as a new version; this one and what followed it stay.", save: "Send",
+    };
+    const save = (text) => {
+      end();
+      actions.edit(text);
+    };
+    const { form, area } = editForm(message.content, words, { save, end });
+    body.replaceWith(form);
+    tools.remove();
+    area.focus();
   };
-  return view;
+  return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
 }
 
-/** An answer, complete or being written. actions: {regenerate(), resume()}. */
+/** A file of a question, folded. */
+function fileView({ name, text }) {
+  const shown = element("pre", { tabindex: 0, role: "region", "aria-label": name });
+  const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
+  fold.addEventListener("toggle", () => {
+    shown.textContent = fold.open ? text : "";
+  });
+  return element("li", {}, fold);
+}
+
+/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), versions, note}. */
 export class AnswerView {
   #actions;
   #body = element("div", { class: "body" });
   #thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
   #summary = element("summary", {}, "Reasoning");
   #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+  #repeats = element("div", { class: "repeats", role: "status", hidden: true });
+  #repeated = new RepetitionWatch();
   #outcome = element("p", { class: "outcome", hidden: true });
   #foot = element("footer", {});
   #stream;
   #thought = 0; // characters of the reasoning that are shown
   #blinking = 0; // the timer of the mark at the end of the text
+  #begun = () => {}; // ends the view of the prompt
 
   constructor(actions) {
     this.#actions = actions;
@@ -65,8 +83,10 @@ export class AnswerView {
       { class: "message answer", "aria-label": "Answer" },
       this.#reasoning,
       this.#body,
+      this.#repeats,
       this.#outcome,
       this.#foot,
+      actions.note,
     );
   }
 
@@ -74,6 +94,7 @@ export class AnswerView {
   begin(answer) {
     this.#stream = new MarkdownStream(this.#body, answer.trace);
     this.#body.classList.add("writing");
+    this.#begun = watchPrefill(answer, this.#body);
     // An animation of the style sheet would have the whole conversation painted again in each frame.
     if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
       this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
@@ -87,8 +108,20 @@ export class AnswerView {
   }
 
   show(answer) {
+    this.#begun();
     this.#showReasoning(answer);
     this.#stream.show();
+    this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
+  }
+
+  /** Say that the text repeats itself, where it can be stopped. */
+  #showRepetition(found) {
+    if (this.#repeats.hidden === !found) return;
+    this.#repeats.hidden = !found;
+    if (!found) return;
+    const part = found.part.trim().replace(/\s+/g, " ").slice(0, 60);
+    const stop = button("Stop", () => this.#actions.stop(), { "aria-label": "Stop the answer that repeats itself" });
+    this.#repeats.replaceChildren(element("p", {}, `The answer repeats itself: "${part}".`), stop);
   }
 
   #showReasoning(answer) {
@@ -103,11 +136,28 @@ export class AnswerView {
   /** Take away an answer that has no text. */
   remove() {
     clearInterval(this.#blinking);
+    this.#begun();
     this.element.remove();
   }
 
-  /** Show a complete message, or what there is of one. message: as it is stored. */
+  /**
+   * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
+   * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+   */
   end(message) {
+    if (this.#stream) return this.#end(message);
+    this.#body.textContent = message.content;
+    return later(this.element, () => {
+      try {
+        this.#end(message);
+      } catch {
+        // figures of a file that are none
+        this.#end({ role: "assistant", content: message.content, outcome: "Its figures cannot be read." });
+      }
+    });
+  }
+
+  #end(message) {
     const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
     if (!this.#stream) {
       this.begin(answer);
@@ -117,7 +167,9 @@ export class AnswerView {
       this.#showReasoning(answer);
       this.#summary.textContent = "Reasoning";
     }
+    this.#begun();
     this.#stream.finish();
+    this.#repeats.hidden = true;
     clearInterval(this.#blinking);
     this.#body.classList.remove("writing", "blink");
     this.element.removeAttribute("aria-busy");
@@ -129,100 +181,52 @@ export class AnswerView {
 
   #footer(message, answer) {
     const found = [];
-    const text = summary(message.figures);
-    if (text) found.push(element("p", { class: "figures" }, text));
-    if (answer.trace.rounds.length) found.push(stepper(this.element, answer.trace));
+    const line = figuresLine(message.figures);
+    if (line) found.push(line);
+    found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
     const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
     copy.setAttribute("aria-label", "Copy the answer");
-    const tools = [copy];
-    // Of the last message only, by the style sheet.
-    tools.push(button("Regenerate", () => this.#actions.regenerate(), { class: "of-last" }));
-    if (message.partial && message.content) {
-      tools.push(button("Continue", () => this.#actions.resume(), { class: "of-last" }));
+    const { regenerate, resume, remove, versions } = this.#actions;
+    const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
+    if (message.partial && (message.content || message.reasoning)) {
+      tools.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
     }
+    if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
+    tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer", class: "when-idle" }));
+    tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
     found.push(element("div", { class: "actions" }, ...tools));
+    const about = aboutAnswer(message);
+    if (about) found.push(element("p", { class: "about" }, about));
     return found;
+  }
+
+  #edit(message) {
+    const end = () => {
+      form.replaceWith(this.#body);
+      this.#foot.hidden = false;
+      this.#foot.querySelector("[aria-label='Edit the answer']")?.focus();
+    };
+    const words = {
+      label: "Edit the answer", hint: "Your text becomes a version of the answer, which Continue goes on with.", save: "Save",
+    };
+    const save = (text) => {
+      end();
+      this.#actions.amend(text);
+    };
+    const { form, area } = editForm(message.content, words, { save, end });
+    this.#body.replaceWith(form);
+    this.#foot.hidden = true;
+    area.focus();
   }
 }
 
-/** The figures of an answer in a line; "" without any. */
-export function summary(figures) {
-  if (!figures) return "";
-  const parts = [`${figures.n} tokens`];
-  if (figures.rate) parts.push(`${numeral(figures.rate)} tokens/s`);
-  if (figures.speedup) parts.push(`${figures.speedup.toFixed(2)}× plain`);
-  if (figures.drafted) parts.push(`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`);
-  else parts.push(figures.reason || "no drafts");
+/** Which model wrote an answer, and how much of the prompt it had read before. */
+function aboutAnswer({ model, edited, prompt, cached }) {
+  const parts = [];
+  if (model) parts.push(model);
+  if (edited) parts.push("edited by you");
+  if (cached && prompt) {
+    parts.push(`${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} tokens of the prompt were kept`);
+  }
   return parts.join(" · ");
-}
-
-/** A slider through the rounds of an answer, which says what each drafted and marks its text. */
-function stepper(root, trace) {
-  const { rounds } = trace;
-  const said = element("output", { class: "round" });
-  const slider = element("input", {
-    type: "range", min: 1, max: rounds.length, step: 1, value: 1, "aria-label": "Round",
-  });
-  const show = () => {
-    const i = Number(slider.value) - 1;
-    const text = `Round ${i + 1} of ${rounds.length}: ${inWords(rounds[i])}`;
-    said.textContent = text;
-    slider.setAttribute("aria-valuetext", text);
-    mark(root, i);
-  };
-  slider.addEventListener("input", show);
-  slider.addEventListener("focus", show);
-  slider.addEventListener("blur", () => mark(root, -1));
-  root.addEventListener("roundchosen", ({ detail }) => {
-    slider.value = String(detail + 1);
-    said.textContent = `Round ${detail + 1} of ${rounds.length}: ${inWords(rounds[detail])}`;
-  });
-  const first = `Round 1 of ${rounds.length}: ${inWords(rounds[0])}`;
-  slider.setAttribute("aria-valuetext", first);
-  said.textContent = `${rounds.length} rounds`;
-  return element("div", { class: "stepper" }, slider, said);
-}
-
-/** Mark the text of a round, -1 for none. */
-function mark(root, round) {
-  for (const part of root.querySelectorAll(".marked")) part.classList.remove("marked");
-  if (round < 0) return;
-  for (const part of root.querySelectorAll(`.body [data-round="${round}"]`)) part.classList.add("marked");
-}
-
-/** Show the figures of the round under the pointer, next to it. log: the conversation's element. */
-export function watchRounds(log, tip, roundsOf) {
-  let shown = null;
-  const hide = () => {
-    if (shown) mark(shown, -1);
-    shown = null;
-    tip.hidden = true;
-  };
-  const show = (event) => {
-    const part = event.target.closest?.("[data-round]");
-    if (!part) return hide();
-    const root = part.closest(".message");
-    const rounds = roundsOf(root, Boolean(part.closest(".thoughts")));
-    const round = rounds?.[Number(part.dataset.round)];
-    if (!round) return hide();
-    if (shown && shown !== root) mark(shown, -1);
-    shown = root;
-    if (!part.closest(".thoughts")) {
-      mark(root, Number(part.dataset.round));
-      root.dispatchEvent(new CustomEvent("roundchosen", { detail: Number(part.dataset.round) }));
-    }
-    const source = part.dataset.source ?? "";
-    tip.textContent = `${source && `${source} · `}${inWords(round)}`;
-    tip.hidden = false;
-    const box = part.getClientRects()[0];
-    const left = Math.min(event.clientX, innerWidth - tip.offsetWidth - 8);
-    const above = (box?.top ?? event.clientY) - tip.offsetHeight - 6;
-    tip.style.left = `${Math.max(8, left)}px`;
-    tip.style.top = `${above > 0 ? above : (box?.bottom ?? event.clientY) + 6}px`;
-    return undefined;
-  };
-  log.addEventListener("pointerover", show);
-  log.addEventListener("pointerleave", hide);
-  log.addEventListener("scroll", hide, { passive: true });
-  addEventListener("keydown", (event) => event.key === "Escape" && hide());
 }

@@ -2,13 +2,16 @@
 
 import { json } from "./api.js";
 import { announce, byId, element } from "./dom.js";
+import { say } from "./notice.js";
 
 const POLL = 500; // milliseconds between looks at a load
 
 /** props: of the chosen model, null before they are known. changed(): called when they are. */
 export class Models {
   props = null;
+  problem = ""; // why the chosen model cannot be used, as a sentence
   #listed = [];
+  #used = ""; // the model of which props are
   #changed;
   #failed;
 
@@ -48,9 +51,8 @@ export class Models {
     const menu = byId("model");
     const chosen = menu.value || this.#listed[0]?.id;
     const options = this.#listed.map(({ id, status }) => {
-      const there = status.value !== "not downloaded";
       const note = { loaded: "", unloaded: " · on disk", loading: " · loading" }[status.value] ?? " · not downloaded";
-      return element("option", { value: id, disabled: !there, title: status.pull ?? null }, `${id}${note}`);
+      return element("option", { value: id, title: status.pull ?? null }, `${id}${note}`);
     });
     menu.replaceChildren(...options);
     menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
@@ -62,17 +64,59 @@ export class Models {
 
   async #choose() {
     const name = this.name;
+    if (this.#status()?.pull) {
+      byId("model").value = this.#used;
+      return this.#offer(name, this.#listed.find(({ id }) => id === name).status.pull);
+    }
+    this.#forget("");
+    try {
+      await this.#load(name);
+      await this.#describe();
+    } catch (error) {
+      if (name === this.name) this.#forget(`${name} cannot be used. ${error.message}`);
+      await this.#list().catch(() => {});
+      throw error;
+    }
+    return undefined;
+  }
+
+  /** Offer to download a model that is not on this disk. */
+  async #offer(name, command) {
+    const status = async () => {
+      await this.#list();
+      return this.#listed.find(({ id }) => id === name)?.status;
+    };
+    const before = new Set(this.#listed.map(({ id }) => id));
+    const use = () => {
+      say("");
+      const found = this.#listed.find(({ id, status: { pull } }) => !pull && (id === name || !before.has(id)));
+      byId("model").value = found?.id ?? name; // on disk it is listed with its file
+      byId("model").dispatchEvent(new Event("change"));
+    };
+    const { offerPull } = await import("./pulls.js");
+    await offerPull(name, command, { status, use });
+  }
+
+  /** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
+  #forget(problem) {
+    this.props = null;
+    this.problem = problem;
+    this.#changed();
+  }
+
+  async #load(name) {
     if (this.#status()?.value === "unloaded") {
       announce(`Loading ${name}`);
       let open = true;
       const load = json("/models/load", { body: { model: name } }).finally(() => {
         open = false;
       });
-      await Promise.all([load, this.#follow(() => open)]);
+      await Promise.all([load, this.#follow(() => open)]).finally(() => {
+        byId("loading").hidden = true;
+      });
       await this.#list();
       announce(`${name} is in memory`);
     }
-    await this.#describe();
   }
 
   /** Show the progress of a load while `loading` says that there is one. */
@@ -93,7 +137,9 @@ export class Models {
     const name = this.name;
     const props = await json(`/props?model=${encodeURIComponent(name)}`);
     if (name !== this.name) return;
+    this.#used = name;
     this.props = props;
+    this.problem = "";
     this.#changed();
   }
 }

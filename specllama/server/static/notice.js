@@ -1,6 +1,5 @@
 // What the page says next to the conversation: notices, and how much of the context is taken.
 
-import { FULL } from "./api.js";
 import { byId, button } from "./dom.js";
 
 const FULL_SHARE = 0.9; // of the context from which on the gauge warns
@@ -14,13 +13,16 @@ export function say(text, actions = {}) {
   notice.querySelector(".actions").replaceChildren(...found);
 }
 
-/** Show how many tokens of the context are used. size: of the context, 0 while it is unknown. */
-export function showContext(used, size) {
+/**
+ * Show how many tokens of the context are used. size: of the context, 0 while it is unknown. actions: that make room,
+ * as for `say`.
+ */
+export function showContext(used, size, actions = {}) {
   byId("context").value = size ? Math.min(1, used / size) : 0;
   byId("context").high = FULL_SHARE;
   byId("context-text").textContent = size ? `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens` : "";
   byId("context").title = "When the context is full, answers end; nothing is dropped from it silently.";
   if (size && used > FULL_SHARE * size && !byId("notice").textContent) {
-    say(`The context is almost full: an answer ends when it is. ${FULL}`);
+    say("The context is almost full: an answer ends when it is.", actions);
   }
 }

@@ -1,7 +1,8 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
-import { bars, lines } from "./charts.js";
-import { byId, element, numeral, percent } from "./dom.js";
+import { button, byId, bytes, duration, element, numeral, percent } from "./dom.js";
+import { explained, term } from "./explain.js";
+import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
 
 const WORDS = {
@@ -12,7 +13,7 @@ const WORDS = {
   memory: "copied from earlier answers",
   grammar: "forced by the grammar",
 };
-const WIDTH = 380; // of charts
+const AGREEMENT = 1.15; // of a speed-up and the tokens a round
 const EVERY = 250; // milliseconds between two drawings while an answer is written
 
 export class Panel {
@@ -21,11 +22,11 @@ export class Panel {
   #tiles = element("dl", { class: "tiles" });
   #reason = element("p", { class: "hint" });
   #sources = element("ul", { class: "sources" });
-  #accepted = element("div", {});
-  #times = element("div", {});
-  #curve = element("div", {});
+  #charts = element("div", {});
+  #latest = null; // what the charts show
 
-  constructor() {
+  /** gain(): opens the card. */
+  constructor(gain) {
     const box = element("input", { type: "checkbox", role: "switch" });
     box.checked = tinted();
     const apply = () => document.body.classList.toggle("tint", box.checked);
@@ -39,17 +40,19 @@ export class Panel {
       this.#state,
       this.#tiles,
       this.#reason,
+      button("What does it gain here?", gain, { class: "gain" }),
       element("label", { class: "switch" }, box, " Show where tokens came from"),
       this.#sources,
-      this.#accepted,
-      this.#times,
-      this.#curve,
+      this.#charts,
     );
   }
 
-  /** Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. */
-  describe(props, speculate) {
-    this.#state.textContent = props ? inWords(props, speculate) : "The model is loading.";
+  /**
+   * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
+   * model cannot be used.
+   */
+  describe(props, speculate, problem = "") {
+    this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
     this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
   }
 
@@ -58,13 +61,17 @@ export class Panel {
     const now = performance.now();
     if (live && now - this.#drawn < EVERY) return;
     this.#drawn = now;
-    const plain = answer.figures?.plain_tps ?? plainRate(props);
-    this.#tiles.replaceChildren(...tiles(answer, plain));
+    this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
     this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
     this.#sources.replaceChildren(...sources(answer));
-    this.#accepted.replaceChildren(...accepted(answer));
-    this.#times.replaceChildren(...times(answer));
-    this.#curve.replaceChildren(...curve(props, answer));
+    this.#draw(answer, props);
+  }
+
+  /** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
+  async #draw(answer, props, before = null) {
+    const own = (this.#latest = {});
+    const { charts } = await import("./panel_charts.js");
+    if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
   }
 
   /** Show what is known without an answer. */
@@ -73,9 +80,7 @@ export class Panel {
     this.#tiles.replaceChildren();
     this.#reason.textContent = "";
     this.#sources.replaceChildren();
-    this.#accepted.replaceChildren(none);
-    this.#times.replaceChildren();
-    this.#curve.replaceChildren(...curve(props, null));
+    this.#draw(null, props, none);
   }
 }
 
@@ -101,29 +106,56 @@ export function inWords(props, speculate) {
   return `On: ${parts.join(" + ")}, ${length}.`;
 }
 
+/** What the model runs on. */
+export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
+  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
+  if (!gpus.length) return cpu;
+  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
+  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
+}
+
 /** Tokens per second of plain decoding by the measured time of one row; null without it. */
 export function plainRate(props) {
   const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
   return one ? 1 / one[1] : null;
 }
 
-function tile(name, value, note = "") {
-  return element("div", {}, element("dt", {}, name), element("dd", {}, value, element("small", {}, note)));
+function tile(name, explanation, value, note = "") {
+  const found = element("div", {}, element("dt", {}, term(name, explanation)), element("dd", {}, value, element("small", {}, note)));
+  return explained(found, explanation);
 }
 
-function tiles(answer, plain) {
-  const rate = answer.timings ? answer.timings.predicted_per_second : answer.rate;
-  const exact = answer.figures?.speedup;
-  const speedup = exact ?? (rate && plain && answer.drafted ? rate / plain : null);
-  const rounds = answer.figures?.rounds || answer.n_rounds;
-  const drafted = answer.figures?.n_drafted ?? answer.drafted;
-  const kept = answer.figures?.n_accept ?? answer.accepted;
-  return [
-    tile("tokens/s", numeral(rate), plain ? `plain ${numeral(plain)}` : ""),
-    tile("over plain", speedup ? `${speedup.toFixed(2)}×` : "–", speedup && !exact ? "so far" : ""),
-    tile("accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
-    tile("tokens a round", rounds ? numeral(answer.n / rounds) : "–", rounds ? `${rounds} rounds` : ""),
+/** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
+function tiles(f, stored, live) {
+  const { plain, rounds, drafted, accepted: kept, prompt } = f;
+  const a = rounds ? Math.max(0, f.timed ?? f.n - 1) / rounds : 0;
+  const found = [
+    tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
+    tile("over plain", "gain", ...gain(f, stored, live, a)),
+    tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
+    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${f.n} tokens, ${rounds} ${rounds === 1 ? "round" : "rounds"}` : ""),
   ];
+  if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
+  if (prompt?.n) {
+    const kept_ = prompt.cached ? `, ${prompt.cached} kept` : "";
+    found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${prompt.n} tokens read${kept_}`));
+  }
+  return found;
+}
+
+const SOURCES = { run: "plain measured in this answer", stored: "plain measured before", compared: "compared" };
+
+/** The speed over plain decoding and what it stands on. An estimate while the answer is written. */
+function gain(f, stored, live, tokens) {
+  if (Number.isFinite(f.speedup)) {
+    const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";
+    const close = f.verdict === "alike" ? "too close to call, " : "";
+    return [`${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}`];
+  }
+  if (!live) return ["–", f.why];
+  const estimate = stored && f.rate && f.drafted ? f.rate / stored : null;
+  if (!estimate || estimate > AGREEMENT * Math.max(1, tokens)) return ["–", ""]; // more than a round writes cannot be
+  return [`${Math.min(estimate, tokens).toFixed(2)}×`, "so far, plain measured before"];
 }
 
 function sources(answer) {
@@ -140,46 +172,4 @@ function sources(answer) {
       element("span", {}, `${percent(n / all)} of the text, ${WORDS[source] ?? "another drafter"}`),
     ),
   );
-}
-
-function accepted(answer) {
-  let rates = answer.figures?.accept_by_position;
-  if (!rates) {
-    const n = Math.max(...answer.traces.map(({ reached }) => reached.length));
-    const sum = (what, j) => answer.traces.reduce((all, trace) => all + (trace[what][j] ?? 0), 0);
-    rates = Array.from({ length: n }, (_, j) => sum("kept", j) / sum("reached", j));
-  }
-  if (!rates.length) return [];
-  const series = [["accepted", rates.map((rate, j) => [j + 1, rate])]];
-  const title = `Share of draft tokens accepted, by position: ${rates.map(percent).join(", ")}`;
-  return [element("h3", {}, "Accepted by position in the draft"), lines({ series, title, x_name: "position", percent: true, width: WIDTH })];
-}
-
-function times(answer) {
-  const seconds = answer.figures?.seconds;
-  const all = seconds ? Object.values(seconds).reduce((sum, value) => sum + value, 0) : 0;
-  if (!all) return [];
-  const shares = Object.entries(seconds).map(([name, value]) => [name, value / all]);
-  const title = `Where the time went: ${shares.map(([name, value]) => `${name} ${percent(value)}`).join(", ")}`;
-  return [element("h3", {}, "Where the time went"), bars({ rows: [["", shares]], title, width: WIDTH })];
-}
-
-function curve(props, answer) {
-  const known = new Map(props?.speculation.decode_seconds ?? []);
-  const used = Object.entries(answer?.figures?.decodes ?? {}).map(([rows, [count]]) => [Number(rows), count]);
-  for (const [rows, [count, seconds]] of Object.entries(answer?.figures?.decodes ?? {})) {
-    if (!known.has(Number(rows)) && count) known.set(Number(rows), seconds / count);
-  }
-  const points = [...known].sort((a, b) => a[0] - b[0]).map(([rows, seconds]) => [rows, 1000 * seconds]);
-  if (points.length < 2) return [];
-  const marks = used.map(([rows, count]) => [rows, `${rows} rows: ${count} decodes of this answer`]);
-  const title = `Milliseconds of a decode by its rows: ${points.map(([n, ms]) => `${n}: ${numeral(ms)}`).join(", ")}`;
-  const note = used.length
-    ? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count}×)`).join(", ")}.`
-    : "";
-  return [
-    element("h3", {}, "Time of a decode by its rows, t(n)"),
-    lines({ series: [["ms", points]], title, x_name: "rows", y_name: "ms", marks, width: WIDTH }),
-    element("p", { class: "hint" }, `Drafts pay where more rows cost little more than one. ${note}`),
-  ];
 }

@@ -1,18 +1,25 @@
-// The race: one prompt and one seed, plain and speculative one after the other, then both shown at the pace at
-// which they were written.
+// The race: one prompt and one seed, plain and speculative in turn until it is certain which is faster, then both
+// shown at the pace at which they were written.
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { announce, button, duration, element, numeral } from "./dom.js";
+import { lanesOf, replay } from "./exhibit.js";
+import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
+import { deviceInWords, draftNames } from "./panel.js";
+import { results, share } from "./results.js";
+import { loadStyle } from "./styles.js";
 
+loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
-const EVEN = 0.02; // share of the time by which runs of the same speed differ
+const MOST_PAIRS = 9;
+const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval
 
-/** Open the race. context: {prompt, system, model, settings}. */
-export function openRace({ prompt, system, model, settings }) {
+/** Open the race. context: {prompt, system, model, settings, props}. */
+export function openRace({ prompt, system, model, settings, props }) {
   const controller = new AbortController();
-  const area = element("textarea", { id: "race-prompt", rows: 3 });
+  const area = element("textarea", { id: "race-prompt", rows: 3, dir: "auto" });
   area.value = prompt;
   const length = element(
     "select",
@@ -27,7 +34,8 @@ export function openRace({ prompt, system, model, settings }) {
     start.disabled = true;
     try {
       const more = { ...settings, max_tokens: Number(length.value), seed: settings.seed ?? seed() };
-      await race({ prompt: area.value, system, model, settings: more }, place, controller.signal);
+      const asks = { prompt: area.value, system, model, settings: more, props };
+      await race(asks, place, controller.signal);
     } catch (error) {
       if (error.name === "AbortError") return undefined;
       place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
@@ -41,8 +49,9 @@ export function openRace({ prompt, system, model, settings }) {
       element(
         "p",
         { class: "hint" },
-        "The same prompt and seed twice, one after the other, so that they do not disturb each other; then both at " +
-          "their true pace. Neither run drafts from earlier answers.",
+        "The same prompt and seed without and with drafts, in turn, so that they do not disturb each other, until it is " +
+          `certain which is faster or ${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from ` +
+          "earlier answers.",
       ),
       element(
         "form",
@@ -61,117 +70,173 @@ export function openRace({ prompt, system, model, settings }) {
 
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
-async function race({ prompt, system, model, settings }, place, signal) {
-  const status = element("p", { role: "status" }, "Evaluating the prompt…");
-  place.replaceChildren(status);
-  const messages = [{ role: "user", content: prompt }];
-  const busy = (await json(`/slots?model=${encodeURIComponent(model)}`)).some((slot) => slot.is_processing);
-  // The prompt is in the cache afterwards, so that both runs find the same.
-  const warm = { ...settings, max_tokens: 1 };
-  await generate(asked({ messages, system, model, settings: warm, speculation: { enabled: false, memory: false } }), { signal });
-  const one = async (name, enabled) => {
-    const body = asked({ messages, system, model, settings, speculation: { enabled, memory: false } });
-    const grown = (answer) => {
-      status.textContent = `${name}: ${answer.n} tokens…`;
-    };
+/** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
+export function aboutServer(props, settings = null) {
+  if (!props) return [];
+  const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
+  const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
+  return [
+    `${props.target.name} ${props.target.quant}; drafts: ${names.join(", ") || "none"}.${run}`,
+    `${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
+  ];
+}
+
+/** The slots of a model that are busy. */
+export async function busySlots(model) {
+  return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
+}
+
+/** What of a complete answer is compared and shown again. Its clock begins with the first token, as that of decoding. */
+export function runOf(answer) {
+  const { figures, timings } = answer;
+  const first = (answer.firstAt - answer.began) / 1000;
+  return {
+    seconds: (answer.lastAt - answer.firstAt) / 1000,
+    decoding: (timings?.predicted_ms ?? 0) / 1000,
+    rate: timings?.predicted_per_second || 0,
+    n: answer.n,
+    rounds: figures?.rounds ?? 0,
+    drafted: (figures?.n_drafted ?? 0) + (figures?.forced_tokens ?? 0),
+    reason: figures?.reason ?? "",
+    near_ties: figures?.near_ties ?? 0,
+    text: answer.reasoning + answer.content,
+    parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
+    times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first), n]),
+  };
+}
+
+/**
+ * Run a request in turn without and with drafts. The prompt is evaluated before, so that all runs find the same.
+ * said(name, answer, i): called as pair i goes on; pair(i): before it. Returns [{plain, speculative}, …].
+ */
+export async function* alternating({ messages, system, model, settings }, { signal, said = () => {} }) {
+  const once = (enabled, more = {}, grown = undefined) => {
+    const body = asked({ messages, system, model, settings: { ...settings, ...more }, speculation: { enabled, memory: false } });
     return generate(body, { signal, grown });
   };
-  const plain = await one("Plain", false);
-  const drafted = await one("Speculative", true);
-  const lanes = [lane("Plain", plain), lane("Speculative", drafted)];
-  const verdict = element("p", { class: "verdict", role: "status" });
-  const details = element("p", { class: "hint" });
-  if (busy) details.textContent = "Another text was being written at the same time, so these times are not exact. ";
-  const again = button("Replay", () => replay(lanes, signal));
+  await once(false, { max_tokens: 1 });
+  for (let i = 0; ; i++) {
+    const pair = {};
+    for (const name of i % 2 ? ["speculative", "plain"] : ["plain", "speculative"]) {
+      pair[name] = runOf(await once(name === "speculative", {}, (answer) => said(name, answer, i)));
+    }
+    yield pair;
+  }
+}
+
+/** How pairs of runs compare, as in gain.js. */
+export function comparedPairs(pairs) {
+  const all = pairs.map(({ speculative }) => speculative);
+  const sum = (what) => all.reduce((total, run) => total + run[what], 0);
+  const written = all.reduce((total, { n }) => total + n - 1, 0); // the first token is of the prompt's decode
+  const tokens = Math.max(1, written / Math.max(1, sum("rounds")));
+  return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted") });
+}
+
+async function race({ prompt, system, model, settings, props }, place, signal) {
+  const status = element("p", { role: "status" }, "Evaluating the prompt…");
+  const own = new AbortController();
+  const stopped = AbortSignal.any([signal, own.signal]);
+  const stop = button("Stop and judge", () => own.abort());
+  place.replaceChildren(status, stop);
+  const busy = await busySlots(model);
+  const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
+  const pairs = [];
+  const said = (name, answer, i) => {
+    status.textContent = `Pair ${i + 1}, ${name}: ${answer.n} tokens… ${soFar(pairs)}`;
+  };
+  const began = performance.now();
+  try {
+    for await (const pair of alternating(request, { signal: stopped, said })) {
+      pairs.push(pair);
+      const seconds = (performance.now() - began) / 1000;
+      if (!pair.speculative.drafted && pairs.length === 1) break; // more runs would tell no more
+      if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_PAIRS) break;
+      if (pairs.length >= LEAST_PAIRS && seconds > LONGEST) break;
+    }
+  } catch (error) {
+    if (!own.signal.aborted || signal.aborted) throw error;
+  }
+  if (!pairs.length) {
+    place.replaceChildren(element("p", { role: "status" }, "Stopped before both had run once."));
+    return;
+  }
+  await show(pairs, { prompt, model, settings, props, busy, place, signal });
+}
+
+function soFar(pairs) {
+  const found = pairs.length ? comparedPairs(pairs) : { speedup: null };
+  return found.speedup === null ? "" : `So far ${inFigures(found)}.`;
+}
+
+async function show(pairs, { prompt, model, settings, props, busy, place, signal }) {
+  const typical = typicalOf(pairs);
+  const { verdict, details } = judge(pairs);
+  const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
+  results.race = {
+    prompt, verdict, details: notes, model, props,
+    settings: { max_tokens: settings.max_tokens, seed: settings.seed },
+    plain: typical.plain, speculative: typical.speculative,
+  };
+  const lanes = lanesOf(typical);
+  const said = element("p", { class: "verdict", role: "status" });
+  const hint = element("p", { class: "hint" });
+  const again = button("Replay", async () => {
+    again.disabled = true;
+    await replay(lanes, signal);
+    again.disabled = false;
+  });
+  const keep = button("Save as a file", () => share(), { title: "An HTML file that shows this race again" });
   place.replaceChildren(
     element("div", { class: "lanes" }, ...lanes.map((found) => found.element)),
-    verdict,
-    details,
-    element("div", { class: "actions" }, again),
+    said,
+    hint,
+    element("div", { class: "actions" }, again, keep),
   );
   again.disabled = true;
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) for (const found of lanes) found.finish();
-  else await replay(lanes, signal);
+  await replay(lanes, signal);
   again.disabled = false;
-  const said = judge(plain, drafted);
-  verdict.textContent = said.verdict;
-  details.append(said.details);
-  announce(said.verdict);
+  said.textContent = verdict;
+  hint.textContent = notes;
+  announce(verdict);
 }
 
-/** The sentences about two answers to the same request. */
-export function judge(plain, drafted) {
-  const times = [plain, drafted].map((answer) => (answer.lastAt - answer.began) / 1000);
-  const ratio = times[0] / times[1];
-  const shown = `${duration(times[1])} against ${duration(times[0])}`;
-  let verdict = `Speculation won: ${ratio.toFixed(2)} times as fast, ${shown}.`;
-  if (Math.abs(ratio - 1) <= EVEN) verdict = `A draw: ${shown}.`;
-  else if (ratio < 1) {
-    verdict = `Plain decoding won: ${(1 / ratio).toFixed(2)} times as fast, ${duration(times[0])} against ${duration(times[1])}.`;
-  }
-  if (!drafted.figures?.n_drafted) {
-    verdict += ` Nothing was drafted${drafted.figures?.reason ? `: ${drafted.figures.reason}` : ""}.`;
-  }
-  const [a, b] = [plain, drafted].map((answer) => answer.reasoning + answer.content);
-  const rates = [plain, drafted].map((answer) => `${numeral(answer.timings?.predicted_per_second)} tokens/s`);
-  let same = `Both texts are identical, ${drafted.n} tokens.`;
-  if (a !== b) {
-    let at = 0;
-    while (a[at] === b[at]) at++;
-    const ties = plain.figures?.near_ties || drafted.figures?.near_ties;
-    same = `The texts differ from character ${at + 1} on${ties ? ", where two tokens were almost equally likely" : ""}.`;
-  }
-  return { verdict: `${verdict} ${same}`, details: `Plain ${rates[0]}, speculative ${rates[1]}.` };
+const ratio = ({ plain, speculative }) => speculative.rate / plain.rate;
+
+/** The pair whose ratio is the median. */
+function typicalOf(pairs) {
+  return [...pairs].sort((a, b) => ratio(a) - ratio(b))[Math.floor(pairs.length / 2)];
 }
 
-/** One answer that can be shown again at its pace. */
-function lane(name, answer) {
-  const text = element("div", { class: "lane-text", tabindex: 0, role: "region", "aria-label": `${name} text` });
-  const clock = element("span", { class: "clock" });
-  const total = (answer.lastAt - answer.began) / 1000;
-  const { reasoning, content } = answer;
-  const whole = reasoning.length + content.length;
-  let shown = 0;
-  let i = 0;
-  const upTo = (end) => {
-    const split = reasoning.length;
-    if (shown < split) text.append(...answer.reasoningTrace.spans(reasoning.slice(shown, end), shown));
-    const from = Math.max(0, shown - split);
-    if (end > split) text.append(...answer.trace.spans(content.slice(from, end - split), from));
-    shown = Math.max(shown, end);
-  };
+/** The sentences about pairs of runs of one request, of which each has {plain, speculative} as of runOf. */
+export function judge(pairs) {
+  const found = comparedPairs(pairs);
+  const { plain, speculative } = typicalOf(pairs);
+  const times = `${duration(speculative.decoding)} against ${duration(plain.decoding)}`;
+  const reason = speculative.reason ? `: ${speculative.reason}` : "";
+  let verdict = `No winner: ${found.reason}.`;
+  if (!speculative.drafted) verdict = `No winner: nothing was drafted${reason}.`;
+  else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${times}.`;
+  else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${times}.`;
+  else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call.`;
+  const same = sameText(pairs);
+  const rates = [plain, speculative].map(({ rate }) => `${numeral(rate)} tokens/s`);
+  const many = `${pairs.length} ${pairs.length === 1 ? "pair" : "pairs"} of runs, alternating`;
   return {
-    element: element("section", { class: "lane" }, element("h3", {}, name, clock), text),
-    total,
-    reset() {
-      text.replaceChildren();
-      [shown, i] = [0, 0];
-    },
-    show(seconds) {
-      while (i < answer.times.length && answer.times[i][0] <= seconds) i++;
-      upTo(i ? answer.times[i - 1][1] : 0);
-      clock.textContent = seconds >= total ? `finished after ${duration(total)}` : `${seconds.toFixed(1)} s`;
-      text.scrollTop = text.scrollHeight;
-    },
-    finish() {
-      upTo(whole);
-      clock.textContent = `finished after ${duration(total)}`;
-    },
+    found,
+    verdict: `${verdict} ${same}`,
+    details: `${many}; times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${rates[0]}, speculative ${rates[1]}.`,
   };
 }
 
-function replay(lanes, signal) {
-  for (const found of lanes) found.reset();
-  const began = performance.now();
-  const end = Math.max(...lanes.map((found) => found.total));
-  return new Promise((resolve) => {
-    const step = () => {
-      const seconds = (performance.now() - began) / 1000;
-      for (const found of lanes) found.show(seconds);
-      if (seconds < end && !signal.aborted) return requestAnimationFrame(step);
-      for (const found of lanes) found.finish();
-      return resolve();
-    };
-    requestAnimationFrame(step);
-  });
+/** Whether all texts are the same, in a sentence. */
+export function sameText(pairs) {
+  const runs = pairs.flatMap(({ plain, speculative }) => [plain, speculative]);
+  const [first] = runs;
+  const other = runs.find(({ text }) => text !== first.text);
+  if (!other) return `All texts are identical, ${first.n} tokens.`;
+  let at = 0;
+  while (first.text[at] === other.text[at]) at++;
+  const ties = runs.some((run) => run.near_ties);
+  return `The texts differ from character ${at + 1} on${ties ? ", where two tokens were almost equally likely" : ""}.`;
 }

@@ -3,7 +3,8 @@
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { bytes, element, numeral, percent } from "./dom.js";
-import { draftNames, inWords } from "./panel.js";
+import { term } from "./explain.js";
+import { deviceInWords, draftNames, inWords } from "./panel.js";
 
 const EVERY = 2000; // milliseconds between two looks
 
@@ -19,7 +20,7 @@ export function openStatus(model, session) {
   const look = async () => {
     while (open) {
       try {
-        place.replaceChildren(...shown(await gathered(model), session));
+        show(place, await gathered(model), session);
       } catch (error) {
         place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
       }
@@ -49,7 +50,26 @@ function parsed(text) {
   return found;
 }
 
-function shown({ props, slots, metrics }, session) {
+/** Show the facts; where they have the same names as before, their elements stay, and so does the focus. */
+function show(place, found, session) {
+  const rows = rowsOf(found, session);
+  const values = [...place.querySelectorAll(":scope > .facts > dd")];
+  const names = [...place.querySelectorAll(":scope > .facts > dt")].map((dt) => dt.textContent);
+  if (names.join("\n") !== rows.map(([name]) => name).join("\n")) {
+    const facts = rows.flatMap(([name, value, explanation]) => [
+      element("dt", {}, explanation ? term(name, explanation) : name), element("dd", {}, value),
+    ]);
+    place.replaceChildren(element("dl", { class: "facts" }, ...facts), slotTable(found.slots));
+    return;
+  }
+  rows.forEach(([, value], i) => {
+    if (values[i].textContent !== value) values[i].textContent = value;
+  });
+  place.lastElementChild.replaceWith(slotTable(found.slots));
+}
+
+/** The facts as [name, text, name of its explanation]. */
+function rowsOf({ props, slots, metrics }, session) {
   const { target, machine } = props;
   const busy = slots.filter((slot) => slot.is_processing).length;
   const waiting = metrics.get("specllama_texts_waiting") ?? 0;
@@ -57,22 +77,21 @@ function shown({ props, slots, metrics }, session) {
   const restarts = metrics.get("specllama_engine_restarts") ?? 0;
   const drafted = metrics.get("specllama_draft_tokens_total") ?? 0;
   const accepted = metrics.get("specllama_draft_tokens_accepted_total") ?? 0;
-  const rows = [
+  const took = metrics.get("specllama_compared_decode_seconds_total") ?? 0;
+  const plain = metrics.get("specllama_compared_plain_seconds_total") ?? 0;
+  return [
     ["Version", props.build_info],
     ["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
     ["Draft", drafters(props)],
     ["Speculation", inWords(props, true)],
-    ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`],
-    ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`],
+    ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`, "slots"],
+    ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
     ["Memory", memory(machine)],
-    ["Device", device(machine)],
+    ["Device", deviceInWords(machine)],
     ["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
-    ["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`],
+    ["Gain", took > 0 ? `${(plain / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
+    ["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
     ...props.notes.map((note) => ["Note", note]),
-  ];
-  return [
-    element("dl", { class: "facts" }, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
-    slotTable(slots),
   ];
 }
 
@@ -88,13 +107,6 @@ function drafters(props) {
 
 function memory({ host_bytes: host, device_bytes: gpu }) {
   return gpu ? `${bytes(host)} of the machine, ${bytes(gpu)} of its GPUs` : `${bytes(host)}`;
-}
-
-function device({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
-  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
-  if (!gpus.length) return cpu;
-  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
-  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
 function slotTable(slots) {

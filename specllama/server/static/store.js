@@ -1,46 +1,49 @@
-// Conversations and settings in this browser. Each conversation is an entry of its own, so that tabs do not
-// overwrite each other's; one that another tab has changed meanwhile is kept under a new name.
+// Conversations and settings in this browser, checked when they are read. Several tabs may change the same
+// conversation: each adds its own messages.
 
-const PREFIX = "specllama.conversation.";
-const TITLE = "specllama.title."; // of each conversation, with when it was changed: the list reads no more
+import * as database from "./database.js";
+import { readJson, write } from "./storage.js";
+import { Conversation, newId } from "./tree.js";
+
+export { StorageError, whyNotKept } from "./database.js";
+export { Conversation } from "./tree.js";
+
 const SETTINGS = "specllama.settings";
-const VERSION = 1;
+const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
+const erased = new Set(); // by this tab
+const unsaved = new Map(); // conversations with changes that could not be stored, by their ids
 
-export class FullError extends Error {}
+addEventListener("beforeunload", (event) => {
+  if (unsaved.size) event.preventDefault();
+});
 
-const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(3)), (n) => n.toString(36)).join("");
+const text = (value) => (typeof value === "string" ? value : "");
+const number = (value) => (Number.isFinite(value) ? value : 0);
+const isId = (value) => typeof value === "string" && /^[a-z0-9]{1,40}$/.test(value);
 
-/** An empty conversation, not stored yet. */
-export function newConversation() {
-  const now = Date.now();
-  return { id: newId(), title: "", system: "", created: now, changed: now, revision: 0, messages: [] };
-}
-
-function stored(key) {
-  try {
-    return checked(JSON.parse(localStorage.getItem(key)));
-  } catch {
-    return null;
-  }
-}
-
-/** A conversation with its fields in the types that the page relies on; null where that is impossible. */
-function checked(data) {
-  if (typeof data !== "object" || data === null || !Array.isArray(data.messages)) return null;
-  const text = (value) => (typeof value === "string" ? value : "");
-  const number = (value) => (Number.isFinite(value) ? value : 0);
-  const messages = data.messages
-    .filter((m) => m && ["user", "assistant"].includes(m.role) && typeof m.content === "string")
-    .map((m) => ({ ...m, reasoning: text(m.reasoning), trace: traceOf(m.trace), reasoningTrace: traceOf(m.reasoningTrace) }));
+/** A message with its fields in the types that the page relies on; null where that is impossible. */
+export function checked(data) {
+  if (!data || !["user", "assistant"].includes(data.role) || typeof data.content !== "string") return null;
+  const { conversation: _, ...rest } = data;
   return {
-    id: /^[a-z0-9]{1,40}$/.test(data.id) ? data.id : newId(),
-    title: text(data.title).slice(0, 200),
-    system: text(data.system),
-    created: number(data.created),
-    changed: number(data.changed),
-    revision: number(data.revision),
-    messages,
+    ...rest,
+    id: isId(data.id) ? data.id : newId(),
+    parent: isId(data.parent) ? data.parent : null,
+    at: number(data.at),
+    reasoning: text(data.reasoning),
+    outcome: text(data.outcome),
+    model: text(data.model),
+    tokens: number(data.tokens) || null,
+    files: filesOf(data.files),
+    trace: traceOf(data.trace),
+    reasoningTrace: traceOf(data.reasoningTrace),
   };
+}
+
+function filesOf(data) {
+  if (!Array.isArray(data)) return [];
+  const good = data.filter((file) => file && typeof file.text === "string");
+  return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
 }
 
 function traceOf(data) {
@@ -52,116 +55,108 @@ function traceOf(data) {
   return good ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
-/** All conversations, the one changed last first. */
-export function conversations() {
-  const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-  const found = keys.map(stored).filter(Boolean);
-  return found.sort((a, b) => b.changed - a.changed);
+/** The fields of a conversation besides its messages. */
+export function checkedHead(data) {
+  return {
+    id: isId(data?.id) ? data.id : newId(),
+    title: text(data?.title).slice(0, 200),
+    system: text(data?.system),
+    created: number(data?.created),
+    changed: number(data?.changed),
+    leaf: isId(data?.leaf) ? data.leaf : null,
+  };
 }
 
 /** {id, title, changed} of all conversations, the one changed last first. */
-export function titles() {
-  const found = [];
-  for (const key of Object.keys(localStorage)) {
-    if (!key.startsWith(TITLE)) continue;
-    const [title, changed] = JSON.parse(localStorage.getItem(key));
-    found.push({ id: key.slice(TITLE.length), title, changed });
-  }
+export async function titles() {
+  const stored = (await database.heads()).map(checkedHead).filter(({ id }) => !unsaved.has(id));
+  const found = [...stored, ...unsaved.values()];
   return found.sort((a, b) => b.changed - a.changed);
 }
 
-function put(data, text = JSON.stringify(data)) {
-  localStorage.setItem(PREFIX + data.id, text);
-  localStorage.setItem(TITLE + data.id, JSON.stringify([data.title, data.changed]));
+async function read(id) {
+  const found = isId(id) ? await database.load(id) : null;
+  return found && [{ ...checkedHead(found[0]), id }, found[1].map(checked).filter(Boolean)];
 }
 
-export const conversation = (id) => stored(PREFIX + id);
+/** The conversations with changes that could not be stored. */
+export const notStored = () => [...unsaved.values()];
+
+/** A conversation; null without it. */
+export async function conversation(id) {
+  if (unsaved.has(id)) return unsaved.get(id);
+  const found = await read(id);
+  return found && Object.assign(new Conversation(...found), { stored: true });
+}
+
+/** Take over what another tab has changed. keep: see Conversation.merge. Returns whether it is still there. */
+export async function refresh(data, keep) {
+  const found = await read(data.id);
+  if (found) data.merge(...found, keep);
+  return Boolean(found);
+}
 
 /**
- * Store a conversation. Returns whether it got a new id because another tab has changed the stored one.
- * Throws FullError.
+ * Store what has changed. changed: when, by default now. Returns false where the conversation has been deleted
+ * meanwhile. Throws StorageError.
  */
-export function save(data) {
-  const there = stored(PREFIX + data.id);
-  const conflict = there !== null && there.revision !== data.revision;
-  if (conflict) Object.assign(data, { id: newId(), title: `${data.title} (from another tab)` });
-  data.revision += 1;
-  data.changed = Date.now();
-  const text = JSON.stringify(data);
+export async function save(data, changed = Date.now()) {
+  if (erased.has(data.id)) return false;
+  const changes = data.takeChanges();
+  if (!changes.fresh && !changes.put.length && !changes.drop.length && !Object.keys(changes.patch).length) return true;
+  changes.patch.changed = data.changed = changed;
+  let there;
   try {
-    put(data, text);
-  } catch {
-    for (const other of conversations().reverse()) {
-      if (other.id === data.id) continue;
-      dropTraces(other);
-      try {
-        put(data, text);
-        return conflict;
-      } catch {
-        // the next one
-      }
-    }
-    throw new FullError("The browser's storage is full: export conversations and delete some.");
+    there = await database.change(data.id, changes);
+  } catch (error) {
+    data.giveBack(changes);
+    unsaved.set(data.id, data);
+    throw error;
   }
-  return conflict;
+  unsaved.delete(data.id);
+  if (there) {
+    data.stored = true;
+    channel?.postMessage(data.id);
+  } else data.giveBack(changes);
+  return there;
 }
 
-function dropTraces(data) {
-  for (const message of data.messages) {
-    delete message.trace;
-    delete message.reasoningTrace;
-  }
-  localStorage.setItem(PREFIX + data.id, JSON.stringify(data));
+/** Store a conversation that has been deleted again. */
+export function revive(data) {
+  erased.delete(data.id);
+  data.stored = false;
 }
 
-export function remove(id) {
-  localStorage.removeItem(TITLE + id);
-  localStorage.removeItem(PREFIX + id);
+export async function remove(id) {
+  erased.add(id);
+  unsaved.delete(id);
+  await database.erase(id);
+  write(`specllama.unfinished.${id}`, null);
+  channel?.postMessage(id);
 }
 
 /** Call `changed(id)` when another tab has changed or removed a conversation. */
 export function onChange(changed) {
-  addEventListener("storage", ({ key }) => {
-    if (key === null) changed(null);
-    else if (key.startsWith(TITLE)) changed(key.slice(TITLE.length)); // it is written last
+  channel?.addEventListener("message", ({ data }) => changed(data));
+}
+
+/** Ids of the conversations that have these words, in their order. signal: ends the search. */
+export async function search(words, signal) {
+  const wanted = words.toLowerCase();
+  const found = new Set();
+  for (const { id, title } of await titles()) if (title.toLowerCase().includes(wanted)) found.add(id);
+  await database.eachMessage(({ conversation: id, content }) => {
+    if (!found.has(id) && typeof content === "string" && content.toLowerCase().includes(wanted)) found.add(id);
+    return signal.aborted;
   });
-}
-
-/** All conversations as the text of a file. */
-export function exported() {
-  return JSON.stringify({ format: "specllama.conversations", version: VERSION, conversations: conversations() }, null, 1);
-}
-
-/** Add the conversations of a file. Returns how many. Throws Error with a sentence, and FullError. */
-export function imported(text) {
-  let data;
-  try {
-    data = JSON.parse(text);
-  } catch {
-    throw new Error("The file is no JSON.");
-  }
-  if (data?.format !== "specllama.conversations" || !Array.isArray(data.conversations)) {
-    throw new Error("The file has no conversations of specllama: it needs to come from Export.");
-  }
-  if (data.version > VERSION) throw new Error("The file comes from a newer specllama: update this one.");
-  const found = data.conversations.map(checked).filter(Boolean);
-  for (const one of found) {
-    if (conversation(one.id)) one.id = newId();
-    one.revision = 0;
-    save(one);
-  }
-  return found.length;
+  return found;
 }
 
 /** The settings of this browser; those that are not set are absent. */
 export function settings() {
-  try {
-    return JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
-  } catch {
-    return {};
-  }
+  const found = readJson(SETTINGS);
+  return found && typeof found === "object" && !Array.isArray(found) ? found : {};
 }
 
-export function saveSettings(data) {
-  localStorage.setItem(SETTINGS, JSON.stringify(data));
-}
+/** Returns whether they last longer than the page. */
+export const saveSettings = (data) => write(SETTINGS, JSON.stringify(data));

@@ -3,16 +3,19 @@
 // end, and is rendered again when it has grown by a quarter, so that the work per token does not depend on how much
 // there is. In the end the elements are those of the whole text rendered at once.
 
-import { addLines, blocks, furnish, render } from "./markdown.js";
+import { addLines } from "./code.js";
+import { blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
 import { locate } from "./places.js";
+import { appendRows } from "./tables.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
+const LONG = 6000; // characters of a last block that is not rendered again before it ends
 const ROWS = 16; // of a table; the rows of a longer one are added one by one
 const INNER = "div, pre, pre > code, p, ul, ol, li, blockquote, table, tbody, tr, td, h1, h2, h3, h4, h5, h6";
 const FENCE = /^ {0,3}(?:```|~~~)/m;
-const SYNTAX = /[\n*_`~[\]<>&\\:@!|]|www/; // what may make a paragraph other than its text
+const SYNTAX = /[\n*_`~[\]<>&\\:@!|$]|www/; // what may make a paragraph other than its text
 const CHANGING = 200; // characters of a block that may still become a part of the one before it
 
 export class MarkdownStream {
@@ -60,7 +63,7 @@ export class MarkdownStream {
       this.container.replaceChildren(this.#tail);
     } else if (this.#grown || this.#again || this.#table || this.#list || this.#shown < this.#text.length) this.#render();
     if (this.#table) {
-      this.#table.body.append(...this.#table.open.children);
+      appendRows(this.#table.body, [...this.#table.open.rows]);
       this.#table.open.remove();
     }
     const rest = this.#tail.firstElementChild;
@@ -69,6 +72,7 @@ export class MarkdownStream {
       rest.remove();
     }
     this.#tail.replaceWith(...this.#tail.childNodes);
+    colourLater(this.container);
   }
 
   /** Whether the new text may end the last block. */
@@ -76,12 +80,16 @@ export class MarkdownStream {
     const before = Math.max(this.#settled, this.#text.lastIndexOf("\n", this.#shown - 1));
     const added = this.#text.slice(before);
     if (this.#open === "code") return FENCE.test(added);
+    if (this.#text.length - this.#settled > LONG) {
+      if (this.#open === "list") return /\n[ \t]*\n\S|\n(?:[-+*]|\d+[.)])\s/.test(added);
+      if (this.#open === "blockquote") return /\n[ \t]*\n/.test(added);
+    }
     return this.#open !== "list" && this.#open !== "blockquote" && /\n\s*\n/.test(added);
   }
 
   /** Whether the last block, which is long, can be shown without being rendered again. */
   #mayGrow(length) {
-    if (this.#open === "code" || length < GROWTH * this.#rendered) return true;
+    if (this.#open === "code" || length < GROWTH * this.#rendered || this.#rendered > LONG) return true;
     return this.#open === "paragraph" && !SYNTAX.test(this.#text.slice(Math.max(0, this.#settled + this.#rendered - 3)));
   }
 
@@ -159,6 +167,7 @@ export class MarkdownStream {
       this.#list.element.append(...shown.childNodes);
       shown = this.#list.element;
     } else this.#tail.before(found);
+    if (shown) colourLater(shown);
     this.#list = null;
     this.#settled += token.raw.length;
     return shown;
@@ -181,7 +190,10 @@ export class MarkdownStream {
     const [table, next] = blocks(head + this.#text.slice(this.#settled, this.#complete));
     const lines = table.raw.slice(head.length).split("\n");
     const n = table.rows.length;
-    if (n) body.append(...this.#paintedRows(table));
+    if (n) {
+      this.#table.body = appendRows(body, this.#paintedRows(table));
+      if (this.#table.body !== body) this.#table.body.after(open);
+    }
     this.#settled = Math.min(this.#complete, this.#settled + lines.slice(0, n).join("\n").length + (n ? 1 : 0));
     if (next) {
       open.remove();
@@ -206,6 +218,12 @@ export class MarkdownStream {
     this.trace.paint(found, this.#text);
     return furnish(found);
   }
+}
+
+/** Have the complete blocks of code in an element coloured; what does that is loaded with the first of them. */
+function colourLater(root) {
+  if (!root.matches(".code") && !root.querySelector(".code")) return;
+  import("./colours.js").then((module) => module.colourLater(root), () => {});
 }
 
 const isShown = ({ type }) => type !== "space" && type !== "def";

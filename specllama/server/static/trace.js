@@ -7,8 +7,10 @@ const LOST = 40; // characters of Markdown syntax that a rendered character is l
 
 /**
  * The sources of a text, as runs, and the rounds that wrote it, with their sums, which are kept up to date.
- * rounds: [drafted, accepted, milliseconds, tokens written so far]. shares: characters by source. reached,
- * kept: by position j, the rounds whose draft was longer than j, and those whose token j was accepted.
+ * rounds: [drafted, accepted, milliseconds, tokens written so far, rounds, rejected]: of one decode, 0 rounds being the
+ * prompt's, which gives the first token, and 2 where one was decided again; rejected: [text, source] of draft tokens.
+ * n_rounds: their number. shares: characters by source. reached, kept: by position j, the rounds whose draft was longer
+ * than j, and those whose token j was accepted.
  */
 export class Trace {
   runs = []; // [end in the text, source, index of the round or -1]
@@ -18,6 +20,7 @@ export class Trace {
   kept = [];
   drafted = 0;
   accepted = 0;
+  n_rounds = 0;
 
   constructor({ runs = [], rounds = [] } = {}) {
     for (const round of rounds) this.#round(round);
@@ -25,8 +28,9 @@ export class Trace {
   }
 
   #round(round) {
-    const [drafted, accepted] = round;
+    const [drafted, accepted, , , n = 1] = round;
     this.rounds.push(round);
+    this.n_rounds += n;
     this.drafted += drafted;
     this.accepted += accepted;
     for (let j = 0; j < drafted; j++) {
@@ -47,10 +51,7 @@ export class Trace {
 
   /** Add the next part of the text with what the server says of it; without that, the source is unknown. */
   add(text, speculation) {
-    if (speculation?.round) {
-      const { drafted, accepted, ms, n_predict } = speculation.round;
-      this.#round([drafted, accepted, ms, n_predict ?? 0]);
-    }
+    this.addRounds(speculation);
     const round = this.rounds.length - 1;
     let rest = text;
     for (const [characters, source] of speculation?.tokens ?? []) {
@@ -59,6 +60,27 @@ export class Trace {
       rest = rest.slice(size);
     }
     if (rest) this.#run([this.length + rest.length, "", round]);
+  }
+
+  /** Add the rounds that the server names, which may have written no text. */
+  addRounds(speculation) {
+    for (const one of [...(speculation?.earlier_rounds ?? []), speculation?.round]) {
+      if (!one) continue;
+      const { drafted, accepted, ms, n_predict = 0, rounds = 1, rejected } = one;
+      this.#round([drafted, accepted, ms, n_predict, rounds, ...(rejected ? [rejected] : [])]);
+    }
+  }
+
+  /** The text in parts of one source each: [[text, source], …]. */
+  parts(text) {
+    const found = [];
+    let at = 0;
+    for (const [end, source] of this.runs) {
+      if (end > at) found.push([text.slice(at, end), source]);
+      at = Math.max(at, end);
+    }
+    if (at < text.length) found.push([text.slice(at), ""]);
+    return found;
   }
 
   /** Index of the run that has the character at a position; the last one after the end. */
@@ -141,8 +163,9 @@ function units(text, n) {
 }
 
 /** A round in words. */
-export function inWords([drafted, accepted, ms]) {
+export function inWords([drafted, accepted, ms, , n = 1]) {
   const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+  if (n === 0) return `first token, from the prompt's decode, ${time} after the request`;
   if (!drafted) return `no draft, ${time}`;
   return `${drafted} drafted, ${accepted} accepted, ${time}`;
 }

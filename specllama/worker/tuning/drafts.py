@@ -41,7 +41,7 @@ from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.heads import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
-from specllama.worker.tuning.trim import trimmed_copy
+from specllama.worker.tuning.trim import may_trim, trimmed_copy
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
@@ -129,9 +129,16 @@ class DraftTrial:
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
 
-    def trimming(self, settings: ModelSettings) -> Iterator[float]:
+    def drafting_and_trimming(self, settings: ModelSettings) -> Iterator[float]:
+        """Try this draft, then a trimmed copy where that may gain something; as `drafting`."""
+        parts = 2 if may_trim(settings, self.loaded.settings.target) else 1
+        yield from (share / parts for share in self.drafting(settings))
+        if parts > 1:
+            yield from ((1 + share) / 2 for share in self._trimming(settings))
+
+    def _trimming(self, settings: ModelSettings) -> Iterator[float]:
         """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
-        trimmed, or gains nothing by its size, is left out, and one whose tokens are translated.
+        trimmed is left out, and one whose tokens are translated.
         """
         if self._translated:
             return
@@ -140,7 +147,7 @@ class DraftTrial:
         with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
             if copy is None:
                 return
-            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock)
+            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock, stores=False)
             with suppress(SpecllamaError, DecodeError, NoRoomError):
                 for share in trial.drafting(copy[0]):
                     self.predicted = trial.predicted

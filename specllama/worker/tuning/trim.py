@@ -5,7 +5,6 @@ removed again.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,15 @@ _NAME = "tune.gguf"
 _LEFT_OVER = 24 * 3600.0  # seconds after which a file of another trial is one that a killed process has left
 
 
-def worth_trying(header: Header) -> bool:
+def may_trim(draft: ModelSettings, target: ModelSettings) -> bool:
+    """Whether a trimmed copy of a draft, if it is not the head inside the target, is worth a trial."""
+    try:
+        return draft.path != target.path and _worth_trying(read_model(draft.path))
+    except SpecllamaError:
+        return False
+
+
+def _worth_trying(header: Header) -> bool:
     """Whether enough of the draft is its output matrix. header: of a draft model or a head in a file."""
     tensors = {t.name: t for t in header.tensors}
     output = tensors.get(OUTPUT) or tensors.get(EMBEDDINGS)
@@ -44,12 +51,13 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
     written. The copy is removed at the end.
     """
     folder = cache_dir()
-    path = temporary(folder / _NAME)
+    path, is_new = temporary(folder / _NAME), not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        path.touch()
+        _sweep(folder, path.stat().st_mtime)
         request = Trim(draft.path, str(path), str(temporary(path)), verify=False, n_threads=n_threads)
-        found = trim(request, lambda _message: None) if worth_trying(read_model(draft.path)) else None
+        found = trim(request, lambda _message: None)
     except (SpecllamaError, OSError):
         found = None
     try:
@@ -57,11 +65,13 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed processes have left."""
+def _sweep(folder: Path, now: float) -> None:
+    """Remove what killed processes have left. now: when the newest file was made."""
     for path in folder.glob(f".*{_NAME}.*.tmp"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LEFT_OVER:
+            if now - path.stat().st_mtime > _LEFT_OVER:
                 path.unlink()

@@ -20,9 +20,8 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve, bucket_of
-from specllama.core.prefix.state import empty
+from specllama.core.prefix.slot import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
-from specllama.gguf.header import read_model
 from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
@@ -45,7 +44,7 @@ from specllama.worker.tuning.target import (
     thread_seconds,
 )
 from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, repeated
-from specllama.worker.tuning.trim import worth_trying
+from specllama.worker.tuning.trim import may_trim
 
 N_TOKENS = 64  # default length of a text
 CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0
@@ -210,7 +209,7 @@ class Tuner:
             inside = draft.path == self._loaded.settings.target.path
             label = "head of the model" if inside else f"draft {os.path.basename(draft.path)}"
             seconds = self._trial_seconds(draft, selection)
-            seconds *= 2 if self._may_trim(draft) else 1
+            seconds *= 2 if may_trim(draft, self._loaded.settings.target) else 1
             yield Stage(label, seconds, partial(self._try_draft, i, draft, selection.texts))
 
     def _trial_seconds(self, draft: ModelSettings, selection: PromptSelection) -> float:
@@ -227,12 +226,6 @@ class Tuner:
             return seconds + (n_prompt + n_text) * step * _PREFILL_COST
         again = self._t1 if n_ahead(head) == 1 else self._row_seconds  # the target reads the texts again
         return seconds + n_prompt * self._row_seconds + n_text * (again + step)
-
-    def _may_trim(self, draft: ModelSettings) -> bool:
-        """Whether a trimmed copy of a draft, if it is not the head inside the target, is tried too."""
-        with suppress(SpecllamaError):
-            return draft.path != self._loaded.settings.target.path and worth_trying(read_model(draft.path))
-        return False
 
     def _run_stages(self, agenda: Sequence[Stage]) -> Iterator[None]:
         total, done = sum(stage.seconds for stage in agenda), 0.0
@@ -289,13 +282,7 @@ class Tuner:
         trial = DraftTrial(self._loaded, texts, self._costs, self._clock, stores=not self._disturbed)
         self.trials.append(trial)
         try:
-            if draft is None:
-                yield from trial.copying()
-            else:
-                parts = 2 if self._may_trim(draft) else 1
-                yield from (share / parts for share in trial.drafting(draft))
-                if parts > 1:
-                    yield from ((1 + share) / 2 for share in trial.trimming(draft))
+            yield from trial.copying() if draft is None else trial.drafting_and_trimming(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
             trial.found = replace(trial.found, problem=_problem(error).message)
         finally:

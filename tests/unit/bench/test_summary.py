@@ -74,8 +74,8 @@ def test_auto_is_compared_with_the_best_fixed_length() -> None:
     edit, free = bench().rows
     assert (edit.best, free.best) == ("4", "plain")
     assert edit.auto_against_best is not None
-    assert edit.auto_against_best.value == pytest.approx((25 / 30 + 1.0) / 2)
-    assert edit.regret == pytest.approx(1 - (25 / 30 + 1.0) / 2)
+    assert edit.auto_against_best.value == pytest.approx(2.25 / 2.5)  # of the speed-ups that are shown
+    assert edit.regret == pytest.approx(1 - 2.25 / 2.5)
     assert free.regret == pytest.approx(0.1)  # plain is the best: 10 against 9
 
 
@@ -164,3 +164,30 @@ def test_the_record_has_the_figures_and_the_samples() -> None:
     assert found["rows"][0]["configurations"]["4"]["speedup"]["value"] == pytest.approx(2.5)
     assert found["total"]["workload"] is None
     assert found["samples"][0]["decode_tps"] == 10
+
+
+def test_auto_against_the_best_agrees_with_their_speed_ups() -> None:
+    """Medians of quotients are not quotients of medians, and the figures of a sentence have to agree."""
+    speeds = {"plain": (10, 10, 10), "4": (20.4, 20.4, 5), "auto": (18.1, 5, 18.1)}
+    samples = [sample(name, tps, number=i) for name, all_ in speeds.items() for i, tps in enumerate(all_, 1)]
+    (row,) = summarise(samples, ["plain", "4", "auto"]).rows
+    auto, best, against = row.cells["auto"].speedup, row.cells["4"].speedup, row.auto_against_best
+    assert auto is not None
+    assert best is not None
+    assert against is not None
+    assert (row.best, auto.value) == ("4", pytest.approx(1.81, abs=0.03))
+    assert against.value == pytest.approx(auto.value / best.value)
+    assert against.value < 1
+    assert against.low is not None
+    assert against.high is not None
+    assert against.low <= against.value <= against.high
+    assert row.regret == pytest.approx(1 - against.value)
+
+
+def test_auto_against_the_best_of_answers_that_both_wrote() -> None:
+    samples = [
+        sample(name, 10 * k, number=i) for k, name in ((1, "plain"), (3, "4"), (2, "auto")) for i in (1, 2, 3)
+    ]
+    found = summarise(samples[:-1], ["plain", "4", "auto"]).rows[0].auto_against_best
+    assert found is not None
+    assert (found.value, found.n) == (pytest.approx(2 / 3), 2)

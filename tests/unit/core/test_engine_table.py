@@ -175,6 +175,31 @@ def test_an_end_token_within_a_draft_ends_the_generation():
     assert (got.finish_reason, got.stats.n_accept) == ("stop", 4)
 
 
+def test_the_rejected_tokens_of_a_round_are_those_from_the_first_wrong_one():
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    expected = run(engine_over(TableContext(N_VOCAB, 64), Fixed([], 0)), Request([1, 2], params, 0))[0].output
+    wrong = 5
+
+    def guess(history, draft):
+        i = len(history) - 2 + len(draft)
+        right = expected[i] if i < len(expected) else 0
+        return right if i % 4 else (right + wrong) % N_VOCAB
+
+    engine = engine_over(TableContext(N_VOCAB, 64), Fixed([ScriptedDrafter(guess)], 4))
+    g = engine.submit(Request([1, 2], params, 0))
+    seen = 0
+    while engine.busy:
+        drafted, accepted = g.stats.n_drafted, g.stats.n_accept
+        engine.step()
+        lost = g.stats.n_drafted - drafted - (g.stats.n_accept - accepted)
+        assert len(g.rejected) in (lost, 0)
+        if g.rejected:
+            seen += 1
+            assert g.rejected[0] == ((g.output[-1] + wrong) % N_VOCAB, "model")
+    assert g.output == expected
+    assert seen > 3
+
+
 def test_max_tokens_is_exact_and_limits_drafts():
     drafter = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
     engine = engine_over(TableContext(N_VOCAB), Fixed([drafter], 16))

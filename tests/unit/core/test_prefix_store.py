@@ -16,7 +16,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.prefix.boundaries import GAP, Boundary, ahead, distances
 from specllama.core.prefix.finder import PrefixFinder
 from specllama.core.prefix.memory import StateMemory
-from specllama.core.prefix.state import PartialState, StoredText, as_ids, n_common
+from specllama.core.prefix.stored import PartialState, StoredText, as_ids, n_common
 from specllama.core.prefix.value import Chances
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
@@ -268,14 +268,32 @@ def test_chances_are_learnt_from_what_came_back():
     chances = Chances()
     before = chances.chance("user")
     for _ in range(50):
-        chances.made("user")
-        chances.made("system")
-        chances.returned("system", first=True)
+        user, system = chances.begin("user"), chances.begin("system")
+        chances.returned(system)
+        chances.now += 1000
+        assert chances.priority("user", 0, 1.0, 100, user) > 0
     assert chances.chance("user") < before / 2
-    assert chances.chance("system") > 0.9
+    assert chances.chance("system") > 0.7, "half of the waits are those after a return, which has not come"
     low = chances.priority("user", 0, 1.0, 100)
     chances.evicted(5.0)
     assert chances.priority("user", 0, 1.0, 100) == pytest.approx(low + 5.0)
+
+
+def test_what_returns_at_once_or_never_is_worth_little_later():
+    chances = Chances(by_age=True)
+    for _ in range(50):
+        returns, stays = chances.begin("end"), chances.begin("end")
+        chances.now += 1
+        chances.returned(returns)
+        chances.now += 40
+        chances.priority("end", 0, 1.0, 100, stays)
+    young = chances.chance("end")
+    assert young > 0.3
+    assert chances.chance("end", 5) < young / 3
+    now = chances.begin("end")
+    fresh = chances.priority("end", 0, 1.0, 100, now)
+    chances.now += 40
+    assert chances.priority("end", 0, 1.0, 100, now) < fresh / 3
 
 
 def test_boundaries_of_raw_prompts_depend_on_the_text_alone():

@@ -178,3 +178,21 @@ def test_a_first_round_that_stalled_is_found_out_later():
 def test_stats_survive_the_way_to_a_front():
     stats = rounds_of(*[0.01] * 9, 0.08)
     assert RunStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speedup", "verdict"), [(9.5, 1.0, "alike"), (10.5, 100 / 105, "slower")]
+)
+def test_without_an_accepted_token_there_is_no_gain(seconds, speedup, verdict):
+    """A hundred rounds with a draft each wrote a hundred tokens: what is above 1 is noise."""
+    stats = RunStats(n_predict=101, rounds=100, n_drafted=200, decode_seconds=seconds)
+    found = gain(stats, PlainRate(10, "run", 50))
+    assert found.speedup == pytest.approx(speedup)
+    assert found.verdict == verdict
+    assert found.high <= 1
+
+
+def test_a_speed_up_is_at_most_the_tokens_a_round():
+    stats = RunStats(n_predict=101, rounds=65, n_drafted=80, decode_seconds=10 / 1.62)
+    found = gain(stats, PlainRate(10, "stored", 0, 0.1))
+    assert found.speedup == found.high == pytest.approx(100 / 65)

@@ -107,11 +107,12 @@ def test_placeholders_are_no_special_tokens(tmp_path: Path) -> None:
 
 
 def test_scores_order_the_tokens_of_sentencepiece(tmp_path: Path) -> None:
-    tokens = ["<unk>", "<s>", "</s>", "x", "y", "z"]
-    scores = Typed("arr[f32]", [0.0, 0.0, 0.0, -3.0, -1.0, -2.0])
-    types = Typed("arr[i32]", [2, 3, 3, 1, 1, 1])
+    """Characters by themselves come first, though their scores are the lowest."""
+    tokens = ["<unk>", "<s>", "</s>", "xx", "yy", "zz", "w"]
+    scores = Typed("arr[f32]", [0.0, 0.0, 0.0, -3.0, -1.0, -2.0, -9.0])
+    types = Typed("arr[i32]", [2, 3, 3, 1, 1, 1, 1])
     header = header_of(tmp_path, tokens, model="llama", token_type=types, scores=scores)
-    assert by_frequency(header)[:3].tolist() == [4, 5, 3]
+    assert by_frequency(header)[:4].tolist() == [6, 4, 5, 3]
 
 
 def test_the_written_tokenizer_has_the_kept_tokens_and_their_merges(draft: Path, trimmed: Path) -> None:

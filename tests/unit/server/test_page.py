@@ -7,9 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from specllama.core.sampling.params import PARAMETERS
 from specllama.server.page import POLICY, ROUTES, page_files
 
-LIMIT = 300_000  # bytes of all files together
+LIMIT = 600_000  # bytes of all files that the page can load
+FIRST = 300_000  # bytes of those that the page loads at once
 FILES = page_files()
 OWN = {name: path.read_text("utf-8") for name, path in FILES.items() if not name.startswith("vendor/")}
 SCRIPTS = {name: text for name, text in OWN.items() if name.endswith(".js")}
@@ -28,10 +30,29 @@ class Elements(HTMLParser):
 
 
 INDEX = Elements(OWN["index.html"]).found
+LOADED = {attributes["src"] or "" for tag, attributes in INDEX if tag == "script"}
+LOADED |= {attributes["href"] or "" for tag, attributes in INDEX if tag == "link"}
+
+
+def imported(name: str) -> set[str]:
+    """What a script imports when it is loaded, by the paths of the files."""
+    targets = re.findall(r"""(?m)^(?:import|export) (?:.*?from )?["'](.*?)["'];""", SCRIPTS.get(name, ""))
+    return {target.removeprefix("./") for target in targets}
 
 
 def test_all_files_together_are_small() -> None:
-    assert sum(path.stat().st_size for path in FILES.values()) < LIMIT
+    licences = [name for name in FILES if name.endswith(".LICENSE.txt")]  # no page loads them
+    assert sum(path.stat().st_size for name, path in FILES.items() if name not in licences) < LIMIT
+
+
+def test_what_is_loaded_at_once_is_small() -> None:
+    """Formulas, colours of code and dialogs are loaded when they are needed."""
+    loaded = {"index.html", *(path.removeprefix("page/") for path in LOADED)}
+    while more := {target for name in loaded for target in imported(name)} - loaded:
+        loaded |= more
+    assert "vendor/marked.esm.js" in loaded
+    assert not {name for name in loaded if "temml" in name or "highlight" in name or "languages" in name}
+    assert sum(FILES[name].stat().st_size for name in loaded) < FIRST
 
 
 def test_every_file_is_served_without_a_key() -> None:
@@ -41,8 +62,10 @@ def test_every_file_is_served_without_a_key() -> None:
 
 def test_vendored_files_have_their_licences() -> None:
     code = {name.removesuffix(".js").split(".")[0] for name in FILES if re.fullmatch(r"vendor/.*\.js", name)}
-    assert code == {"vendor/marked", "vendor/purify"}
-    assert all(FILES[f"{name}.LICENSE.txt"].stat().st_size > 1000 for name in code)
+    languages = {name for name in code if name.startswith("vendor/languages/")}
+    assert languages  # of the library that colours code
+    assert code - languages == {f"vendor/{name}" for name in ("highlight", "marked", "purify", "temml")}
+    assert all(FILES[f"{name}.LICENSE.txt"].stat().st_size > 1000 for name in code - languages)
 
 
 def test_the_policy_allows_this_server_alone() -> None:
@@ -77,16 +100,37 @@ def test_nothing_comes_from_elsewhere(name: str) -> None:
 
 
 def test_imports_lead_to_files() -> None:
-    loaded = {attributes["src"] for tag, attributes in INDEX if tag == "script"}
-    loaded |= {attributes["href"] for tag, attributes in INDEX if tag == "link"}
-    assert loaded <= {f"page/{name}" for name in FILES}, "a proxy may offer the page at another path"
+    assert {f"page/{name}" for name in FILES} >= LOADED, "a proxy may offer the page at another path"
     imports = {
         target
         for text in SCRIPTS.values()
         for target in re.findall(r"""(?m)^import .*?["'](.*?)["'];""", text)
     }
+    later = {
+        target for text in SCRIPTS.values() for target in re.findall(r"""import\(["'](.*?)["']\)""", text)
+    }
     assert imports
-    assert imports <= {f"./{name}" for name in FILES}
+    assert later
+    assert imports | later <= {f"./{name}" for name in FILES}
+
+
+def test_each_language_of_code_has_its_file() -> None:
+    listed = re.search(r"const LANGUAGES = \{(.*?)\};", SCRIPTS["colours.js"], re.S)
+    assert listed is not None
+    named = set(re.findall(r': "(\w+)"', listed[1]))
+    assert {f"vendor/languages/{name}.js" for name in named} == {
+        name for name in FILES if name.startswith("vendor/languages/")
+    }
+
+
+def test_settings_are_the_sampling_parameters() -> None:
+    listed = re.search(r"export const NAMES = \[(.*?)\];", SCRIPTS["settings.js"], re.S)
+    assert listed is not None
+    known = {p.name for p in PARAMETERS.values() if p.stored and p.name != "logit_bias"}
+    assert set(re.findall(r'"(\w+)"', listed[1])) == known | {"draft_max"}
+    help_of = re.search(r"const HELP = \{(.*?)\n\};", SCRIPTS["settings_dialog.js"], re.S)
+    assert help_of is not None
+    assert set(re.findall(r"(?m)^  (\w+):", help_of[1])) == known | {"draft_max"}
 
 
 def test_elements_that_scripts_use_are_there() -> None:

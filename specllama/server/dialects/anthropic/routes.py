@@ -21,7 +21,7 @@ async def messages(api: ApiRequest) -> Response:
         api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
     speculation = body.speculation
     model, ignored = body.model or api.service.name, body.ignored_fields
-    writer = MessageWriter(model, speculation.enabled, speculation.trace, api.id, ignored)
+    writer = MessageWriter(model, speculation.enabled, bool(speculation.trace), api.id, ignored)
     return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 

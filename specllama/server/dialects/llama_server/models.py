@@ -1,4 +1,4 @@
-"""llama-server's routes that load and unload models."""
+"""llama-server's routes that load and unload models, and those that download known ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.server.dialects.fields import RequestBody
 
 
 class ModelRequest(RequestBody):
-    """The body of both routes."""
+    """The body of all these routes."""
 
     model: Annotated[str, Field(max_length=512)]
 
@@ -33,7 +33,23 @@ async def unload(api: ApiRequest) -> Response:
     return JSONResponse({"success": True})
 
 
+async def pull(api: ApiRequest) -> Response:
+    """The answer comes at once; the progress is in the list of models."""
+    body = await api.body(ModelRequest)
+    api.pull_model(body.model, stop=False)
+    return JSONResponse({"success": True})
+
+
+async def stop_pull(api: ApiRequest) -> Response:
+    """What has arrived is kept, and a later download resumes it."""
+    body = await api.body(ModelRequest)
+    api.pull_model(body.model, stop=True)
+    return JSONResponse({"success": True})
+
+
 ROUTES = (
     ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
     ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
+    ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
+    ApiRoute("POST", "/models/pull/stop", stop_pull, "End that", ModelRequest),
 )

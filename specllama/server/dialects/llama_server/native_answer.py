@@ -44,12 +44,13 @@ def native_answer(
 
 
 def prompt_progress(event: Prefill) -> dict[str, Any]:
-    """How much of a prompt is evaluated."""
+    """How much of a prompt is evaluated, or its place in the queue."""
     return {
         "total": event.n_prompt,
         "cache": event.n_reused,
         "processed": event.n_done,
         "time_ms": round(1000 * event.seconds),
+        **({"queue_place": event.place} if event.place else {}),
     }
 
 

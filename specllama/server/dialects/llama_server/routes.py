@@ -56,7 +56,7 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         return_tokens=body.return_tokens,
         return_progress=body.return_progress,
         timings_per_token=body.timings_per_token,
-        trace=speculation.trace,
+        trace=bool(speculation.trace),
         speculate=speculation.enabled,
         several=len(requests) * body.n_cmpl > 1,
         fields=body.response_fields or (),

@@ -10,11 +10,14 @@ from typing import Any
 import specllama
 from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
+from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.server.dialects.llama_server.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
-_PARAMS = tuple(p.name for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+_STORED = tuple(p for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+_PARAMS = tuple(p.name for p in _STORED)
+_KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
 def props(
@@ -30,6 +33,7 @@ def props(
     params = generation_settings(SamplingParams.merge(defaults), info.end_ids, info.drafters)
     return {
         "default_generation_settings": {"n_ctx": info.n_ctx, "params": params},
+        "sampling_parameters": [_described(entry, defaults[entry.name]) for entry in _STORED],
         "total_slots": info.n_slots,
         "model_alias": ",".join(names),
         "model_path": os.path.abspath(info.target.path),
@@ -71,6 +75,14 @@ def props(
         "target": _model(info.target),
         "notes": [str(note) for note in info.notes],
     }
+
+
+def _described(entry: Parameter, default: Any) -> dict[str, Any]:
+    """A sampling parameter for who shows or checks its values."""
+    found: dict[str, Any] = {"name": entry.name, "type": _KINDS[entry.kind], "many": entry.many}
+    if entry.kind in (int, float):
+        found |= {"minimum": entry.low, "maximum": entry.high}
+    return found | {"description": entry.help.format(default=default)}
 
 
 def _model(model: ModelInfo) -> dict[str, Any]:

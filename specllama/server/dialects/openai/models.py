@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from specllama.server.models import ListedModel
@@ -20,7 +21,7 @@ def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
 
 def model_entry(model: ListedModel) -> dict[str, Any]:
     """One model. `status` says whether it is in memory; of one that is being loaded, which part of it and how
-    much of that; of one that is not on disk, how it gets there.
+    much of that; of one that is not on disk, how it gets there, and how far a download is.
     """
     info, created = model.info, model.created
     meta: dict[str, Any] = {}
@@ -39,6 +40,8 @@ def model_entry(model: ListedModel) -> dict[str, Any]:
         status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
     if not model.on_disk:
         status["pull"] = f"specllama pull {model.model.pull}"
+    if model.pull is not None:
+        status["download"] = asdict(model.pull)
     context = {} if info is None else {"max_model_len": info.n_ctx, "context_length": info.n_ctx}
     return {
         "id": model.name,

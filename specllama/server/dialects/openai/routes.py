@@ -58,7 +58,7 @@ def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseO
         model=body.model or api.service.name,
         logprobs=logprobs,
         usage_chunk=body.stream_options.include_usage,
-        trace=body.speculation.trace,
+        trace=bool(body.speculation.trace),
         timings=body.timings_per_token,
         progress=body.return_progress,
         verbose=bool(body.verbose),

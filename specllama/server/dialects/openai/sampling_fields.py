@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, create_model
 
@@ -57,21 +57,34 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+def _trace_choice(value: Any) -> Any:
+    if isinstance(value, bool) or value == "full":
+        return value
+    raise ValueError('must be a valid boolean or "full"')
+
+
+TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
+
+
 class Speculation(Body):
     """enabled: False decodes plainly, to the same text. max: most draft tokens per round. trace: each chunk
-    of a stream names the drafters of its tokens. memory: False neither drafts from earlier requests nor lets
-    later ones draft from this one. exact: the same text with and without drafts, on every device.
+    of a stream names the drafters of its tokens; "full": and the draft tokens that were rejected. memory:
+    False neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text
+    with and without drafts, on every device.
     """
 
     enabled: bool = True
     max: Annotated[int, Field(ge=0, le=512)] | None = None
-    trace: bool = False
+    trace: TraceChoice = False
     memory: bool = True
     exact: bool = False
 
     def engine_fields(self) -> dict[str, Any]:
         """The fields of protocol.Generate that these set."""
-        return {"speculate": self.enabled, "draft_max": self.max, "exact": self.exact}
+        full = self.trace == "full"
+        return {
+            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
+        }  # fmt: skip
 
 
 _TYPES: Mapping[str, Any] = {

@@ -116,9 +116,10 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown. reason:
-    why nothing was drafted, "" where something was. ttft_seconds: from the request to the first token.
-    seconds: of decoding, by activity. decodes: by number of rows, the number of such decodes and their
+    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown, for
+    speedup_reason, which is "" where nothing was drafted. plain_rounds: of this answer, that plain_tps rests
+    on. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the first
+    token. seconds: of decoding, by activity. decodes: by number of rows, the number of such decodes and their
     seconds.
     """
     all_ = list(ends)
@@ -139,9 +140,11 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
         "speedup": found.speedup,
         "speedup_range": found.range,
+        "speedup_reason": found.reason,
         "verdict": found.verdict,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
+        "plain_rounds": all_[0].plain.rounds if all_ else 0,
         "reason": all_[0].off_reason if all_ else "",
         "rounds": sum(e.stats.rounds for e in all_),
         "near_ties": sum(e.stats.near_ties for e in all_),

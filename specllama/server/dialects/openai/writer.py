@@ -124,7 +124,7 @@ class OpenAIWriter:
         found: dict[str, Any] = {}
         if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
             found["speculation"] = trace(event.runs, event.round)
-        elif self.options.trace and isinstance(event, CallOpen):
+        elif self.options.trace and (isinstance(event, CallOpen) or (isinstance(event, End) and event.round)):
             found["speculation"] = trace((), event.round)
         if self.options.timings and event is not None and not isinstance(event, (Start, End)):
             found["timings"] = running_timings(self.fold.choices[event.index])
@@ -177,13 +177,23 @@ def number(logprob: float | None) -> float:
 
 
 def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    """The sources of a text's tokens, and the round that they come from. n_predict: tokens so far."""
+    """The sources of a text's tokens, and the round that they come from, after those that wrote no text."""
     found: dict[str, Any] = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
-        found["round"] = {
-            "drafted": round_.drafted,
-            "accepted": round_.accepted,
-            "ms": round(1000 * round_.seconds, 3),
-            "n_predict": round_.total.n_predict,
-        }
+        found["round"] = _round(round_)
+        if round_.earlier:
+            found["earlier_rounds"] = [_round(one) for one in round_.earlier]
     return found
+
+
+def _round(one: RoundEvent) -> dict[str, Any]:
+    """n_predict: tokens so far. rounds, absent where it is 1, and rejected: see RoundEvent."""
+    rejected = [[text, source_label(source)] for text, source in one.rejected]
+    return {
+        "drafted": one.drafted,
+        "accepted": one.accepted,
+        "ms": round(1000 * one.seconds, 3),
+        "n_predict": one.total.n_predict,
+        **({"rounds": one.rounds} if one.rounds != 1 else {}),
+        **({"rejected": rejected} if rejected else {}),
+    }

@@ -49,7 +49,7 @@ async def respond(api: ApiRequest) -> Response:
         body.model or api.service.name,
         echo_json(body.echo(api.settings.sampling)),
         tools.names,
-        body.speculation.trace,
+        bool(body.speculation.trace),
         body.timings_per_token,
         body.return_progress,
         body.speculation.enabled,

@@ -1,19 +1,18 @@
-"""What the prefix store keeps: slots, stored texts, partial states. Knows no policy."""
+"""Evaluated texts outside of a context's sequences, as the prefix store keeps them: stored texts, partial
+states. Knows no policy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import Context, Saved
+from specllama.core.interfaces import Saved
 from specllama.core.prefix.boundaries import Kind
-
-if TYPE_CHECKING:
-    from specllama.core.sequence import Generation
+from specllama.core.prefix.value import Wait
 
 Ids = NDArray[np.int32]
 
@@ -23,7 +22,7 @@ class PartialState:
     """A recurrent state, or the cells of windowed layers, after the first `n` ids of a text; with the
     attention cells of these ids it is a prefix. state: opaque to all but its Context, None once it was
     evicted. n_saved: ids that need not be evaluated thanks to it, beyond those of the state before it.
-    priority: see `value.Chances`.
+    priority: see `value.Chances`. wait: since its last use, None before it was kept.
     """
 
     n: int
@@ -33,35 +32,14 @@ class PartialState:
     n_saved: int
     priority: float = 0.0
     uses: int = 0
+    wait: Wait | None = None
 
 
-@dataclass(slots=True)
-class Slot:
-    """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
-    states at places within them, or within those of the generation. scope: whose ids they are; only
-    generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
-    n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
-    exact prompt, in the first cells of the cache. last_used: time by the engine's clock. owner: the
-    generation that uses it.
-    """
-
-    seq_id: int
-    ids: list[int] = field(default_factory=list)
-    scope: str = ""
-    partials: list[PartialState] = field(default_factory=list)
-    n_prompt: int = 0
-    n_whole: int = 0
-    last_used: float = 0.0
-    priority: float = 0.0
-    uses: int = 0
-    kept: bool = True
-    owner: Generation | None = None
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredText:
     """A text whose cache was copied out of the context. saved: opaque to all but its Context. n_shared: ids
-    at the start that another text of the store has too. Others as in `Slot`.
+    at the start that another text of the store has too. draft: the draft model's cache of its first ids,
+    None for none. n_bytes: of both. Others as in `Slot`.
     """
 
     ids: Ids
@@ -74,12 +52,8 @@ class StoredText:
     priority: float = 0.0
     uses: int = 0
     kept: bool = True
-
-
-def empty(target: Context, slot: Slot) -> None:
-    """Free the slot's cells, and forget its text."""
-    target.truncate(slot.seq_id, 0)
-    slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.uses = [], [], 0, 0, 0
+    draft: Saved | None = None
+    wait: Wait | None = None
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:

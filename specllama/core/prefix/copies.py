@@ -1,0 +1,85 @@
+"""Copies of texts out of the context into memory, with the draft model's caches of them.
+
+Knows slots and contexts by their interface; which text gives way is decided in store.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specllama.core.interfaces import Context, Saved, SavingDrafter
+from specllama.core.prefix.counts import CopyRate, PrefixCounts
+from specllama.core.prefix.finder import MIN_SHARED
+from specllama.core.prefix.memory import StateMemory, merge
+from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.stored import StoredText, as_ids
+
+
+class TextCopies:
+    """Copies texts of idle slots into memory. room: see `PrefixStore`. drafter: whose caches are kept with
+    the texts, None for none. rate: of copies, as measured.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        memory: StateMemory,
+        clock: Callable[[], float],
+        room: Callable[[int], bool] | None,
+        counts: PrefixCounts,
+    ) -> None:
+        self._target, self._memory, self._clock, self._counts = target, memory, clock, counts
+        self.room, self.rate = room, CopyRate()
+        self.drafter: SavingDrafter | None = None
+
+    def may_now(self, slot: Slot) -> bool:
+        """Whether putting the text of an idle slot away need not wait for memory, which is provided
+        meanwhile where it is lacking.
+        """
+        ids = as_ids(slot.ids)
+        if self.room is None or len(ids) < MIN_SHARED or self._memory.containing(ids, slot.scope) is not None:
+            return True
+        n_bytes = self._target.size(slot.seq_id)
+        victims = self._memory.victims(n_bytes, self._memory.of_text(len(ids), slot.uses, n_bytes))
+        return victims is None or not self.room(n_bytes) or self._target.prepare_save(slot.seq_id)
+
+    def put_away(self, slot: Slot) -> bool:
+        """Copy the text of an idle slot out of the context; whether it is stored now."""
+        ids = as_ids(slot.ids)
+        if self.room is None or len(ids) < MIN_SHARED:
+            return False
+        text = self._memory.containing(ids, slot.scope)
+        if text is not None:
+            merge(text, slot.partials)
+            return True
+        n_bytes = self._target.size(slot.seq_id)
+        priority = self._memory.of_text(len(ids), slot.uses, n_bytes)
+        if not n_bytes or not self.room(n_bytes) or not self._memory.has_room(n_bytes, priority):
+            return False
+        started = self._clock()
+        saved = self._target.save(slot.seq_id)
+        if saved is None:
+            return False
+        self.rate.timed(n_bytes, self._clock() - started)
+        self._counts.n_saved += 1
+        partials, draft = list(slot.partials), self.draft_of(slot)
+        if draft is not None and not self._memory.has_room(n_bytes + len(draft), priority):
+            draft = None
+        n_bytes += len(draft) if draft is not None else 0
+        n_prompt, uses = slot.n_prompt, slot.uses
+        text = StoredText(
+            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
+        )
+        self._memory.add_text(text)
+        return True
+
+    def load_draft(self, slot: Slot, draft: Saved | None) -> None:
+        """Restore the draft model's cache of an idle slot's text."""
+        if self.drafter is not None and draft is not None:
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate.rate)
+
+    def draft_of(self, slot: Slot) -> Saved | None:
+        """The draft model's cache of an idle slot's text, None for none."""
+        if self.drafter is None:
+            return None
+        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate.rate)

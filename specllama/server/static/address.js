@@ -1,0 +1,18 @@
+// The address of the conversation that is shown, after the "#": one can go back, reload it and keep it as a bookmark.
+
+const ADDRESS = /^#\/([a-z0-9]{1,40})$/;
+
+/** The id in the address, "" without one. */
+export const addressed = () => ADDRESS.exec(location.hash)?.[1] ?? "";
+
+/** Give the address of a conversation, "" for a new one. replaced: in the place of the address before. */
+export function moveTo(id, replaced = false) {
+  if (addressed() === id && (id || !location.hash)) return;
+  const address = id ? `#/${id}` : location.pathname + location.search;
+  history[replaced ? "replaceState" : "pushState"](null, "", address);
+}
+
+/** Call `open(id)` when somebody goes back or forth, or changes the address. */
+export function onMove(open) {
+  addEventListener("popstate", () => open(addressed()));
+}

@@ -1,0 +1,63 @@
+// Work that can wait: done while the page has nothing else to do, a few milliseconds at a time, what is on the
+// screen first.
+
+const SLICE = 12; // milliseconds of work between two frames
+const PAUSE = 40; // milliseconds after a slice, which leave the processor to the engine
+
+const waiting = new Map(); // the work of each element, in the order in which it was asked for
+const urgent = new Set(); // elements near the screen
+let planned = false;
+let nearby = null;
+
+/** Do this once `element` comes near the screen, or there is time for it. work(): is called once. */
+export function later(target, work) {
+  waiting.set(target, work);
+  nearby ??= new IntersectionObserver(seen, { rootMargin: "600px" });
+  nearby.observe(target);
+  plan();
+}
+
+/** Do what waits for an element now, if anything does. */
+export function now(target) {
+  const work = waiting.get(target);
+  waiting.delete(target);
+  urgent.delete(target);
+  nearby?.unobserve(target);
+  work?.();
+}
+
+function seen(entries) {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting && waiting.has(target)) urgent.add(target);
+    else urgent.delete(target);
+  }
+  const end = performance.now() + 2 * SLICE;
+  for (const target of urgent) {
+    if (performance.now() > end) break;
+    now(target);
+  }
+  plan();
+}
+
+function plan() {
+  if (planned || !waiting.size) return;
+  planned = true;
+  const wait = urgent.size ? 0 : PAUSE;
+  setTimeout(() => (globalThis.requestIdleCallback ?? setTimeout)(work), wait);
+}
+
+function work() {
+  planned = false;
+  const end = performance.now() + SLICE;
+  do {
+    const [target] = urgent.size ? urgent : waiting.keys();
+    if (!target) return;
+    if (target.isConnected) now(target);
+    else {
+      waiting.delete(target);
+      urgent.delete(target);
+      nearby.unobserve(target);
+    }
+  } while (performance.now() < end);
+  plan();
+}

@@ -1,0 +1,42 @@
+// Which messages of a conversation are sent, and as what.
+
+/** A name as one short line. */
+const nameOf = (name) => name.replace(/[\p{C}\s]+/gu, " ").trim().slice(0, 120) || "file";
+
+/** The text of a question with its files before it, so that later questions about them find them evaluated. */
+export function textOf({ content, files = [] }) {
+  const parts = files.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
+  return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+const isEmpty = ({ role, content }) => role === "assistant" && !content;
+
+/**
+ * The messages as the server gets them. Those that are left out, and questions without an answer before another
+ * question, are not sent: templates that demand turns would refuse them. going: an answer that goes on, at the end.
+ */
+export function turns(messages, going = null) {
+  const shown = messages.filter((message) => !message.out && !isEmpty(message) && message !== going);
+  const found = [];
+  for (const [i, message] of shown.entries()) {
+    if (isUnanswered(message, shown[i + 1])) continue;
+    const text = textOf(message);
+    const last = found.at(-1);
+    if (message.role === "assistant" && last?.role === "assistant") last.content += `\n\n${text}`;
+    else found.push({ role: message.role, content: text });
+  }
+  if (going) append(found, going);
+  return found;
+}
+
+function append(found, { content, reasoning }) {
+  const last = found.at(-1);
+  if (last?.role === "assistant") {
+    last.content += `\n\n${content}`;
+    return;
+  }
+  found.push({ role: "assistant", content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
+}
+
+/** Whether a question is not sent because another one follows it. next: the message after it. */
+export const isUnanswered = (message, next) => message.role === "user" && next?.role === "user";

@@ -1,0 +1,168 @@
+"""The places of things: what covers what, scrolling, zoom, themes, the keyboard of a phone."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.browser import Page, needs_chromium
+from tests.support.page_answers import answer_with, made_up
+
+pytestmark = needs_chromium()
+PARAGRAPHS = "".join(f"Paragraph {i} of the answer, with some words.\n\n" for i in range(60))
+_BOX = "const e = document.getElementById(arguments[0]); const b = e.getBoundingClientRect()"
+# Whether a click in the middle of the element would reach it.
+_REACHED = (
+    f"{_BOX};"
+    "const hit = document.elementFromPoint(b.left + b.width / 2, b.top + b.height / 2);"
+    "return e === hit || e.contains(hit)"
+)
+
+
+def shown(page: Page, name: str) -> bool:
+    return bool(page.js("return !document.getElementById(arguments[0]).hidden", name))
+
+
+def button_of(page: Page, name: str) -> None:
+    page.js("document.getElementById(arguments[0]).click()", f"show-{name}")
+
+
+@pytest.mark.parametrize("width", [800, 900, 1024, 1199, 1200, 1600])
+def test_the_panel_covers_nothing(page: Page, width: int) -> None:
+    page.resize(width)
+    page.ready()
+    if not shown(page, "panel"):
+        button_of(page, "panel")
+    assert shown(page, "panel")
+    for name in ("send", "question", "speculate", "show-list", "show-panel"):
+        assert page.js(_REACHED, name), name
+    assert page.js("return document.querySelector('main').clientWidth") >= 400
+    assert page.js("return document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("name", ["list", "panel"])
+@pytest.mark.parametrize("width", [390, 700])
+def test_escape_and_a_tap_outside_close_what_lies_over_the_conversation(
+    page: Page, width: int, name: str
+) -> None:
+    page.resize(width)
+    page.ready()
+    button_of(page, name)
+    assert shown(page, name)
+    page.get("textbox", "Message").send_keys(Keys.ESCAPE) if width == 700 else page.js(
+        "document.activeElement.blur()"
+    )
+    if width != 700:
+        ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
+    page.until(lambda: not shown(page, name))
+    button_of(page, name)
+    box = page.js(f"{_BOX}; return [b.left, b.right, b.top]", name)
+    outside = box[0] - 10 if name == "panel" else box[1] + 10
+    ActionChains(page.driver).move_by_offset(int(outside), int(box[2]) + 60).click().perform()
+    ActionChains(page.driver).move_by_offset(-int(outside), -int(box[2]) - 60).perform()
+    page.until(lambda: not shown(page, name))
+    assert page.js(f"return document.getElementById('show-{name}').getAttribute('aria-expanded')") == "false"
+
+
+def test_a_tap_inside_closes_nothing(page: Page) -> None:
+    page.resize(390)
+    page.ready()
+    button_of(page, "panel")
+    page.driver.find_element("css selector", "#panel h2").click()
+    assert shown(page, "panel")
+    button_of(page, "list")
+    assert shown(page, "list")
+    assert not shown(page, "panel"), "one at a time"
+
+
+def test_escape_closes_first_and_stops_then(page: Page) -> None:
+    page.resize(390)
+    page.ready()
+    answer_with(page, PARAGRAPHS, endless=True, pause=5)
+    page.write("Anything")
+    page.until(lambda: page.answers and page.answers[-1])
+    button_of(page, "panel")
+    ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
+    page.until(lambda: not shown(page, "panel"))
+    assert page.all("button", "Stop")
+    ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
+    page.until_done()
+
+
+def test_escape_closes_the_panel_at_middle_width(page: Page) -> None:
+    page.resize(1024)
+    page.ready()
+    assert shown(page, "list")
+    button_of(page, "panel")
+    assert not shown(page, "list")
+    page.get("textbox", "Message").send_keys(Keys.ESCAPE)
+    page.until(lambda: not shown(page, "panel"))
+    assert shown(page, "list")
+
+
+_PLACE = "const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight"
+
+
+def test_scrolling_away_a_little_is_not_pulled_back(page: Page) -> None:
+    answer_with(page, PARAGRAPHS, endless=True, pause=4)
+    page.write("Anything")
+    page.until(
+        lambda: page.js(
+            "const l = document.getElementById('log'); return l.scrollHeight > 1.5 * l.clientHeight"
+        )
+    )
+    log = page.driver.find_element("id", "log")
+    assert page.js(_PLACE) < 30
+    page.js("document.getElementById('log').scrollTop -= 40")
+    top = page.js("return document.getElementById('log').scrollTop")
+    length = page.js("return document.querySelector('.answer .body').textContent.length")
+    page.until(
+        lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500
+    )
+    assert abs(page.js("return document.getElementById('log').scrollTop") - top) < 2
+    page.js("const l = document.getElementById('log'); l.scrollTop = l.scrollHeight")
+    length = page.js("return document.querySelector('.answer .body').textContent.length")
+    page.until(
+        lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 1500
+    )
+    assert page.js(_PLACE) < 30, "at the end, it follows again"
+    log.click()
+    page.press("Stop")
+    page.until_done()
+
+
+@pytest.mark.parametrize(("width", "height"), [(800, 450), (512, 400), (320, 480), (390, 420)])
+def test_zoom_and_the_keyboard_of_a_phone(page: Page, width: int, height: int) -> None:
+    """At 200 % and 400 % of a usual window, and with the keyboard over half of a phone, one can write."""
+    page.resize(width, height)
+    page.ready()
+    made_up(page, PARAGRAPHS, "A question")
+    assert page.js("return document.documentElement.scrollWidth") == width
+    for name in ("question", "send"):
+        assert page.js(_REACHED, name), name
+        box = page.js(f"{_BOX}; return [b.top, b.bottom]", name)
+        assert 0 <= box[0] < box[1] <= height
+    assert page.js("return document.getElementById('log').clientHeight") >= 60
+    page.press("Settings")
+    box = page.get("dialog").rect
+    assert box["height"] <= height
+    save = page.get("button", "Save")
+    assert 0 <= save.rect["y"] <= height
+
+
+def test_the_theme_can_be_set(page: Page) -> None:
+    look = (
+        "document.documentElement.dataset.theme = arguments[0];"
+        "const s = (e) => getComputedStyle(e);"
+        "return [s(document.body).backgroundColor, s(document.documentElement).colorScheme,"
+        "        s(document.documentElement).getPropertyValue('--chart-text')]"
+    )
+    seen = {}
+    for scheme in ("light", "dark"):
+        page.emulate(prefers_color_scheme=scheme)
+        for theme in ("light", "dark", ""):
+            seen[scheme, theme] = page.js(look, theme)[0]
+    assert seen["light", "light"] == seen["dark", "light"] == seen["light", ""]
+    assert seen["light", "dark"] == seen["dark", "dark"] == seen["dark", ""]
+    assert seen["light", "light"] != seen["dark", "dark"]

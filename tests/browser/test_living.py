@@ -1,0 +1,417 @@
+"""A chat that one lives in: addresses, answers in the background, names, search, versions, drafts, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.browser import Page, needs_chromium
+
+pytestmark = needs_chromium()
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+HOSTILE = (
+    '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\n[x](javascript:hacked=1)'
+)
+
+
+def written(text: str) -> dict[str, str]:
+    """A request whose answer is this text."""
+    return {"grammar": f"root ::= {json.dumps(text)}"}
+
+
+def note_requests(page: Page) -> None:
+    """Have window.sent get the bodies of the requests for answers."""
+    page.js(
+        "window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
+        " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
+        " return f(path, options); }"
+    )
+
+
+def drop(page: Page, name: str, data: str, kind: str = "") -> None:
+    """Drop a file of these bytes (as Latin-1) on the conversation."""
+    page.js(
+        "const [name, data, type] = arguments; const all = new DataTransfer();"
+        "all.items.add(new File([Uint8Array.from(data, (c) => c.charCodeAt(0))], name, { type }));"
+        "document.querySelector('main').dispatchEvent("
+        "  new DragEvent('drop', { dataTransfer: all, bubbles: true, cancelable: true }))",
+        name, data, kind,
+    )  # fmt: skip
+
+
+def test_addresses(page: Page) -> None:
+    page.ask("First", **written("One."))
+    first = page.driver.current_url
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.ask("Second", **written("Two."))
+    assert page.driver.current_url != first
+    page.driver.back()
+    page.until(lambda: page.answers == ["One."])
+    page.driver.forward()
+    page.until(lambda: page.answers == ["Two."])
+    page.driver.refresh()
+    page.until(lambda: page.answers == ["Two."])
+    page.driver.get(first)
+    page.until(lambda: page.answers == ["One."])
+    assert "First" in page.driver.title
+    page.js("document.querySelector('.skip').click()")
+    assert page.driver.current_url == first
+    page.driver.get(f"{page.url}/#/nothing")
+    page.until(lambda: "no such conversation" in page.notice)
+    page.js("history.replaceState(null, '', '#/<script>')")
+    page.ready()
+
+
+def test_an_answer_goes_on_while_another_conversation_is_open(page: Page) -> None:
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    begun = page.answers[-1][:20]
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.press("What does os.walk do?")
+    page.until(lambda: page.answers and page.answers[0].startswith(begun))
+    page.press("New conversation")
+    assert page.ask("Another one", **written("Meanwhile.")) == "Meanwhile."
+    page.press("What does os.walk do?")
+    page.until_done()
+    (text,) = page.answers
+    assert text.startswith(begun)
+    assert "Stopped" not in page.text_of(".answer .outcome")
+    assert "(writing)" not in page.text_of("#conversations")
+
+
+def test_names_and_search(page: Page) -> None:
+    page.ask("About llamas", **written("They spit."))
+    page.press("New conversation")
+    page.ask("About bees", **written("They sting."))
+    page.press("More for About llamas")
+    page.press("Rename")
+    field = page.get("textbox", "Name of the conversation")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys(HOSTILE.split("\n")[0], Keys.ENTER)
+    page.until(lambda: page.all("button", "<img src=x"))
+    search = page.get("textbox", "Search the conversations")
+    search.send_keys("STING")
+    page.until(lambda: not page.all("button", "<img"))
+    assert page.all("button", "About bees")
+    search.send_keys(" nowhere")
+    page.until(lambda: "Nothing is found." in page.text_of("#list"))
+    search.send_keys(Keys.CONTROL, "a")
+    search.send_keys("onerror")
+    page.until(lambda: page.all("button", "<img"))
+    page.ready()
+    page.press("<img src=x")
+    page.until(lambda: page.answers == ["They spit."])
+    assert page.js("return window.hacked") is None
+
+
+def test_versions_and_branches(page: Page) -> None:
+    page.ask("One", **written("A."))
+    page.ask("Two", **written("B."))
+    page.add(**written("C."))
+    page.until(lambda: page.all("button", "Regenerate"))[0].click()
+    page.until(lambda: page.answers == ["C."])
+    page.until_done()
+    page.ask("Three", **written("D."))
+    page.press("Previous version")
+    page.until(lambda: page.answers == ["A.", "B."])
+    page.press("Next version")
+    page.until(lambda: page.answers == ["C.", "D."])
+    assert page.questions == ["One", "Three"]
+    page.driver.refresh()
+    page.until(lambda: page.answers == ["C.", "D."])
+    # An edited question is a version too, and the versions of its answers belong to it.
+    page.until(lambda: page.all("button", "Edit"))[0].click()
+    page.add(**written("E."))
+    page.get("textbox", "Edit the question").send_keys(" more", Keys.ENTER)
+    page.until(lambda: page.answers == ["E."])
+    page.until_done()
+    page.press("Previous version")
+    page.until(lambda: page.answers == ["C.", "D."])
+    assert page.text_of(".question .versions") == "‹\n1/2\n›"
+
+
+def test_an_answer_is_edited_and_continued(page: Page) -> None:
+    page.ask("Count", **written("one two three"))
+    page.press("Edit the answer")
+    field = page.get("textbox", "Edit the answer")
+    field.clear()
+    field.send_keys("uno due", Keys.ENTER)
+    page.until(lambda: page.answers == ["uno due"])
+    assert "edited by you" in page.text_of(".answer")
+    note_requests(page)
+    page.add(**written(" tre"))
+    page.press("Continue")
+    page.until(lambda: page.answers == ["uno due tre"])
+    page.until_done()
+    (sent,) = page.js("return window.sent")
+    assert sent["messages"][-1] == {"role": "assistant", "content": "uno due"}
+    page.press("Previous version")
+    page.until(lambda: page.answers == ["one two three"])
+
+
+def test_a_message_is_deleted(page: Page) -> None:
+    page.ask("One", **written("A."))
+    page.ask("Two", **written("B."))
+    page.until(lambda: page.all("button", "Delete the answer"))[0].click()
+    page.until(lambda: page.answers == ["B."])
+    page.until(lambda: page.all("button", "Delete the question"))[0].click()
+    page.until(lambda: page.questions == ["Two"])
+    note_requests(page)
+    page.ask("Three", **written("C."))
+    (sent,) = page.js("return window.sent")
+    assert [message["content"] for message in sent["messages"]] == ["Two", "B.", "Three"]
+    page.driver.refresh()
+    page.until(lambda: page.questions == ["Two", "Three"])
+
+
+def test_drafts(page: Page) -> None:
+    page.ask("First", **written("One."))
+    page.get("textbox", "Message").send_keys("half a thought")
+    drop(page, "note.txt", "some words")
+    page.until(lambda: "note.txt" in page.text_of("#files"))
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    assert page.get("textbox", "Message").get_attribute("value") == ""
+    page.get("textbox", "Message").send_keys("another")
+    page.press("First")
+    page.until(lambda: page.answers == ["One."])
+    page.until(lambda: "note.txt" in page.text_of("#files"))
+    assert page.get("textbox", "Message").get_attribute("value") == "half a thought"
+    page.driver.refresh()
+    page.until(lambda: "note.txt" in page.text_of("#files"))
+    assert page.get("textbox", "Message").get_attribute("value") == "half a thought"
+    page.ready()
+    assert page.get("textbox", "Message").get_attribute("value") == "another"
+    page.press("First")
+    page.until(lambda: "note.txt" in page.text_of("#files"))
+    page.add(**written("Two."))
+    page.press("Send")
+    page.until(lambda: page.answers == ["One.", "Two."])
+    page.until_done()
+    page.driver.refresh()
+    page.until(lambda: page.answers == ["One.", "Two."])
+    assert page.get("textbox", "Message").get_attribute("value") == ""
+    assert page.text_of("#files") == ""
+
+
+def test_files(page: Page) -> None:
+    name = "<b onmouseover=hacked=1>\u202egpj.txt"
+    drop(page, name, "def add(a, b):\r\n    return a + b\r\n", "text/plain")
+    page.until(lambda: "onmouseover" in page.text_of("#files"))
+    page.js(
+        "const data = new DataTransfer(); data.setData('text/plain', 'pasted words '.repeat(400));"
+        "document.getElementById('question').dispatchEvent("
+        "  new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true }))"
+    )
+    page.until(lambda: "pasted-1.txt" in page.text_of("#files"))
+    page.press("Remove pasted-1.txt")
+    page.until(lambda: "pasted-1.txt" not in page.text_of("#files"))
+    note_requests(page)
+    page.ask("What is this?", **written("A sum."))
+    (sent,) = page.js("return window.sent")
+    text = sent["messages"][0]["content"]
+    assert text.endswith("---\ndef add(a, b):\n    return a + b\n\n\nWhat is this?")
+    assert text.startswith("--- File: <b onmouseover=hacked=1> gpj.txt ---\n")
+    assert page.questions == ["What is this?"]
+    page.js("document.querySelector('.question summary').click()")
+    page.until(lambda: "return a + b" in page.text_of(".question pre"))
+    assert page.js("return document.querySelectorAll('.question b, .question script').length") == 0
+    page.driver.refresh()
+    page.until(lambda: page.answers == ["A sum."])
+    assert "onmouseover" in page.text_of(".question .files")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "said"),
+    [
+        ("a.png", "\x89PNG\r\n", "image/png", "reads text only, no pictures"),
+        ("a.pdf", "%PDF-1.7", "application/pdf", "PDF files are not read"),
+        ("a.bin", "\x00\x01\xff", "", "it is not a text file"),
+        ("a.mp3", "ID3", "audio/mpeg", "reads text only"),
+        ("empty.txt", "", "text/plain", "it is empty"),
+    ],
+)
+def test_files_that_are_refused(page: Page, name: str, data: str, kind: str, said: str) -> None:
+    drop(page, name, data, kind)
+    page.until(lambda: said in page.notice)
+    assert page.text_of("#files") == ""
+
+
+def test_a_file_that_is_too_large(page: Page) -> None:
+    drop(page, "big.txt", "", "text/plain")
+    page.js(
+        "const all = new DataTransfer();"
+        "all.items.add(new File(['x'.repeat(10 * 2 ** 20 + 1)], 'huge.txt', { type: 'text/plain' }));"
+        "all.items.add(new File(['words '.repeat(2 ** 20)], 'big.txt', { type: 'text/plain' }));"
+        "document.querySelector('main').dispatchEvent("
+        "  new DragEvent('drop', { dataTransfer: all, bubbles: true, cancelable: true }))"
+    )
+    page.until(lambda: "huge.txt is not attached" in page.notice)
+    page.until(lambda: "big.txt" in page.text_of("#files"))
+    page.write("Read it")
+    page.until(lambda: "bytes" in page.notice or "context holds" in page.notice)
+    assert page.questions == ["Read it"]
+    page.driver.refresh()
+    page.until(lambda: page.all("button", "Read it"))
+    page.complaints  # noqa: B018 - the browser's line about the status
+
+
+def given(page: Page, tmp_path: Path, content: Any) -> None:
+    """Import a file of this content."""
+    file = tmp_path / "given.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    page.js("document.getElementById('import-file').hidden = false")
+    page.driver.find_element("id", "import-file").send_keys(str(file))
+
+
+def test_one_conversation_as_files(page: Page, tmp_path: Path) -> None:
+    page.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    page.ask("Keep / this", **written("Kept."))
+    page.add(**written("Again."))
+    page.press("Regenerate")
+    page.until(lambda: page.answers == ["Again."])
+    page.until_done()
+    page.press("More for Keep / this")
+    page.press("Export Keep / this")
+    file = tmp_path / "Keep-this.json"
+    page.until(lambda: file.exists() and file.stat().st_size > 0)
+    page.press("As Markdown")
+    markdown = tmp_path / "Keep-this.md"
+    page.until(lambda: markdown.exists() and markdown.stat().st_size > 0)
+    assert markdown.read_text("utf-8") == (
+        "# Keep / this\n\n## Question\n\nKeep / this\n\n## Answer (pydoc-target)\n\nAgain.\n"
+    )
+    page.open("/page/icon.svg")
+    page.forget()
+    page.ready()
+    given(page, tmp_path, file.read_text("utf-8"))
+    page.until(lambda: "1 conversation imported" in page.notice)
+    page.press("Keep / this")
+    page.until(lambda: page.answers == ["Again."])
+    page.press("Previous version")
+    page.until(lambda: page.answers == ["Kept."])
+
+
+def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
+    circle = [
+        {"role": "user", "content": HOSTILE, "id": "a", "parent": "c", "at": 1},
+        {"role": "assistant", "content": HOSTILE, "id": "b", "parent": "a", "at": 1, "figures": {"n": HOSTILE,
+         "rate": "x", "speedup": "y", "drafted": {}, "accepted": []}, "report": {"figures": 3, "timings": 1}},
+        {"role": "user", "content": "c", "id": "c", "parent": "b", "at": "x", "files": [{"name": HOSTILE,
+         "text": HOSTILE}, 3, {"name": 1}]},
+        {"role": "assistant", "content": "end", "id": "d", "parent": "c", "trace": {"runs": [[1, {}, 3]],
+         "rounds": [["x"]]}, "reasoning": {}, "outcome": {"a": 1}, "model": ["m"], "tokens": "many"},
+        {"role": "assistant", "content": "end", "id": "d", "parent": "nowhere"},
+        {"role": "system", "content": "s"}, 7, None, {"role": "user", "content": {}},
+    ]  # fmt: skip
+    content = {
+        "format": "specllama.conversations",
+        "version": 2,
+        "conversations": [
+            {"id": "../../x", "title": HOSTILE, "system": {}, "leaf": "a", "messages": circle},
+            {"id": "__proto__", "title": {"a": 1}, "messages": []}, 3, None, {"messages": "x"},
+        ],
+    }  # fmt: skip
+    given(page, tmp_path, content)
+    page.until(lambda: "2 conversations imported" in page.notice)
+    page.js("[...document.querySelectorAll('.choose')].find(b => b.textContent.startsWith('<img')).click()")
+    page.until(lambda: page.answers)
+    assert page.js("return window.hacked") is None
+    assert page.js("return document.querySelectorAll('.message :is(img, script)').length") == 0
+    assert page.ask("More", **written("Yes.")) == "Yes."
+    for bad, said in (
+        ("{", "no JSON"), ({"format": "specllama.conversations", "version": 9, "conversations": []}, "newer"),
+        ([], "no conversations"), ({"format": "specllama.conversations", "conversations": []}, "newer"),
+    ):  # fmt: skip
+        given(page, tmp_path, bad)
+        page.until(lambda said=said: said in page.notice)
+
+
+def test_presets_system_prompt_and_theme(page: Page) -> None:
+    page.press("Settings")
+    page.get("spinbutton", "Temperature").send_keys("0.33")
+    page.get("spinbutton", "Longest time").send_keys("2.5")
+    page.get("textbox", "Name of the preset").send_keys(HOSTILE.split("\n")[0])
+    page.press("Save as preset")
+    page.press("Server's defaults")
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == ""
+    page.js("const m = document.getElementById('preset'); m.dispatchEvent(new Event('change'))")
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == "0.33"
+    assert page.get("spinbutton", "Longest time").get_attribute("value") == "2.5"
+    page.get("textbox", "System prompt").send_keys("Be brief.")
+    page.js("document.getElementById('system-default').click()")
+    page.js(
+        "const m = document.getElementById('theme'); m.value = 'dark'; m.dispatchEvent(new Event('change'))"
+    )
+    page.press("Save")
+    dark = page.js("return getComputedStyle(document.body).backgroundColor")
+    page.ready()
+    assert page.js("return getComputedStyle(document.body).backgroundColor") == dark
+    note_requests(page)
+    page.ask("Hello", **written("Hi."))
+    (sent,) = page.js("return window.sent")
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["t_max_predict_ms"]) == (0.33, 2500)
+    page.press("Settings")
+    page.js(
+        "const m = document.getElementById('preset'); m.selectedIndex = 1;"
+        "m.dispatchEvent(new Event('change'))"
+    )
+    page.press("Delete preset")
+    assert page.js("return document.getElementById('preset').length") == 1
+    assert page.js("return window.hacked") is None
+
+
+# An answer that never ends, a word at a time.
+SLOW = """
+window.answers = () => new Response(new ReadableStream({ start(controller) {
+  const event = "data: " + JSON.stringify({ choices: [{ index: 0, delta: { content: "word " } }] });
+  setInterval(() => controller.enqueue(new TextEncoder().encode(`${event}\\n\\n`)), 50);
+} }), { headers: { "content-type": "text/event-stream" } });
+"""
+
+
+def test_another_tab_goes_on_with_an_answer_of_a_closed_one(page: Page) -> None:
+    page.js(SLOW)
+    page.write("Say something")
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    first = page.new_tab()
+    second = page.driver.current_window_handle
+    page.press("Say something")
+    page.until(lambda: page.answers and "word word" in page.answers[0])
+    page.driver.switch_to.window(first)
+    page.driver.close()
+    page.driver.switch_to.window(second)
+    page.until(lambda: len(page.stored[0]["messages"]) == 2 and page.stored[0]["messages"][1].get("tokens"))
+    page.until_done()
+    (stored,) = page.stored
+    (answer,) = [m for m in stored["all"].values() if m["role"] == "assistant"]
+    assert answer["content"].startswith("word word")
+    assert page.answers[0].startswith("word word")
+
+
+def test_two_tabs_have_drafts_of_their_own(page: Page) -> None:
+    page.get("textbox", "Message").send_keys("the first")
+    first = page.new_tab()
+    second = page.driver.current_window_handle
+    assert page.get("textbox", "Message").get_attribute("value") == ""
+    page.get("textbox", "Message").send_keys("the second")
+    page.driver.switch_to.window(first)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the first")
+    page.driver.switch_to.window(second)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the second")
+    page.driver.close()
+    page.driver.switch_to.window(first)
+    page.get("textbox", "Message").send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    page.ready()
+    page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the second")

@@ -1,0 +1,295 @@
+"""What somebody wrote, and what was written for them, is kept: whatever fails, is stopped, or comes late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.browser import Page, browser, needs_chromium
+from tests.support.serving import Server
+
+pytestmark = needs_chromium()
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+# The next requests for an answer are refused, or never answered until they are aborted.
+BUSY = """
+window.answers = () => new Response(
+  JSON.stringify({ error: { message: "too many requests", type: "rate_limit_error" } }),
+  { status: 429, headers: { "content-type": "application/json" } },
+);
+"""
+SILENT = """
+window.answers = ({ signal }) => new Promise((resolve, reject) => {
+  signal.addEventListener("abort", () => reject(new DOMException("aborted", "AbortError")));
+});
+"""
+
+
+def written(text: str) -> dict[str, str]:
+    """A request whose answer is this text."""
+    return {"grammar": f"root ::= {json.dumps(text)}"}
+
+
+def contents(page: Page) -> list[str]:
+    """The texts of all stored messages, shown or not, in the order in which they were made."""
+    found = [message for one in page.stored for message in one["all"].values()]
+    return [message["content"] for message in sorted(found, key=lambda message: message["at"])]
+
+
+def test_an_answer_stays_when_another_one_is_refused(page: Page) -> None:
+    page.ask("Say something", **written("A good answer."))
+    page.js(BUSY)
+    page.press("Regenerate")
+    page.until(lambda: "Too many requests" in page.notice)
+    assert page.answers == ["A good answer."]
+    assert contents(page) == ["Say something", "A good answer."]
+    page.js("window.answers = null")
+    page.add(**written("Another one."))
+    page.press("Try again")
+    page.until(lambda: page.answers == ["Another one."])
+    page.until_done()
+    page.press("Previous version")
+    page.until(lambda: page.answers == ["A good answer."])
+    page.ready()
+    page.press("Say something")
+    page.until(lambda: page.answers == ["A good answer."])
+    page.press("Next version")
+    page.until(lambda: page.answers == ["Another one."])
+
+
+def test_an_answer_stays_when_another_one_is_stopped_before_it_begins(page: Page) -> None:
+    page.ask("Say something", **written("A good answer."))
+    page.js(SILENT)
+    page.press("Regenerate")
+    page.until(lambda: page.all("button", "Stop"))
+    page.press("Stop")
+    page.until(lambda: "Stopped before the first token." in page.notice)
+    assert page.answers == ["A good answer."]
+    assert contents(page) == ["Say something", "A good answer."]
+
+
+def test_an_answer_stays_when_it_cannot_be_continued(page: Page) -> None:
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    page.press("Stop")
+    page.until_done()
+    (text,) = page.answers
+    page.js(BUSY)
+    page.press("Continue")
+    page.until(lambda: "Too many requests" in page.notice)
+    assert page.answers == [text]
+    assert page.all("button", "Continue")
+
+
+def test_a_question_that_is_changed_while_it_is_answered(page: Page) -> None:
+    """What there is of the answer stays with its own question, and is not sent with the new one."""
+    page.write("Old question", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    page.press("Edit")
+    page.js("window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
+            " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
+            " return f(path, options); }")  # fmt: skip
+    page.add(**written("New answer."))
+    field = page.get("textbox", "Edit the question")
+    field.clear()
+    field.send_keys("New question", Keys.ENTER)
+    page.until(lambda: page.answers == ["New answer."])
+    page.until_done()
+    (sent,) = page.js("return window.sent")
+    assert sent["messages"] == [{"role": "user", "content": "New question"}]
+    assert page.questions == ["New question"]
+    (stored,) = page.stored
+    assert [m["content"] for m in stored["messages"]] == ["New question", "New answer."]
+    old = next(m for m in stored["all"].values() if m.get("outcome") == "Stopped.")
+    assert stored["all"][old["parent"]]["content"] == "Old question"
+
+
+def test_a_conversation_that_is_deleted_while_it_is_written_stays_away(page: Page) -> None:
+    page.write("Delete this", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    page.press("Delete Delete this")
+    page.driver.switch_to.alert.accept()
+    page.until(lambda: not page.all("button", "Delete this"))
+    page.js("return new Promise((resolve) => setTimeout(resolve, 3000))")
+    assert page.stored == []
+    assert not page.all("button", "Delete this")
+    page.ready()
+    assert not page.all("button", "Delete this")
+
+
+def test_an_answer_that_is_deleted_comes_back_by_undo(page: Page) -> None:
+    page.ask("One", **written("A."))
+    page.ask("Two", **written("B."))
+    page.until(lambda: page.all("button", "Delete the question"))[0].click()
+    page.until(lambda: page.questions == ["Two"])
+    page.press("Undo")
+    page.until(lambda: page.questions == ["One", "Two"])
+    assert page.answers == ["A.", "B."]
+    page.ready()
+    page.press("One")
+    page.until(lambda: page.answers == ["A.", "B."])
+
+
+def test_a_question_without_an_answer_is_not_sent_with_the_next_one(page: Page) -> None:
+    page.js(BUSY)
+    page.write("Nobody answers this")
+    page.until(lambda: "Too many requests" in page.notice)
+    page.js("window.answers = null; window.sent = [];"
+            " const f = window.fetch; window.fetch = (path, options) => {"
+            " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
+            " return f(path, options); }")  # fmt: skip
+    assert page.ask("This one", **written("Yes.")) == "Yes."
+    page.ask("And this", **written("Too."))
+    roles = [[message["role"] for message in body["messages"]] for body in page.js("return window.sent")]
+    assert roles == [["user"], ["user", "assistant", "user"]]
+    assert page.questions == ["Nobody answers this", "This one", "And this"]
+    assert "no answer, so it is not sent" in page.text_of(".question .note")
+
+
+def test_the_oldest_turns_are_left_out_when_somebody_says_so(page: Page) -> None:
+    for n in range(3):
+        page.js("document.getElementById('question').value = arguments[0]", f"{n} {'word ' * 440}")
+        page.get("textbox", "Message").send_keys(Keys.ENTER)
+        page.until(lambda: page.all("button", "Stop") or page.answers or page.notice)
+        page.until_done()
+        page.add(**written("Yes."))
+    page.until(lambda: page.all("button", "Leave out the oldest turns"))
+    questions = page.questions
+    page.press("Leave out the oldest turns")
+    page.until(lambda: "left out of requests" in page.text_of(".note.above"))
+    page.until_done()
+    assert page.questions == questions
+    assert page.js("return document.querySelectorAll('.message.out').length") > 0
+    page.press("Include them")
+    page.until(lambda: page.js("return document.querySelectorAll('.message.out').length") == 0)
+    page.complaints  # noqa: B018 - the browser's line about the status
+
+
+@pytest.fixture
+def blocked(chat_server: Server) -> Iterator[Page]:
+    """A page in a browser that lets it store nothing."""
+    with browser(chat_server.url) as page:
+        source = (
+            "for (const name of ['localStorage', 'sessionStorage', 'indexedDB'])"
+            "Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } });"
+        )
+        page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        yield page
+
+
+def test_a_browser_that_stores_nothing(blocked: Page) -> None:
+    page = blocked.ready()
+    assert page.ask("First", **written("One.")) == "One."
+    assert "does not let the page store anything" in page.notice
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    assert page.ask("Second", **written("Two.")) == "Two."
+    page.press("First")
+    page.until(lambda: page.answers == ["One."])
+    page.press("Settings")
+    page.get("spinbutton", "Longest answer").send_keys("7")
+    page.press("Save")
+    page.press("Settings")
+    assert page.get("spinbutton", "Longest answer").get_attribute("value") == "7"
+    assert page.complaints == []
+
+
+def test_a_full_storage_loses_nothing_that_is_shown(page: Page) -> None:
+    page.ask("First", **written("One."))
+    page.js(
+        "window.put = IDBObjectStore.prototype.put;"
+        "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+    )
+    assert page.ask("Second", **written("Two.")) == "Two."
+    page.until(lambda: "storage is full" in page.notice)
+    assert page.all("button", "Export this conversation")
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    assert page.ask("Elsewhere", **written("There.")) == "There."
+    page.press("First")
+    page.until(lambda: page.answers == ["One.", "Two."])
+    page.press("Elsewhere")
+    page.until(lambda: page.answers == ["There."])
+    page.press("First")
+    page.until(lambda: page.answers == ["One.", "Two."])
+    page.js("IDBObjectStore.prototype.put = window.put")
+    page.ask("Third", **written("Three."))
+    page.press("Elsewhere")
+    page.until(lambda: page.answers == ["There."])
+    page.ask("Again", **written("Here."))
+    page.ready()
+    page.press("First")
+    page.until(lambda: page.answers == ["One.", "Two.", "Three."])
+
+
+def test_odd_entries_and_those_of_the_first_version(page: Page) -> None:
+    """What an older page has stored is taken over; what nobody can read stays, and disturbs nothing."""
+    page.open("/page/icon.svg")
+    page.js(
+        "const old = (id, content) => localStorage.setItem(`specllama.conversation.${id}`, content);"
+        "old('one', JSON.stringify({ id: 'one', title: 'Old talk', system: 'Be brief.',"
+        "  created: 1, changed: 2,"
+        "  revision: 4, messages: [{ role: 'user', content: 'Hello' }, { role: 'assistant', content: 'Hi.',"
+        "  trace: { runs: [[3, 'copy', 0]], rounds: [[1, 1, 2.5, 2]] }, figures: { n: 2 } }, 7,"
+        "  { role: 'user', content: 'And?' }, { role: 'assistant', content: 'So.' }] }));"
+        "localStorage.setItem('specllama.title.one', JSON.stringify(['Old talk', 2]));"
+        "localStorage.setItem('specllama.title.two', '{');"
+        "localStorage.setItem('specllama.settings', '[[');"
+        "old('two', '{'); old('three', 'null'); old('four', '{\"messages\": 3}');"
+    )
+    page.ready()
+    page.press("Old talk")
+    page.until(lambda: page.answers == ["Hi.", "So."])
+    assert page.questions == ["Hello", "And?"]
+    assert page.js("return localStorage.getItem('specllama.conversation.one')") is None
+    assert page.js("return localStorage.getItem('specllama.conversation.two')") == "{"
+    assert page.ask("More", **written("Yes.")) == "Yes."
+    assert page.stored[0]["system"] == "Be brief."
+    page.ready()
+    page.press("Old talk")
+    page.until(lambda: page.answers == ["Hi.", "So.", "Yes."])
+
+
+def test_a_storage_of_a_newer_version(page: Page) -> None:
+    page.open("/page/icon.svg")
+    page.driver.execute_async_script(
+        "const done = arguments[0]; const r = indexedDB.open('specllama', 99);"
+        "r.onsuccess = () => { r.result.close(); done(); };"
+    )
+    page.ready()
+    assert page.ask("First", **written("One.")) == "One."
+    assert "a newer specllama" in page.notice
+
+
+def test_a_key_of_other_letters(tmp_path: Path) -> None:
+    """A key with letters beyond Latin-1 is one as any other; a wrong one costs one request, not hundreds."""
+    with (
+        Server(tmp_path, "-np", "1", env={"SPECLLAMA_API_KEY": "schlüssel-ключ"}) as server,
+        browser(server.url) as page,
+    ):
+        page.open()
+        page.get("textbox", "API key").send_keys("ключ", Keys.ENTER)
+        page.until(lambda: "That key is wrong" in page.text_of("#key-wrong"))
+        n = page.js(
+            "return performance.getEntriesByType('resource').filter(e => !e.name.includes('/page/')).length"
+        )
+        assert n < 8
+        page.get("textbox", "API key").send_keys("schlüssel-ключ", Keys.ENTER)
+        page.until(lambda: "of" in page.text_of("#context-text"))
+        assert page.ask("Anything", **written("Yes.")) == "Yes."
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_figures(page: Page) -> None:
+    page.js(
+        "const f = window.fetch; window.fetch = (path, options) => {"
+        "  if (!String(path).includes('/props')) return f(path, options);"
+        "  return Promise.resolve(new Response(JSON.stringify({ error: { message: 'the file is broken' } }),"
+        "    { status: 500 })); };"
+        "document.getElementById('model').dispatchEvent(new Event('change'))"
+    )
+    page.until(lambda: "cannot be used. The file is broken" in page.text_of("#panel .state"))
+    assert page.text_of("#context-text") == ""
+    assert page.text_of("#panel svg") == ""

@@ -1,0 +1,51 @@
+"""A known model that is not on this disk is downloaded from the page, with its progress, and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specllama.data import EMBEDDED_DRAFT
+from tests.support.browser import Page, browser, needs_chromium
+from tests.support.hub import Repo, local_hub
+from tests.support.serving import Server
+
+pytestmark = needs_chromium()
+CONTENT = EMBEDDED_DRAFT.read_bytes()
+
+
+def choose(page: Page, name: str) -> None:
+    page.js(
+        "const menu = document.getElementById('model'); menu.value = arguments[0];"
+        "menu.dispatchEvent(new Event('change', { bubbles: true }))",
+        name,
+    )
+
+
+def test_a_model_is_downloaded_and_used(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text('[models.far-away]\nrepo = "me/far-away"\n')
+    with local_hub() as hub:
+        hub.repos["me/far-away"] = Repo({"far-away-Q4_0.gguf": CONTENT})
+        hub.faults.rate, hub.faults.small_buffers = len(CONTENT) / 4, True
+        environ = hub.environ(
+            SPECLLAMA_MODELS=str(tmp_path / "models.toml"), HF_HUB_CACHE=str(tmp_path / "hub")
+        )
+        flags = "-np", "1", "-c", "512"
+        with (
+            Server(tmp_path, *flags, env={**environ, "SPECLLAMA_MODEL": None}) as server,
+            browser(server.url) as page,
+        ):
+            page.ready()
+            choose(page, "far-away")
+            page.until(lambda: page.notice == "far-away is not on this disk.")
+            assert page.get("combobox", "Model").get_attribute("value") == "pydoc-target"
+            page.press("Download it")
+            page.until(lambda: " of " in page.notice and "Downloading far-away" in page.notice)
+            page.press("Stop the download")
+            page.until(lambda: "far-away is not downloaded: the download was stopped" in page.notice)
+            hub.faults.rate = 0.0
+            page.press("Try again")
+            page.until(lambda: page.notice == "far-away is on this disk now.")
+            page.press("Use it")
+            page.until(lambda: "of 512 tokens" in page.text_of("#context-text"))
+            assert page.get("combobox", "Model").get_attribute("value") == "me/far-away:Q4_0"
+            assert page.ask("Anything", grammar='root ::= "Yes."') == "Yes."

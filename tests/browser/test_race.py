@@ -1,0 +1,290 @@
+"""The race: pairs of runs until it is certain which is faster, and verdicts that the figures bear out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from specllama.core.gain import PlainRate, gain
+from specllama.core.stats import RunStats
+from tests.support.browser import Page, browser, needs_chromium
+from tests.support.serving import Server
+
+pytestmark = needs_chromium()
+
+
+def race(page: Page) -> str:
+    page.press("Race")
+    page.get("combobox", "Length").send_keys("64")
+    page.add(ignore_eos=True)
+    page.press("Start the race")
+    page.until(lambda: page.text_of(".verdict"), "a verdict")
+    return page.text_of(".verdict")
+
+
+def test_the_race_confirms_the_text(page: Page) -> None:
+    page.get("textbox", "Message").send_keys("What does shutil.copytree do?")
+    said = race(page)
+    assert "All texts are identical, 64 tokens." in said
+    assert re.match(r"(Speculation won|Plain decoding won|No winner): ", said)
+    pairs = int(re.match(r"(\d+) pairs of runs, alternating", page.text_of(".race > .hint"))[1])  # type: ignore[index]
+    assert 3 <= pairs <= 9
+    plain, drafted = (page.get("region", f"{name} text").text for name in ("Plain", "Speculative"))
+    assert plain == drafted != ""
+    clocks = page.js("return [...document.querySelectorAll('.clock')].map(e => e.textContent)")
+    assert all(clock.startswith("finished after ") for clock in clocks)
+    page.press("Replay")
+    page.until(lambda: page.get("button", "Replay").is_enabled())
+    page.press("Close")
+    assert not page.all("dialog")
+
+
+def test_the_race_without_motion(page: Page) -> None:
+    page.emulate(prefers_reduced_motion="reduce")
+    assert "identical" in race(page)
+
+
+def test_stopped_in_the_first_run(page: Page) -> None:
+    page.press("Race")
+    page.add(ignore_eos=True, max_tokens=900)
+    page.press("Start the race")
+    page.until(lambda: "Pair 1" in page.text_of(".race"), "the first run")
+    page.press("Stop and judge")
+    page.until(lambda: "Stopped before both had run once" in page.text_of(".race"))
+    page.press("Close")
+
+
+@pytest.fixture(scope="module")
+def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("undrafted")
+    with Server(folder, "--drafters", "none") as one, browser(one.url, folder) as page:
+        yield page.ready()
+
+
+def test_no_winner_without_drafts(undrafted: Page) -> None:
+    said = race(undrafted)
+    assert said.startswith("No winner: nothing was drafted")
+    assert "1 pair of runs" in undrafted.text_of(".race > .hint")
+
+
+def test_the_card_refuses_without_drafters(undrafted: Page) -> None:
+    undrafted.ready().press("What does it gain here?")
+    undrafted.until(lambda: "Nothing is drafted here: " in undrafted.text_of("#dialog-body"))
+
+
+_JUDGED = """
+const [pairs, done] = arguments;
+import('/page/race.js').then(({judge}) => done(pairs.map((list) => {
+  const {verdict, found} = judge(list);
+  return [verdict, found.verdict];
+})));
+"""
+
+
+def run(
+    rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted: int = 60, **more: Any
+) -> dict[str, Any]:
+    return {
+        "seconds": n / rate, "decoding": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds,
+        "drafted": drafted, "reason": "", "near_ties": 0, "text": text, "parts": [], "times": [], **more,
+    }  # fmt: skip
+
+
+def pairs_of(*rates: tuple[float, float], **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"plain": run(plain, drafted=0, rounds=100), "speculative": run(fast, **more)}
+        for plain, fast in rates
+    ]
+
+
+def test_the_verdict_is_honest(page: Page) -> None:
+    """Of made-up times: who won, and why nobody did."""
+    sure = [(10, 16), (10, 16.2), (10, 15.8)]
+    cases = {
+        "faster": pairs_of(*sure),
+        "slower": pairs_of(*[(fast, plain) for plain, fast in sure]),
+        "noise": pairs_of((10, 11.6), (10, 9), (10, 10.2)),
+        "few": pairs_of(*sure[:2]),
+        "undrafted": pairs_of(*sure, drafted=0, reason="no draft pays", rounds=100),
+        "none accepted": pairs_of(*[(10, 11), (10, 11.1), (10, 11.2)], rounds=100),
+        "too fast": pairs_of(*sure, rounds=85),
+        "differing": pairs_of(*sure, text="abd", near_ties=1),
+    }
+    found = page.driver.execute_async_script(_JUDGED, list(cases.values()))
+    said = {name: text for name, (text, _) in zip(cases, found, strict=True)}
+    verdicts = {name: verdict for name, (_, verdict) in zip(cases, found, strict=True)}
+    same = "All texts are identical, 101 tokens."
+    assert said["faster"].startswith("Speculation won: 1.60 × (1.5")
+    assert said["faster"].endswith(f"6.25 s against 10 s. {same}")
+    assert said["slower"].startswith("Plain decoding won: speculation had 0.63 × (0.6")
+    assert re.match(r"No winner: 1\.\d\d × \(0\.\d\d – 1\.\d\d\) is too close to call\. ", said["noise"])
+    assert said["few"].startswith("No winner: an interval needs 3 pairs of runs, and there are 2.")
+    assert said["undrafted"] == f"No winner: nothing was drafted: no draft pays. {same}"
+    assert said["none accepted"].startswith("No winner: 1.00 × ")
+    assert said["too fast"].startswith("No winner: plain decodes took longer than those with drafts.")
+    assert said["differing"].endswith(
+        "The texts differ from character 3 on, where two tokens were almost equally likely."
+    )
+    assert [verdicts[name] for name in ("faster", "slower", "noise", "none accepted")] == [
+        "faster",
+        "slower",
+        "alike",
+        "alike",
+    ]
+
+
+_COMPARED = """
+const [cases, done] = arguments;
+const both = [import('/page/gain.js'), import('/page/figures.js')];
+Promise.all(both).then(([{compared}, {verdictOf}]) => done(cases.map(([speedup, tokens]) => {
+  const found = compared(Array(4).fill([10, 10 * speedup]), {tokens, drafted: 5});
+  return [found.speedup, found.verdict, verdictOf(found.speedup, found.low, found.high)];
+})));
+"""
+
+
+def test_the_rule_is_that_of_the_server(page: Page) -> None:
+    """Steady times: the page's verdict is that of core/gain.py, at each speed-up and tokens a round."""
+    cases = [
+        list(c)
+        for c in product(
+            (0.5, 0.97, 0.99, 1.0, 1.01, 1.05, 1.3, 1.62, 1.7, 2.0, 3.0), (1.0, 1.25, 1.5, 2.0, 4.0)
+        )
+    ]
+    found = page.driver.execute_async_script(_COMPARED, cases)
+    for (speedup, tokens), (shown, verdict, again) in zip(cases, found, strict=True):
+        stats = RunStats(n_predict=101, rounds=round(100 / tokens), decode_seconds=10 / speedup, n_drafted=9)
+        here = gain(stats, PlainRate(10, "run", 50))
+        assert verdict == again == here.verdict, (speedup, tokens)
+        assert (shown is None) == (here.speedup is None)
+        assert shown is None or abs(shown - here.speedup) < 0.01  # rounds are whole
+
+
+_SHARED = """
+const [given, done] = arguments;
+const [race, card] = JSON.parse(given.replaceAll("HALF", "\\ud800"));
+const textOf = (name) => fetch(`/page/${name}`).then((response) => response.text());
+Promise.all([import('/page/share.js'), textOf('exhibit.js'), textOf('exhibit.css')]).then(
+  ([{sharedFile}, code, style]) => done(encodeURIComponent(sharedFile(code, style, {race, card}))));
+"""
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='bad'\"><!-- ]]> \u2028 {{ ${1+1} </main>"
+    "<b>bold</b>\u0000HALF"
+)
+
+
+def shared(page: Page, tmp_path: Path, race: Any, card: Any) -> str:
+    text = unquote(page.driver.execute_async_script(_SHARED, json.dumps([race, card])))
+    file = tmp_path / "shared.html"
+    file.write_text(text, "utf-8")
+    assert page.complaints == []
+    page.driver.get(file.as_uri())
+    return text
+
+
+def test_a_shared_file_replays_hostile_text(page: Page, tmp_path: Path) -> None:
+    one = run(
+        100,
+        HOSTILE,
+        parts=[[HOSTILE, "model"], ["!", "target"]],
+        times=[[0.1, 5], [0.3, len(HOSTILE) + 1]],
+        seconds=0.3,
+    )
+    task = {"name": HOSTILE, "speedup": 0.8, "low": 0.7, "high": 0.9, "said": "0.8 ×", "note": HOSTILE}
+    told = {"prompt": HOSTILE, "verdict": f"Plain decoding won. {HOSTILE}", "details": HOSTILE, "props": None}
+    told |= {"plain": one, "speculative": one, "settings": {"max_tokens": 9, "seed": 1}}
+    text = shared(page, tmp_path, told, {"sentence": HOSTILE, "about": [HOSTILE], "tasks": [task]})
+    assert "<img" not in text
+    assert "http" not in text.replace("http-equiv", "")
+    page.until(lambda: page.js("return document.querySelectorAll('.clock').length") == 2)
+    page.until(lambda: "finished" in page.text_of(".clock"))
+    assert page.js("return document.querySelectorAll('img, b, iframe').length") == 0
+    assert page.js("return document.title") == "specllama: race and what drafts gain"
+    # Half a character, which the driver cannot return, is in the text.
+    assert page.js("return document.querySelector('.lane-text').textContent.includes('onerror=')")
+    assert page.js("return document.querySelector('.verdict').textContent.startsWith('Plain decoding won')")
+    page.press("Replay")
+    page.until(lambda: page.get("button", "Replay").is_enabled())
+    assert page.complaints == []
+    page.open("/page/icon.svg")
+
+
+def test_a_race_is_saved_and_replays(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    page.emulate(prefers_reduced_motion="reduce")
+    said = race(page)
+    folder = tmp_path_factory.mktemp("saved")
+    page.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
+    )
+    page.press("Save as a file")
+    (file,) = page.until(lambda: list(folder.glob("specllama-*.html")))
+    text = page.text_of(".lane-text")
+    page.driver.get(file.as_uri())
+    page.until(lambda: "finished" in page.text_of(".clock"))
+    assert page.text_of(".verdict") == said
+    assert page.text_of(".lane-text") == text != ""
+    assert "pydoc-target Q4_0" in page.text_of("main")
+    assert "CPU with 1 thread" in page.text_of("main")
+    assert page.complaints == []
+    page.open("/page/icon.svg")
+
+
+def test_a_card_claims_what_its_intervals_bear_out(page: Page) -> None:
+    noisy = pairs_of((10, 20), (10, 6), (10, 12))
+    cases = [
+        pairs_of((10, 31), (10, 30), (10, 32), n=101, rounds=30),
+        noisy,
+        pairs_of((10, 10), (10, 10.1), (10, 9.9)),
+    ]
+    cases += [
+        pairs_of((10, 8), (10, 8.1), (10, 7.9)),
+        pairs_of((10, 10), (10, 10), drafted=0, reason="no draft pays"),
+        [],
+    ]
+    rows = page.driver.execute_async_script(
+        "const [cases, done] = arguments;"
+        "import('/page/card.js').then(({rowOf}) => done(cases.map((pairs) => rowOf('edits', pairs))));",
+        cases,
+    )
+    said = [row["said"] for row in rows]
+    assert said == ["3.1 ×", "cannot tell", "1.0 ×", "0.8 ×", "not drafted", "not measured"]
+    assert (rows[1]["speedup"], rows[4]["note"]) == (None, "no draft pays")
+    assert rows[2]["note"].startswith("too close to call: 0.9")
+
+
+def test_the_card(page: Page) -> None:
+    page.press("What does it gain here?")
+    page.until(lambda: page.all("button", "Save as a file"), "the card", seconds=200)
+    said = page.text_of(".card-sentence")
+    assert re.fullmatch(r"This machine: [^;]+(; cannot tell: .+)?\.", said)
+    told = said.split("cannot tell: ")[0]
+    for name in ("edits", "JSON", "quotes", "stories", "code"):
+        assert name in said
+        assert name not in told or re.search(rf"{name} (\d+\.\d ×|not drafted)", told)
+    assert "pydoc-target Q4_0" in page.text_of(".card")
+    assert "dentical text" in page.text_of(".card") or "Texts differ" in page.text_of(".card")
+
+
+def test_the_card_can_be_stopped(page: Page) -> None:
+    page.press("What does it gain here?")
+    page.until(lambda: "edits, pair 1" in page.text_of("#dialog-body"), "the first run")
+    page.press("Stop")
+    page.until(lambda: "Stopped before" in page.text_of("#dialog-body"))
+    assert page.all("button", "Try again") or page.all("button", "Measure again")
+
+
+def test_the_card_waits_for_an_idle_server(page: Page, chat_server: Server) -> None:
+    connection = chat_server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=1500)
+    chat_server.until(lambda: chat_server.samples()["specllama_texts_running"] == 1)
+    page.press("What does it gain here?")
+    page.until(lambda: "The server is writing another text" in page.text_of("#dialog-body"))
+    assert page.all("button", "Try again")
+    del connection
+    chat_server.hang_up()
