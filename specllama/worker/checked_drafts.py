@@ -78,7 +78,10 @@ def checked_drafts(
     head = read_head(header) if is_head_file(header) else None
     if head is not None:
         verdict = check_head(target, head)
-        _refuse_unfit(verdict, "model and head")
+        own = ""
+        if settings.draft_vocab == "auto":
+            own = f"; {option('draft_vocab')} is of no use to a head, which needs the target's own vocabulary"
+        _refuse_unfit(verdict, "model and head", own)
         return CheckedDrafts(head=verdict)
     inside = _noticed(*own_head(target), send)
     pair, shared = check_pair(target, header), None
