@@ -22,10 +22,10 @@ draft model, whose tokens and confidences are random.
             planner, which learns that as it goes on, and of the best fixed length
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
-DRAFT may be a head, or TARGET again for the head inside it. A prompts file is a JSON object, workload to list
-of prompts; a traces file is an object, workload to list of {prompt, text, draft, conf}, where conf are
-probabilities and the others ids. With several temperatures, the name of a recorded workload includes its
-temperature.
+DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file
+is a JSON object, workload to list of prompts; a traces file is an object, workload to list of {prompt, text,
+draft, conf}, where conf are probabilities and the others ids. With several temperatures, the name of a
+recorded workload includes its temperature.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
 from specllama.core.replay.heads import TraceHead
-from specllama.core.replay.recording import record, record_head, write_text
+from specllama.core.replay.recording import record, record_head, record_steps, write_text
 from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -276,7 +276,9 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
     target, draft = (
         ModelSettings(path=path, n_threads=1, n_ctx=n_ctx) for path in (arguments.model, arguments.draft)
     )
-    settings = LoadSettings(target=target, draft=draft, drafters=("model",), calibrate=False)
+    settings = LoadSettings(
+        target=target, draft=draft, draft_vocab="auto", drafters=("model",), calibrate=False
+    )
     with tempfile.TemporaryDirectory() as folder:
         notices: list[str] = []
         pair = load_pair(settings, partial(_add_notice, notices), Store(Path(folder)))
@@ -294,7 +296,11 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
                 params = SamplingParams(temperature=temperature)
                 n_max = min(arguments.n, room - 1)
                 text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
-                if pair.draft is not None:
+                if pair.draft is not None and pair.draft.translation is not None:
+                    (drafter,) = pair.drafters
+                    n_vocab = pair.model.n_vocab
+                    trace = record_steps(ids, text, drafter, n_vocab, params, arguments.seed)
+                elif pair.draft is not None:
                     trace = record(ids, text, pair.draft.context, params, arguments.seed)
                 else:
                     (head,) = pair.drafters

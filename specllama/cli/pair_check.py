@@ -14,7 +14,8 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.cli.formatting import columns, table, wrapped
-from specllama.errors import IncompatiblePairError, UsageError, warning
+from specllama.config.load import DRAFT_VOCABS
+from specllama.errors import IncompatiblePairError, Note, UsageError, warning
 from specllama.gguf.check import check_draft, check_model, check_tokenizer
 from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
@@ -25,6 +26,7 @@ from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
+from specllama.pair.overlap import Overlap, overlap
 from specllama.pair.vocab import Vocab, end_ids, shown
 from specllama.text.terminal import printable
 
@@ -36,7 +38,8 @@ Examples:
   specllama pair-check main.gguf eagle3.gguf    # a head for this model
   specllama pair-check model-mtp.gguf           # the head inside the model
 
-Reads the headers only, on the hub too. The exit code is 0 if the draft can be used, 7 if it cannot.
+Reads the headers only, on the hub too. The exit code is 0 if the draft can be used, 7 if it cannot; with
+--draft-vocab auto a draft of another vocabulary can be used where its tokens can be translated.
 """
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
@@ -59,16 +62,42 @@ def pair_check(given: Mapping[str, Any]) -> int:
         other = known_draft(known, main) or main
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict = _inner_head(target) if other is main else check_any(target, draft)
+    translates, shared = _translates(given), None
+    if not verdict.ok and isinstance(verdict, PairVerdict):
+        shared, problem = overlap(target, draft)
+        note = _translation_note(shared, problem, translates)
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+    elif not verdict.ok and translates:
+        note = Note("--draft-vocab is of no use to a head, which needs the target's own vocabulary")
+        verdict = replace(verdict, notes=(*verdict.notes, note))
     if name := changed_source(draft):
         changed = warning(f"{printable(name)} has changed since it was trimmed: trim it again")
         verdict = replace(verdict, notes=(*verdict.notes, changed))
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
-        console.data(json.dumps(_object(target, draft, verdict)) + "\n")
+        console.data(json.dumps(_object(target, draft, verdict, shared, translates)) + "\n")
     else:
-        lines = _lines(target, draft, verdict, columns(sys.stdout))
+        usable = verdict.ok or (shared is not None and translates)
+        lines = _lines(target, draft, verdict, usable, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in lines))
-    return 0 if verdict.ok else IncompatiblePairError.exit_code
+    return 0 if verdict.ok or (shared is not None and translates) else IncompatiblePairError.exit_code
+
+
+def _translates(given: Mapping[str, Any]) -> bool:
+    """Whether the draft's tokens may be translated. Raises UsageError."""
+    mode = given.get("draft_vocab", "strict")
+    if mode not in DRAFT_VOCABS:
+        raise UsageError(f"must be one of {', '.join(DRAFT_VOCABS)}, not {mode!r}", option="draft_vocab")
+    return bool(mode == "auto")
+
+
+def _translation_note(shared: Overlap | None, problem: str, translates: bool) -> Note:
+    """Whether a draft that llama.cpp refuses can draft here."""
+    if shared is None:
+        return Note(f"its tokens cannot be translated: {problem}")
+    if translates:
+        return Note(f"{shared.label}, its tokens are translated")
+    return Note(f"{shared.label}, can draft with --draft-vocab auto")
 
 
 def _named(given: Mapping[str, Any], argument: str, flag: str, shown_name: str) -> str:
@@ -108,13 +137,19 @@ def _inner_head(header: Header) -> HeadVerdict:
     )
 
 
-def _object(target: Header, draft: Header, verdict: PairVerdict | HeadVerdict) -> dict[str, Any]:
+def _object(
+    target: Header,
+    draft: Header,
+    verdict: PairVerdict | HeadVerdict,
+    shared: Overlap | None,
+    translates: bool,
+) -> dict[str, Any]:
     """Schema specllama.pair-check/1; texts are null where the vocabulary lacks the id."""
     v = _vocabularies(verdict, target)
     return {
         "schema": "specllama.pair-check/1",
         "verdict": verdict.verdict,
-        "ok": verdict.ok,
+        "ok": verdict.ok or (shared is not None and translates),
         "reason": verdict.reason,
         "target": _about(target, v.target),
         "draft": _about(draft, v.draft),
@@ -122,6 +157,9 @@ def _object(target: Header, draft: Header, verdict: PairVerdict | HeadVerdict) -
         "n_differing": v.n_differing,
         "first_difference": v.first_difference._asdict() if v.first_difference else None,
         "head": _about_head(target, verdict.head) if isinstance(verdict, HeadVerdict) else None,
+        "translation": None
+        if shared is None
+        else {"n_shared": shared.n_shared, "n_tokens": shared.n_ordinary, "share": round(shared.share, 6)},
         "notes": [str(note) for note in verdict.notes],
     }
 
@@ -184,7 +222,7 @@ def _about_trim(header: Header) -> dict[str, Any] | None:
 
 
 def _lines(
-    target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, width: int | None
+    target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, usable: bool, width: int | None
 ) -> Iterator[str]:
     v, second, other = _vocabularies(verdict, target), "draft", "a draft of the target's own family"
     ours, theirs = _rows(target, v.target, target.n_params), _rows(draft, v.draft, draft.n_params)
@@ -203,7 +241,7 @@ def _lines(
         yield from wrapped(f"{d.id}: target {shown(d.target)}, draft {shown(d.draft)}", width, "  ", "    ")
     if v.n_differing > most:
         yield f"  and {v.n_differing - most} more"
-    if not verdict.ok:
+    if not usable:
         yield from wrapped(f"Choose {other}, or run without one: -md none.", width)
     for note in verdict.notes:
         yield from wrapped(str(note) if note.severity == "warning" else f"note: {note}", width)

@@ -75,6 +75,7 @@ class LoadOptions(TypedDict, total=False):
     n_cpu_moe_draft: int
     cache_type_k_draft: str
     cache_type_v_draft: str
+    draft_vocab: str
     draft_min: int
     draft_p_min: float
     exact_width: int

@@ -48,8 +48,8 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | 
     Raises UsageError, NotFoundError.
     """
     with _placed(v):
-        plain = ("draft_min", "draft_p_min", "exact", "exact_width", "schema_open", "ctx_checkpoints")
-        load: dict[str, Any] = {name: v[name] for name in plain if name in v}
+        plain = ("draft_vocab", "draft_min", "draft_p_min", "exact", "exact_width", "schema_open")
+        load: dict[str, Any] = {name: v[name] for name in (*plain, "ctx_checkpoints") if name in v}
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
         if "cache_ram" in v:

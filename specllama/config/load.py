@@ -16,6 +16,7 @@ from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk: by the free disk
+DRAFT_VOCABS = ("auto", "strict")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
@@ -126,18 +127,18 @@ class LoadSettings:
     """The settings of a target, an optional draft, and drafting. Raises UsageError.
 
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
-    None decides by measured costs, 0 switches drafting off. draft_min, draft_p_min: the shortest draft to
-    verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
+    None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a
+    draft model whose vocabulary does not fit, "strict" refuses it. draft_min, draft_p_min: the shortest draft
+    to verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
     whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
-    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
-    "copy" also draft from earlier texts of the process. schema_open: objects of JSON schemas may have
-    properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated
-    prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again
-    would take, from which on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a
-    quarter of what is free. ctx_checkpoints: most partial states of a text, None for as many as are worth
-    their memory.
+    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
+    from earlier texts of the process. schema_open: objects of JSON schemas may have properties that the
+    schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated prompts, AUTO decides
+    by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again would take, from which
+    on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a quarter of what is free.
+    ctx_checkpoints: most partial states of a text, None for as many as are worth their memory.
     """
 
     target: ModelSettings
@@ -145,6 +146,7 @@ class LoadSettings:
     n_slots: int = 1
     drafters: tuple[str, ...] = DRAFTERS
     draft_max: int | None = None
+    draft_vocab: str = "strict"
     draft_min: int = 0
     draft_p_min: float = 0.0
     exact: bool = False
@@ -166,6 +168,7 @@ class LoadSettings:
             _one_of("drafters", name, DRAFTERS)
         if self.draft_max is not None:
             _at_least("draft_max", self.draft_max, 0, MAX_DRAFT)
+        _one_of("draft_vocab", self.draft_vocab, DRAFT_VOCABS)
         _at_least("draft_min", self.draft_min, 0, MAX_DRAFT)
         if self.exact_width is not None:
             _at_least("exact_width", self.exact_width, 1, MAX_DRAFT)

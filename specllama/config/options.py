@@ -196,6 +196,14 @@ DRAFTING = table(
         "num_speculative_tokens",
     ),
     row(
+        "draft_vocab",
+        "--draft-vocab",
+        str,
+        "a draft with another vocabulary: strict (default) refuses it, auto translates its tokens",
+        "MODE",
+        ("auto", "strict"),
+    ),
+    row(
         "draft_min",
         "--draft-min --draft-n-min --spec-draft-n-min",
         int,
@@ -599,7 +607,7 @@ IN_PROJECTS = frozenset(
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
         "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "exact_width",
+        "drafters", "draft_max", "draft_vocab", "draft_min", "draft_p_min", "exact", "exact_width",
         "no_calibrate", "no_memory",
     )
 )  # fmt: skip

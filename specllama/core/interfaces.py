@@ -153,6 +153,12 @@ class Sampler(Protocol):
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
         ...
 
+    def widened(self, n_vocab: int) -> Sampler:
+        """The same rule for a draft model with tokens that the target lacks: ids from the target's `n_vocab`
+        up to this one.
+        """
+        ...
+
     def choose(
         self,
         row: Row,

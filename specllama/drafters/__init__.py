@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specllama.core.heads import BlockHead, DraftHead
     from specllama.core.interfaces import Context, Drafter
+    from specllama.core.translation import Translation
     from specllama.drafters.ring import RequestHistory
 
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class DrafterInputs:
     """What drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft model, None
     without one. head: a trained head of the target, None without one. confident: whether the policy uses
-    confidences. history: texts of earlier requests, None where they are not kept.
+    confidences. history: texts of earlier requests, None where they are not kept. translation: of a draft
+    model with another vocabulary than the target, whose context it is.
     """
 
     n_vocab: int
@@ -31,6 +33,7 @@ class DrafterInputs:
     head: DraftHead | BlockHead | None = None
     confident: bool = True
     history: RequestHistory | None = None
+    translation: Translation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,9 @@ GRAMMAR = DrafterEntry(
 )  # fmt: skip
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
 MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
-MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
+MODEL = DrafterEntry(
+    "model", _factory("foreign"), "model", needs_draft_model=True, priced=True, continues=True
+)  # fmt: skip
 HEAD = DrafterEntry(
     "head", _factory("head"), "head", noun="head", option="model",
     needs_draft_model=True, priced=True, continues=True,

@@ -26,7 +26,7 @@ from specllama.core.interfaces import (
 from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
-from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
+from specllama.drafters import MODEL, RegisteredDrafter
 from specllama.drafters.saved_caches import MIN_SHARED, SavedCaches, SequenceState
 
 
@@ -96,6 +96,20 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         if state.n_valid == n:
             state.n_valid += common_prefix(self.cells[seq_id][n:], tokens)
         state.history.extend(tokens)
+        state.usable = state.usable and self._has_ids(tokens)
+
+    def rewrite(self, seq_id: int, n_kept: int, tokens: Sequence[int]) -> None:
+        """After its first `n_kept` ids, the sequence has other ones: `tokens`."""
+        state, skipped, cells = self.states[seq_id], self.skipped[seq_id], self.cells[seq_id]
+        n_same = common_prefix(state.history[n_kept:], tokens)
+        n_kept, tokens = n_kept + n_same, tokens[n_same:]
+        state.history[n_kept:] = tokens
+        if n_kept < skipped:
+            self._restart_at(seq_id, min(skipped, len(state.history) - 1))
+            state.n_valid = 0
+        elif state.n_valid >= n_kept - skipped:
+            n = n_kept - skipped
+            state.n_valid = n + common_prefix(cells[n:], tokens)
         state.usable = state.usable and self._has_ids(tokens)
 
     def forget(self, seq_id: int) -> None:
@@ -247,10 +261,3 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
             state = self.states[seq]
             state.n_valid = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows
-
-
-def make(inputs: DrafterInputs) -> ModelDrafter | None:
-    """The drafter, None where no draft model is loaded."""
-    if inputs.draft_context is None:
-        return None
-    return ModelDrafter(inputs.draft_context, inputs.n_vocab, inputs.confident, inputs.end_ids)

@@ -33,7 +33,7 @@ def prepare(library: Library, settings: LoadSettings, force: bool = False) -> Lo
     model, or the embedded pair where the demo model is not on disk. Raises what `prepare_pair` raises.
     """
     target, draft = _names(library, settings)
-    return _with_paths(settings, prepare_pair(library, target, draft, force))
+    return _with_paths(settings, prepare_pair(library, target, draft, force, settings.draft_vocab))
 
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
@@ -93,12 +93,13 @@ def prepare_pair(
     target: str,
     draft: str | None,
     force: bool = False,
+    draft_vocab: str = "strict",
 ) -> Paths:
     """As `pair_on_disk`, but models that are not on disk are downloaded.
 
-    force: download even if the headers show that the models cannot be used. Raises what `pair_on_disk`,
-    Library.find and `download` raise, GGUFError, and IncompatiblePairError before anything but headers is
-    downloaded.
+    draft_vocab: see LoadSettings. force: download even if the headers show that the models cannot be used.
+    Raises what `pair_on_disk`, Library.find and `download` raise, GGUFError, and IncompatiblePairError before
+    anything but headers is downloaded.
     """
     found = pair_on_disk(library, target, draft)
     if found is not None:
@@ -111,7 +112,8 @@ def prepare_pair(
     else:
         assert draft is not None
         theirs = find_draft(library, draft, DRAFT)
-    paths = prepare_models(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
+    models = [ours] if theirs is None else [ours, theirs]
+    paths = prepare_models(library, models, pair=True, force=force, draft_vocab=draft_vocab)
     return Paths(paths[0], paths[1] if theirs is not None else None)
 
 
@@ -123,7 +125,11 @@ def find_draft(library: Library, name: str, argument: str) -> ResolvedModel:
 
 
 def prepare_models(
-    library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool = False
+    library: Library,
+    found: Sequence[ResolvedModel],
+    pair: bool,
+    force: bool = False,
+    draft_vocab: str = "strict",
 ) -> list[str]:
     """The paths of models, downloaded if they are not on disk, with notes on size, licence and memory.
 
@@ -147,17 +153,19 @@ def prepare_models(
         library.listener.note(f"{size(todo.missing)} to download into {todo.root}{free}")
     elif todo.items:
         library.listener.note("all of it is on disk")
-    check(library, found, pair, force)
+    check(library, found, pair, force, draft_vocab)
     return download(library, found)
 
 
-def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool) -> None:
+def check(
+    library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool, draft_vocab: str = "strict"
+) -> None:
     """Check the headers of models, by Range requests if they are on the hub.
 
     Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
     """
     from specllama.gguf.check import check_draft, check_model
-    from specllama.pair.heads import check_any
+    from specllama.pair.overlap import check_translated
 
     headers: list[Header] = []
     try:
@@ -166,7 +174,7 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
             (check_draft if pair and headers else check_model)(header)
             headers.append(header)
         if pair and len(headers) > 1:
-            verdict = check_any(headers[0], headers[1])
+            verdict = check_translated(headers[0], headers[1], draft_vocab == "auto")
             if not verdict.ok:
                 force_it = f"download anyway with {option('force')}"
                 hint = f"choose another draft (specllama models), or {force_it}"

@@ -142,9 +142,9 @@ def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
         return frozenset()
     found = {text: i for i, text in enumerate(vocab.texts) if text in _WANTED}
     ids = {found[text] for text in _END_TEXTS if text in found}
-    named = [vocab.eos_id, _named(header, vocab, "eot"), _named(header, vocab, "eom")]
+    named = [vocab.eos_id, named_id(header, vocab, "eot"), named_id(header, vocab, "eom")]
     for key, texts in _FILL_TEXTS.items():
-        by_key = _named(header, vocab, key)
+        by_key = named_id(header, vocab, key)
         named.append(next((found[t] for t in texts if t in found), None) if by_key is None else by_key)
     ids.update(i for i in named if i is not None)
     texts_of = {vocab.texts[i] for i in ids}
@@ -156,7 +156,8 @@ def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _named(header: Header, vocab: Vocab, key: str) -> int | None:
+def named_id(header: Header, vocab: Vocab, key: str) -> int | None:
+    """The id of the token that a key of the header names, as "eot"; None without one."""
     token = header.integer(f"tokenizer.ggml.{key}_token_id", -1)
     return token if 0 <= token < vocab.n_tokens else None
 

@@ -15,17 +15,20 @@ from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import is_head_file, read_head
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_head, own_head
+from specllama.pair.overlap import Overlap, overlap, translated
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedDrafts:
-    """The drafts that fit the target. model: a draft model, pair: the verdict on it. head: the verdict on a
+    """The drafts that fit the target. model: a draft model, pair: the verdict on it, overlap: what its
+    vocabulary shares with the target's where it has another one. head: the verdict on a
     head in a file of its own, or on the one inside the target, which a draft model can join. None: there is
     none.
     """
 
     model: Header | None = None
     pair: PairVerdict | None = None
+    overlap: Overlap | None = None
     head: HeadVerdict | None = None
 
     @property
@@ -75,11 +78,21 @@ def checked_drafts(
     head = read_head(header) if is_head_file(header) else None
     if head is not None:
         verdict = check_head(target, head)
-        _refuse_unfit(verdict, "model and head")
+        own = ""
+        if settings.draft_vocab == "auto":
+            own = f"; {option('draft_vocab')} is of no use to a head, which needs the target's own vocabulary"
+        _refuse_unfit(verdict, "model and head", own)
         return CheckedDrafts(head=verdict)
-    pair = check_pair(target, header)
-    _refuse_unfit(pair, "target and draft")
-    return CheckedDrafts(header, pair, _noticed(*own_head(target), send))
+    inside = _noticed(*own_head(target), send)
+    pair, shared = check_pair(target, header), None
+    if not pair.ok and settings.draft_vocab == "auto":
+        shared, reason = overlap(target, header)
+        if shared is None:
+            send(protocol.Notice(f"the draft is not used: {reason}"))
+            return CheckedDrafts(head=inside)
+        pair = translated(pair, shared)
+    _refuse_unfit(pair, "target and draft", _or_translate(target, header, pair))
+    return CheckedDrafts(header, pair, shared, inside)
 
 
 def _noticed(
@@ -91,9 +104,14 @@ def _noticed(
     return inside
 
 
-def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str) -> None:
+def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = "") -> None:
+    """Raises IncompatiblePairError for a pair that does not fit. other: what helps too."""
     if not verdict.ok:
-        raise IncompatiblePairError(
-            f"{both} do not fit together: {verdict.reason}",
-            f"choose another draft, or {option('draft_model', 'none')}",
-        )
+        hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
+        raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
+
+
+def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
+    """What helps with a draft model that does not fit."""
+    shared = None if pair.ok else overlap(target, draft)[0]
+    return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""

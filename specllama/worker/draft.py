@@ -11,17 +11,21 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.translation import Translation
 from specllama.errors import ResourceError
 from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
+from specllama.llama.foreign import ForeignContext, translation
 from specllama.llama.model import LlamaModel
 from specllama.llama.trimmed import TrimmedContext
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.pair.check import check_pair
+from specllama.pair.overlap import Overlap, overlap
 from specllama.pair.stand_ins import stand_ins
 from specllama.worker.profile_keys import model_key
 
@@ -38,9 +42,15 @@ class LoadedDraft:
     context: LlamaContext
 
     @property
+    def translation(self) -> Translation | None:
+        """Where it has another vocabulary than the target."""
+        return self.context.translation if isinstance(self.context, ForeignContext) else None
+
+    @property
     def key(self) -> dict[str, Any]:
         """The draft's part of the key under which a pair is stored."""
-        return model_key(self.header, self.settings, self.context)
+        more = {"draft_vocab": "auto"} if self.translation is not None else {}
+        return {**model_key(self.header, self.settings, self.context), **more}
 
     def close(self) -> None:
         """Free its memory."""
@@ -48,18 +58,27 @@ class LoadedDraft:
         self.model.close()
 
 
-def load_draft(settings: ModelSettings, n_outputs: int, target: Header) -> LoadedDraft:
+def load_draft(
+    settings: ModelSettings,
+    n_outputs: int,
+    target: Header,
+    target_model: LlamaModel,
+    translates: bool,
+) -> LoadedDraft:
     """Load a draft into the free memory, for one sequence, without checking it against its target.
 
-    n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
+    n_outputs: rows of logits of a decode. target_model: of the header `target`. translates: translate the
+    tokens of one that does not fit. Raises IntegrityError, ResourceError, UsageError.
     """
     header = checked_header(settings, check_draft)
     alone = LoadSettings(target=settings)
+    fits = not translates or check_pair(target, header).ok
+    shared = None if fits else overlap(target, header)[0]
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted)
     try:
-        context = _context(model, header, target, plan.n_ctx, 1, n_outputs)
+        context = _context(model, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
         warm_up(context)
     except BaseException:
         model.close()
@@ -71,11 +90,14 @@ def open_model(
     settings: LoadSettings,
     header: Header,
     target: Header,
+    target_model: LlamaModel,
+    shared: Overlap | None,
     plan: MemoryPlan,
     send: Callable[[protocol.Message], None],
 ) -> tuple[LoadedDraft | None, str]:
     """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used. header,
-    target: of the draft and of the target.
+    target: of the draft and of the target. shared: what the vocabularies share where the draft's tokens are
+    to be translated.
     """
     assert settings.draft is not None
     assert plan.draft is not None
@@ -83,7 +105,8 @@ def open_model(
     model, context = LlamaModel(fitted, reporter("draft", send)), None
     try:
         n_slots = settings.n_slots
-        context = _context(model, header, target, plan.n_ctx_draft, n_slots, max(n_slots, 8))
+        n_ctx, n_outputs = plan.n_ctx_draft, max(n_slots, 8)
+        context = _context(model, header, target, target_model, shared, n_ctx, n_slots, n_outputs)
         warm_up(context)
     except (ResourceError, DecodeError) as error:
         problem = f"the draft cannot be used: {error.args[0]}"
@@ -96,9 +119,19 @@ def open_model(
 
 
 def _context(
-    model: LlamaModel, header: Header, target: Header, n_ctx: int, n_slots: int, n_outputs: int
+    model: LlamaModel,
+    header: Header,
+    target: Header,
+    target_model: LlamaModel,
+    shared: Overlap | None,
+    n_ctx: int,
+    n_slots: int,
+    n_outputs: int,
 ) -> LlamaContext:
-    """A context of a draft model that takes the target's ids."""
+    """A context of a draft model that takes the target's ids, or those of the space that both share."""
+    if shared is not None:
+        between = translation(target_model, model, shared)
+        return ForeignContext(model, between, n_ctx, n_slots, n_outputs)
     trim = read_trim(header)
     if trim is None:
         return LlamaContext(model, n_ctx, n_slots, n_outputs)

@@ -128,7 +128,7 @@ def load(
         head, problem = open_head(settings, checked.head.head, header, context, plan, send)
         problems.append(problem)
     if checked.model is not None and open_draft:
-        draft, problem = open_model(settings, checked.model, header, plan, send)
+        draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
         problems.append(problem)
     memory = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, head, memory)
@@ -238,6 +238,7 @@ def _drafters(
         model.n_vocab,
         model.end_ids,
         draft_context=draft.context if draft is not None else None,
+        translation=draft.translation if draft is not None else None,
         head=head.drafting if head is not None else None,
         confident=confident,
         history=memory,

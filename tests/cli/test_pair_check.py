@@ -14,6 +14,7 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.command import ROOT, Command, Result, assert_error
+from tests.support.foreign import permuted
 from tests.support.ggufbytes import llama, vocab_metadata, vocabulary, words
 
 EMBEDDED = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
@@ -21,6 +22,7 @@ W = words(40)
 KEYS = {
     *("schema", "verdict", "ok", "reason", "target", "draft", "differing", "n_differing", "first_difference"),
     "head",
+    "translation",
     "notes",
 }
 
@@ -167,12 +169,16 @@ def test_incompatible_files_are_refused_with_a_reason(command: Command, file: Ca
     at = lines.index("incompatible: token 5 is 't5' in the target and 'x1' in the draft")
     assert lines[at + 1] == "  4: target 't4', draft 'x0'"
     assert lines[at + 6] == "  and 31 more"
-    assert lines[at + 7 :] == ["Choose a draft of the target's own family, or run without one: -md none."]
+    assert lines[at + 7 :] == [
+        "Choose a draft of the target's own family, or run without one: -md none.",
+        "note: 10 % of tokens shared, can draft with --draft-vocab auto",
+    ]
     found = check(command, *pair, "--json")
     assert found.code == 7
     assert (found.json["verdict"], found.json["ok"]) == ("incompatible", False)
     assert found.json["first_difference"] == {"id": 5, "target": "t5", "draft": "x1"}
-    assert (found.json["n_differing"], found.json["notes"]) == (36, [])
+    assert found.json["n_differing"] == 36
+    assert found.json["notes"] == ["10 % of tokens shared, can draft with --draft-vocab auto"]
 
 
 def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None:
@@ -339,3 +345,39 @@ def test_the_object_is_one_line_of_ascii(shared: Command) -> None:
     assert raw.isascii()
     assert raw.count(b"\n") == 1
     assert json.loads(raw)["ok"] is True
+
+
+def test_a_draft_whose_tokens_can_be_translated(command: Command) -> None:
+    """llama.cpp's verdict stays, and the exit code is 0 only where translating was asked for."""
+    draft = str(permuted(Path(EMBEDDED_DRAFT), command.home / "other.gguf"))
+    strict = check(command, EMBEDDED[0], draft)
+    assert strict.code == 7
+    assert "incompatible: bos tokens differ: " in strict.out
+    assert "Choose a draft of the target's own family, or run without one: -md none." in strict.out
+    assert "note: 100 % of tokens shared, can draft with --draft-vocab auto" in strict.out
+    assert check(command, EMBEDDED[0], draft, "--draft-vocab", "strict").out == strict.out
+    auto = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto")
+    assert auto.code == 0
+    assert "incompatible: bos tokens differ: " in auto.out
+    assert "note: 100 % of tokens shared, its tokens are translated" in auto.out
+    assert "Choose" not in auto.out
+    found = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto", "--json").json
+    assert (found["verdict"], found["ok"]) == ("incompatible", True)
+    assert found["translation"] == {"n_shared": 4093, "n_tokens": 4093, "share": 1.0}
+    found = check(command, EMBEDDED[0], draft, "--json").json
+    assert (found["verdict"], found["ok"]) == ("incompatible", False)
+    assert check(command, *EMBEDDED, "--draft-vocab", "auto", "--json").json["translation"] is None
+    wrong = command("pair-check", *EMBEDDED, "--draft-vocab", "some")
+    assert_error(wrong, 2, "--draft-vocab", "auto, strict")
+
+
+def test_what_cannot_be_translated(command: Command) -> None:
+    draft = str(permuted(Path(EMBEDDED_DRAFT), command.home / "other.gguf", prefix="~~"))
+    result = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto")
+    assert result.code == 7
+    assert "note: its tokens cannot be translated: the vocabularies have nothing in common: 0" in result.out
+    target = tinygguf.llama(command.home / "t.gguf")
+    head = tinyheads.eagle3(command.home / "h.gguf", target_layers=(0, 1, 9))
+    result = check(command, str(target), str(head), "--draft-vocab", "auto")
+    assert result.code == 7
+    assert "--draft-vocab is of no use to a head" in result.out

@@ -16,7 +16,8 @@ from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import read_head, unusable_head
-from specllama.pair.heads import check_any, own_head
+from specllama.pair.heads import own_head
+from specllama.pair.overlap import check_translated
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
@@ -49,7 +50,8 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
     values = values.without(*_OWN_OPTIONS).overlaid({"no_calibrate": given.get("no_store", False)})
     settings = _prepared(values, "none")
     drafts = _drafts(names, values, settings.target.path)
-    unusable = _unusable(settings.target.path, [d.path for d in drafts])
+    translates = settings.draft_vocab == "auto"
+    unusable = _unusable(settings.target.path, [d.path for d in drafts], translates)
     named = any(name not in ("auto", "none") for name in names)
     if named and drafts and len(unusable) == len(drafts):
         reasons = "; ".join(f"{path}: {reason}" for path, reason in unusable.items())
@@ -94,8 +96,8 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
     return found
 
 
-def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
-    """The drafts that do not fit the target, path to reason."""
+def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str, str]:
+    """The drafts that do not fit the target, path to reason. translates: see `check_translated`."""
     if not drafts:
         return {}
     header = read_model(target)
@@ -107,7 +109,7 @@ def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
         else:
             draft = read_model(path)
             check_draft(draft)
-            verdict = check_any(header, draft)
+            verdict = check_translated(header, draft, translates)
             reason = "" if verdict.ok else verdict.reason
         if reason:
             found[path] = reason

@@ -83,7 +83,9 @@ def record_head(
     a draft are right less often than the trace says. Raises DecodeError, NoRoomError.
     """
     target.truncate(0, 0)
-    ids, choices, confidences = [*prompt, *text], [], []
+    ids = [*prompt, *text]
+    choices: list[int] = []
+    confidences: list[float] = []
     at = len(prompt) - 1  # tokens in the target's cache
     if at:
         _evaluate(target, ids[:at], 0)
@@ -93,12 +95,37 @@ def record_head(
             chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
             _evaluate(target, chunk, at)
             at += len(chunk)
-        proposal = head.step({0: []}).get(0)
-        choices.append(proposal.token if proposal else WRONG)
-        confidences.append(round(proposal.confidence, 4) if proposal else 0.0)
-        head.committed(0, [token])
+        _step(head, token, choices, confidences)
     head.forget(0)
     return Trace(list(prompt), list(text), choices, confidences)
+
+
+def record_steps(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    drafter: Drafter,
+    n_vocab: int,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> Trace:
+    """The trace of `text` as in `record`, by steps of a drafter: for a draft that has other tokens than the
+    text. n_vocab: of the target.
+    """
+    choices: list[int] = []
+    confidences: list[float] = []
+    drafter.start(0, prompt, KeyedSampler(params, seed, n_vocab))
+    for token in text:
+        _step(drafter, token, choices, confidences)
+    drafter.forget(0)
+    return Trace(list(prompt), list(text), choices, confidences)
+
+
+def _step(drafter: Drafter, token: int, choices: list[int], confidences: list[float]) -> None:
+    """Record the first token that a drafter proposes; `token` is the one of the text."""
+    proposal = drafter.step({0: []}).get(0)
+    choices.append(proposal.token if proposal else WRONG)
+    confidences.append(round(proposal.confidence, 4) if proposal else 0.0)
+    drafter.committed(0, [token])
 
 
 def _evaluate(context: Context, ids: Sequence[int], n_past: int, last: bool = True) -> np.ndarray:

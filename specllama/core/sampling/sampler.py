@@ -79,6 +79,10 @@ class KeyedSampler:
             return self
         return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
 
+    def widened(self, n_vocab: int) -> KeyedSampler:
+        """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
+        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
+
     def choose(
         self,
         row: Row,

@@ -23,13 +23,14 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.heads import TraceBlocks, TraceHead
-from specllama.core.replay.recording import record, record_head
+from specllama.core.replay.recording import record, record_head, record_steps
 from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
+from specllama.drafters import DrafterInputs
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import KEPT_ROWS
-from specllama.drafters.model import ModelDrafter
+from specllama.drafters.foreign import make
 from specllama.errors import EngineError, SpecllamaError
 from specllama.pair.heads import own_head
 from specllama.worker.draft import LoadedDraft, load_draft
@@ -77,6 +78,7 @@ class DraftTrial:
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
         self._simulated: MakeDraft = TraceDrafter
+        self._translated = False  # the draft has another vocabulary
 
     def copying(self) -> Iterator[float]:
         """Replay the texts without a draft model. Yields the share that is done."""
@@ -101,7 +103,9 @@ class DraftTrial:
                 self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
             draft, drafter = try_head(self.loaded, settings, head)
         else:
-            draft = load_draft(settings, DEFAULT.max_rows, self.loaded.header)
+            loaded, translates = self.loaded, self.loaded.settings.draft_vocab == "auto"
+            draft = load_draft(settings, DEFAULT.max_rows, loaded.header, loaded.model, translates)
+            self._translated = draft.translation is not None
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
@@ -134,8 +138,10 @@ class DraftTrial:
 
     def _trimming(self, settings: ModelSettings) -> Iterator[float]:
         """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
-        trimmed is left out.
+        trimmed is left out, and one whose tokens are translated.
         """
+        if self._translated:
+            return
         self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
         with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
@@ -152,9 +158,11 @@ class DraftTrial:
                 self.found, trimmed=TrimmedPrediction(copy[1], copy[2], found.step, found.forecast)
             )
 
-    def _model_drafter(self, draft: LoadedDraft) -> ModelDrafter:
+    def _model_drafter(self, draft: LoadedDraft) -> CachingDrafter:
         model = self.loaded.model
-        return ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
+        made = make(DrafterInputs(model.n_vocab, model.end_ids, draft.context, translation=draft.translation))
+        assert made is not None
+        return made
 
     def _steps(
         self, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter, times: Times
@@ -173,6 +181,8 @@ class DraftTrial:
         return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times)
 
     def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:
+        if self._translated:
+            return record_steps(text.prompt, text.text, drafter, self.loaded.model.n_vocab)
         if isinstance(draft, LoadedDraft):
             return record(text.prompt, text.text, draft.context)
         target, ahead = self.loaded.context, n_ahead(draft.head)

@@ -16,12 +16,14 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.foreign import ForeignDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
+from tests.support.spellers import letters
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
@@ -126,6 +128,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "head, two layers": lambda: layered(2),
     "head, four layers": lambda: layered(4),
     "block": lambda: BlockWithFeatures(Blocks(), N_VOCAB),
+    "model, other vocabulary": lambda: ForeignDrafter(
+        TableContext(letters().ids.n_vocab, 512, 2), letters(), end_ids={0}
+    ),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
 

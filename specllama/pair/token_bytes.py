@@ -1,0 +1,90 @@
+"""The bytes that the tokens of a vocabulary stand for, as llama.cpp writes them. Reads no model file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.gguf.header import Header
+from specllama.pair.vocab import Vocab, end_ids, read_vocab
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # llama_token_type
+_SPACE = "▁".encode()
+_SEPARATOR = "\uf8ff"  # between texts that are translated together
+KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBytes:
+    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens, by text.
+    ends: tokens that end a generation.
+    """
+
+    vocab: Vocab
+    pieces: list[bytes]
+    special: dict[bytes, int]
+    ends: frozenset[int]
+
+
+def token_bytes(header: Header) -> TokenBytes | None:
+    """The tokens of a vocabulary; None for a tokenizer whose texts are not understood."""
+    vocab = read_vocab(header)
+    if vocab.kind not in KINDS:
+        return None
+    ends = end_ids(header, vocab)
+    types = _types(header, vocab.n_tokens)
+    types[sorted(ends)] = _CONTROL
+    pieces = _normal(header, vocab)
+    for i in np.flatnonzero(types != _NORMAL).tolist():
+        kind, text = types[i], vocab.texts[i]
+        pieces[i] = text if kind == _USER_DEFINED else _byte(text) if kind == _BYTE else b""
+    special = {vocab.texts[i]: i for i in np.flatnonzero(types == _CONTROL).tolist()}
+    return TokenBytes(vocab, pieces, special, ends)
+
+
+def _types(header: Header, n: int) -> NDArray[np.int64]:
+    found = header.metadata.get("tokenizer.ggml.token_type")
+    types = np.full(n, _NORMAL, np.int64)
+    if isinstance(found, np.ndarray):
+        types[: len(found)] = found[:n]
+    return types
+
+
+def _normal(header: Header, vocab: Vocab) -> list[bytes]:
+    """The bytes of the tokens if all of them are ordinary."""
+    if vocab.kind != "bpe" or header.text("tokenizer.ggml.model") == "gemma4":
+        return [text.replace(_SPACE, b" ") for text in vocab.texts]
+    joined = _SEPARATOR.join(text.decode(errors="replace") for text in vocab.texts)
+    found = [_latin(text) for text in joined.translate(_BYTES_OF_CHARACTERS).split(_SEPARATOR)]
+    if len(found) == vocab.n_tokens:
+        return found
+    return [_latin(t.decode(errors="replace").translate(_BYTES_OF_CHARACTERS)) for t in vocab.texts]
+
+
+def _latin(text: str) -> bytes:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return b""  # not of a byte-level vocabulary
+
+
+def _byte(text: bytes) -> bytes:
+    """The byte of a token as <0x0A>."""
+    try:
+        return bytes([int(text[3:5], 16)]) if text.startswith(b"<0x") else b""
+    except ValueError:
+        return b""
+
+
+def _characters_of_bytes() -> dict[int, int]:
+    """From the characters that a byte-level vocabulary writes for bytes to those bytes (bytes_to_unicode of
+    GPT-2's encoder.py).
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: byte for byte in plain} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_BYTES_OF_CHARACTERS = _characters_of_bytes()
