@@ -371,6 +371,8 @@ def code_is_there(page: str, code: str) -> bool:
     if words[0] in ("specllama", "scripts/specllama") and len(words) > 1:
         if words[1].startswith("-") or words[-1] == "--help":
             return flags <= SOME_FLAG
+        if len(words) == 2 and words[1] in COMMANDS:
+            return True  # its name alone, without what it needs
         parse(words[1:])
     elif words[0] in FLAGS:
         return flags <= FLAGS[words[0]]
