@@ -137,7 +137,7 @@ def test_stdout_has_only_the_object(found: Result) -> None:
 
 def test_the_next_run_uses_what_was_measured(shared: Command, found: Result) -> None:
     data = found.json
-    (file,) = (shared.cache / "calibration").iterdir()
+    (file,) = (shared.cache / "calibration").glob("*.json")
     stored = json.loads(file.read_text())
     near = {str(p["rows"]): p["seconds"] for p in data["t_n"][0]["points"]}
     assert {str(n): seconds for n, seconds, _ in stored["curves"]["0"]["widths"]} == near
@@ -274,7 +274,7 @@ def test_ctrl_c_stores_and_shows_what_was_measured(command: Command) -> None:
     assert b"t(n), a decode of n rows" in out
     assert b"pydoc-draft was not measured to the end." in out
     assert b"Traceback" not in err
-    (file,) = (command.cache / "calibration").iterdir()
+    (file,) = (command.cache / "calibration").glob("*.json")
     assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
 
 
@@ -292,7 +292,7 @@ def test_figures_beside_other_programs_are_not_stored_and_give_no_advice(command
     data = result.json
     assert (data["disturbed"], data["stored"]) == (True, False)
     assert data["verdict"] == "No draft is recommended by figures that are off."
-    (file,) = (command.cache / "calibration").iterdir()
+    (file,) = (command.cache / "calibration").glob("*.json")
     stored = json.loads(file.read_text())["curves"].get("0", {"widths": []})
     assert [rows for rows, *_ in stored["widths"]] in ([], [1])  # of the texts, as runs learn it
 

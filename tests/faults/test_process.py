@@ -182,10 +182,12 @@ class TestWorker:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[EngineClient]:
-    with EngineClient() as one:
-        one.load(SETTINGS)
-        yield one
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
+    with pytest.MonkeyPatch.context() as patch:  # what earlier runs have stored would count
+        patch.setenv("SPECLLAMA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        with EngineClient() as one:
+            one.load(SETTINGS)
+            yield one
 
 
 def ask(client: EngineClient, n: int = 20, **more: object) -> m.Generate:

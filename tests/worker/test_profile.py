@@ -179,7 +179,7 @@ def test_the_profile_is_stored_when_the_front_closes(tmp_path: Path, monkeypatch
         for _ in range(2):
             request = m.Generate(client.next_id(), messages=ZIP, params=LONGER)
             assert isinstance([*client.generate(request)][-1], m.Done)
-    (file,) = (tmp_path / "calibration").iterdir()
+    (file,) = (tmp_path / "calibration").glob("*.json")
     stored = json.loads(file.read_text())
     assert stored["curves"]["0"]["widths"][0][0] == 1
     (pair,) = stored["pairs"]
