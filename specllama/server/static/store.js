@@ -8,6 +8,7 @@ import { Conversation, newId } from "./tree.js";
 export { StorageError, whyNotKept } from "./database.js";
 export { Conversation } from "./tree.js";
 
+const ROUNDS = 200_000; // characters that the rounds of an answer may take
 const SETTINGS = "specllama.settings";
 const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
 const erased = new Set(); // by this tab
@@ -46,12 +47,15 @@ function filesOf(data) {
   return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
 }
 
+/** Whether these are draft tokens that were rejected: [text, source]. */
+const isRejected = (data) => Array.isArray(data) && data.every((one) => Array.isArray(one) && one.every((word) => typeof word === "string"));
+
 function traceOf(data) {
   const runs = Array.isArray(data?.runs) ? data.runs : [];
   const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
   const good =
     runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
-    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.every(Number.isFinite));
+    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && isRejected(r[5] ?? []));
   return good ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
@@ -96,8 +100,16 @@ export async function refresh(data, keep) {
   return Boolean(found);
 }
 
+const isLarge = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length > ROUNDS;
+
+/** Changes without the rounds of such messages. */
+const without = (changes, such) => ({ ...changes, put: changes.put.map((one) => (such(one) ? withoutRounds(one) : one)) });
+
+/** A message without the rounds that wrote it, which are what it can lose first. */
+export const withoutRounds = (message) => ({ ...message, trace: undefined, reasoningTrace: undefined });
+
 /**
- * Store what has changed. changed: when, by default now. Returns false where the conversation has been deleted
+ * Store what has changed, the rounds of an answer only where there is room. changed: when, by default now. Returns false where the conversation has been deleted
  * meanwhile. Throws StorageError.
  */
 export async function save(data, changed = Date.now()) {
@@ -107,7 +119,10 @@ export async function save(data, changed = Date.now()) {
   changes.patch.changed = data.changed = changed;
   let there;
   try {
-    there = await database.change(data.id, changes);
+    there = await database.change(data.id, without(changes, isLarge)).catch((error) => {
+      if (changes.put.some(({ trace }) => trace?.rounds.length)) return database.change(data.id, without(changes, () => true));
+      throw error;
+    });
   } catch (error) {
     data.giveBack(changes);
     unsaved.set(data.id, data);

@@ -22,9 +22,11 @@ export class Trace {
   accepted = 0;
   n_rounds = 0;
 
-  constructor({ runs = [], rounds = [] } = {}) {
+  /** length: of the text that it is of, as far as there is any; what the runs do not say of it is unknown. */
+  constructor({ runs = [], rounds = [] } = {}, length = 0) {
     for (const round of rounds) this.#round(round);
     for (const run of runs) this.#run(run);
+    if (length > this.length) this.#run([length, "", -1]);
   }
 
   #round(round) {
