@@ -12,6 +12,7 @@ import { keep, sayDeleted } from "./saving.js";
 import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
+import { starts } from "./turns.js";
 import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
@@ -98,6 +99,7 @@ export class Chat {
     this.#show();
     this.#log.toEnd(true);
     say(id && !there ? "There is no such conversation in this browser." : "");
+    if (!this.busy) this.#ending.opened(this.#data);
     this.#moved(there ? id : "");
     byId("question").focus();
   }
@@ -216,11 +218,13 @@ export class Chat {
     const { name: model, contextLength: size } = this.#models;
     const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
     this.#writings.set(data.id, writing);
+    this.#ending.begun(data);
     writing.was = data.leaf;
     writing.pace = new Pace(() => this.#draw(writing));
     const run = writing.run((part) => {
       writing.view?.push(part);
       if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
+      else if (data === this.#data) this.gauge();
     });
     if (data === this.#data) {
       say("");
@@ -255,6 +259,7 @@ export class Chat {
     }
     await this.#save(data);
     if (lost) stored(writing);
+    if (failure?.full) this.#ending.refused(writing, failure);
     if (!shown || data !== this.#data) return;
     if (failure) await this.#ending.failed(writing, failure);
     else this.#ending.complete(writing);
@@ -287,6 +292,7 @@ export class Chat {
     const follows = this.#log.nearEnd;
     writing.view.show(writing.answer);
     this.#panel.show(writing.answer, this.#models.props, true);
+    this.gauge();
     if (follows) this.#toEnd();
   }
 
@@ -309,7 +315,8 @@ export class Chat {
 
   /** Show how much of the context the conversation takes. */
   gauge() {
-    const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    showContext(used, this.#models.contextLength, { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) });
+    const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
+    const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
+    showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
   }
 }
