@@ -82,7 +82,6 @@ export class Chat {
     return this.#writing !== null;
   }
 
-  /** Ids of the conversations whose answers are being written. */
   get writing() {
     return new Set(this.#writings.keys());
   }
@@ -112,7 +111,6 @@ export class Chat {
     this.#showLast();
   }
 
-  /** Show the figures of the last answer. */
   #showLast() {
     const message = this.#data.messages.findLast(({ role }) => role === "assistant");
     this.#panel.clear(this.#models.props);
@@ -129,7 +127,6 @@ export class Chat {
     this.gauge();
   }
 
-  /** Draw the panel again, when more is known about the model. */
   describe() {
     this.#panel.describe(this.#models.props, currentSettings().speculate, this.#models.problem);
     if (!this.busy) this.#showLast();
@@ -153,7 +150,6 @@ export class Chat {
     else say("There is no question before this answer.");
   }
 
-  /** Go on with an answer that was cut off. */
   async resume(message = this.#data.last) {
     if (this.busy || message?.role !== "assistant") return;
     await this.#write(this.#data.get(message.parent) ?? null, message);
@@ -184,13 +180,11 @@ export class Chat {
     if (writing) await writing.done;
   }
 
-  /** Forget a conversation that has been deleted. */
   removed(id) {
     this.#writings.get(id)?.stop();
     if (id === this.#data.id) this.open();
   }
 
-  /** Change the name of a conversation. */
   async rename(id, title) {
     const open = id === this.#data.id ? this.#data : this.#writings.get(id)?.conversation;
     const data = open ?? (await store.conversation(id));
@@ -199,7 +193,6 @@ export class Chat {
     if (data === this.#data) this.#show();
   }
 
-  /** Store the conversation after a change of its system prompt. */
   keep() {
     const { stored, system } = this.#data;
     this.#data.set({ system });
@@ -286,7 +279,6 @@ export class Chat {
     this.#list.show(this.#data.id, this.writing);
   }
 
-  /** Show what arrived. */
   #draw(writing) {
     if (this.#writings.get(writing.conversation.id) !== writing || !writing.view) return;
     const follows = this.#log.nearEnd;
@@ -313,7 +305,6 @@ export class Chat {
     if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
   }
 
-  /** Show how much of the context the conversation takes. */
   gauge() {
     const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
     const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };

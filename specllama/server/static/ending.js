@@ -19,7 +19,6 @@ export class Ending {
     this.#actions = actions;
   }
 
-  /** Wait no more. */
   stop() {
     this.#waiting?.abort();
     this.#waiting = null;
@@ -32,12 +31,10 @@ export class Ending {
     else this.#models.update().catch(() => {});
   }
 
-  /** An answer is being written again. */
   begun({ id }) {
     this.#full.delete(id);
   }
 
-  /** A request was refused because the context is full. */
   refused({ conversation: { id }, question, before }, problem) {
     this.#full.set(id, { question: question?.id, before: before?.id, said: said(problem) });
   }

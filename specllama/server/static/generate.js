@@ -27,7 +27,6 @@ export class Answer {
   firstAt = 0;
   lastAt = 0;
 
-  /** The traces of the reasoning and of the text. */
   get traces() {
     return [this.reasoningTrace, this.trace];
   }

@@ -26,7 +26,6 @@ export class Log {
     });
   }
 
-  /** Forget what was shown. */
   clear() {
     this.#shown.clear();
     this.#live.clear();
@@ -79,7 +78,6 @@ export class Log {
     return view;
   }
 
-  /** Show the end of an answer that was being written. */
   ended(writing) {
     const { view, message } = writing;
     if (!view) return;
@@ -123,10 +121,7 @@ export class Log {
     return found;
   }
 
-  /**
-   * Say what depends on the other messages: its versions, and whether it is sent. next: the message after it. busy: an
-   * answer is being written.
-   */
+  /** Say what depends on others: its versions, whether it is sent. next: the message after it. busy: one is being written. */
   #describe({ element: shown, versions, note }, data, message, first, next, busy) {
     shown.classList.toggle("out", Boolean(message.out));
     const said = [];

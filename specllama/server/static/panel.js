@@ -74,7 +74,6 @@ export class Panel {
     if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
   }
 
-  /** Show what is known without an answer. */
   clear(props) {
     const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
     this.#tiles.replaceChildren();

@@ -17,7 +17,7 @@ export function roundsView(root, texts, trace, reasoningTrace) {
   const own = trace.rounds.flatMap((round, i) => ((round[4] ?? 1) ? [i] : []));
   if (!own.length) {
     const lost = texts.figures?.drafted > 0 && !reasoningTrace.n_rounds && !texts.edited;
-    return lost ? [element("p", { class: "hint" }, "The rounds of this answer were too many to be stored, so its colours are gone.")] : [];
+    return lost ? [element("p", { class: "hint" }, "Its rounds were not stored, so its colours are gone.")] : [];
   }
   const play = button("Play", async () => {
     const { openPlayer } = await import("./player.js");

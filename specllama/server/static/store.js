@@ -47,15 +47,12 @@ function filesOf(data) {
   return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
 }
 
-/** Whether these are draft tokens that were rejected: [text, source]. */
-const isRejected = (data) => Array.isArray(data) && data.every((one) => Array.isArray(one) && one.every((word) => typeof word === "string"));
-
 function traceOf(data) {
   const runs = Array.isArray(data?.runs) ? data.runs : [];
   const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
   const good =
     runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
-    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && isRejected(r[5] ?? []));
+    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && (r[5] ?? []).every?.((one) => Array.isArray(one) && one.every((part) => typeof part === "string")));
   return good ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
@@ -100,13 +97,14 @@ export async function refresh(data, keep) {
   return Boolean(found);
 }
 
-const isLarge = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length > ROUNDS;
+/** A message without its rounds, which it can lose first. */
+export const withoutRounds = ({ trace: _, reasoningTrace: __, ...rest }) => rest;
 
-/** Changes without the rounds of such messages. */
-const without = (changes, such) => ({ ...changes, put: changes.put.map((one) => (such(one) ? withoutRounds(one) : one)) });
-
-/** A message without the rounds that wrote it, which are what it can lose first. */
-export const withoutRounds = (message) => ({ ...message, trace: undefined, reasoningTrace: undefined });
+/** Changes whose answers have at most `most` characters of rounds. */
+function bounded(changes, most) {
+  const size = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length;
+  return { ...changes, put: changes.put.map((one) => (size(one) > most ? withoutRounds(one) : one)) };
+}
 
 /**
  * Store what has changed, the rounds of an answer only where there is room. changed: when, by default now. Returns false where the conversation has been deleted
@@ -119,10 +117,7 @@ export async function save(data, changed = Date.now()) {
   changes.patch.changed = data.changed = changed;
   let there;
   try {
-    there = await database.change(data.id, without(changes, isLarge)).catch((error) => {
-      if (changes.put.some(({ trace }) => trace?.rounds.length)) return database.change(data.id, without(changes, () => true));
-      throw error;
-    });
+    there = await database.change(data.id, bounded(changes, ROUNDS)).catch(() => database.change(data.id, bounded(changes, 0)));
   } catch (error) {
     data.giveBack(changes);
     unsaved.set(data.id, data);

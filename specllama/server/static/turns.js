@@ -38,7 +38,7 @@ function append(found, { content, reasoning }) {
   found.push({ role: "assistant", content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
 }
 
-/** Where requests may begin instead, so that the oldest turns are left out: indices of questions among those that are sent. */
+/** Where requests may begin instead: indices among the messages that are sent. */
 export function starts(messages) {
   return messages.filter(({ out }) => !out).flatMap(({ role }, i) => (role === "user" && i > 0 ? [i] : []));
 }

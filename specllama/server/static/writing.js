@@ -35,7 +35,6 @@ export class Writing {
     }
   }
 
-  /** The messages that are sent. */
   get #sent() {
     const path = [];
     for (let one = this.question; one; one = this.conversation.get(one.parent)) path.push(one);
@@ -71,7 +70,6 @@ export class Writing {
     return content.length + reasoning.length > this.#was || (this.message !== null && this.message !== this.before);
   }
 
-  /** Have it in the conversation as far as it is, now and then. */
   #keep() {
     const time = Date.now();
     if (time - this.#saved < EVERY || !this.#grew) return;
