@@ -11,7 +11,7 @@ const said = ({ message, todo }) => `${message} ${todo ?? ""}`.trim();
 export class Ending {
   #actions;
   #models;
-  #full = new Map(); // what was refused because the context is full, by the id of its conversation
+  #full = new Map(); // requests that the context has no room for, by conversation
   #waiting = null; // AbortController while the engine is awaited
 
   constructor(models, actions) {
@@ -39,7 +39,7 @@ export class Ending {
     this.#full.set(id, { question: question?.id, before: before?.id, said: said(problem) });
   }
 
-  /** Say of the conversation at hand that its context is full, and what can be done. */
+  /** Say if the context of the conversation at hand is full. */
   opened(data) {
     const { question, before, said: text } = this.#full.get(data.id) ?? {};
     const { makeRoom, resume, ask } = this.#actions;

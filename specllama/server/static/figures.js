@@ -19,7 +19,7 @@ const number = (value) => (Number.isFinite(value) ? value : null);
  * The figures of an answer, complete or not: {n, rounds, drafted, accepted, forced, seconds, rate, speedup, low, high,
  * verdict, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding, rate: its tokens per
  * second. speedup: over plain decoding, null for why; plain: tokens per second of that, source: where they are from.
- * counted, stepped: the tokens, and the timed ones, of the parts whose rounds are known, where there are several.
+ * counted, stepped: the tokens, and the timed ones, of the parts whose rounds are known.
  * reason: why nothing was drafted. first: seconds to the first token. prompt: {n, cached, rate}, tokens that were
  * evaluated, those that were not, and tokens per second.
  */

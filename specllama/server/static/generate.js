@@ -43,7 +43,7 @@ export class Answer {
     return this.trace.accepted + this.reasoningTrace.accepted;
   }
 
-  /** Tokens of the prompt and of the text so far; null while they are unknown. */
+  /** Tokens of prompt and text; null while unknown. */
   get tokens() {
     return this.usage?.total_tokens ?? (this.prefill?.total ? this.prefill.total + this.n : null);
   }

@@ -100,7 +100,7 @@ export async function refresh(data, keep) {
 /** A message without its rounds, which it can lose first. */
 export const withoutRounds = ({ trace: _, reasoningTrace: __, ...rest }) => rest;
 
-/** Changes whose answers have at most `most` characters of rounds. */
+/** Changes with at most `most` characters of rounds an answer. */
 function bounded(changes, most) {
   const size = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length;
   return { ...changes, put: changes.put.map((one) => (size(one) > most ? withoutRounds(one) : one)) };
