@@ -163,8 +163,8 @@ def test_an_answer_goes_on_whose_rounds_are_lost(page: Page) -> None:
     page.until(lambda: "colours are gone" in page.text_of(".answer footer"))
     page.add(ignore_eos=True, max_tokens=1500)
     page.press("Continue")
+    page.js("setTimeout(() => document.getElementById('stop').click(), 700)")
     page.until(lambda: len(page.answers[0]) > len(text) + 100)
-    page.press("Stop")
     page.until_done()
     message = page.stored[0]["messages"][1]
     figures, trace = message["figures"], message["trace"]
