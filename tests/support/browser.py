@@ -117,7 +117,7 @@ class Page:
     @property
     def used(self) -> int:
         """The tokens of the context that the gauge shows."""
-        return int(self.text_of("#context-text").split()[0].replace(",", ""))
+        return int((self.text_of("#context-text").split() or ["0"])[0].replace(",", ""))
 
     @property
     def answers(self) -> list[str]:
