@@ -55,6 +55,10 @@ def test_stop_keeps_the_text_and_continue_goes_on(page: Page) -> None:
     page.until_done()
     (text,) = page.answers
     assert "Stopped." in page.text_of(".answer")
+    used = page.used
+    assert used > 5
+    page.driver.refresh()
+    page.until(lambda: page.used == used, "the tokens after a reload")
     page.add(max_tokens=30, ignore_eos=True)
     page.press("Continue")
     page.until(lambda: len(page.answers[-1]) > len(text))
@@ -74,6 +78,24 @@ def test_an_answer_goes_on_when_the_page_was_closed(page: Page) -> None:
     (answer,) = page.stored[0]["messages"][1:]
     assert answer["content"].startswith(text)
     assert answer["outcome"] == ""
+
+
+def test_the_context_is_counted_while_an_answer_is_written(page: Page) -> None:
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    first = page.until(lambda: page.used)
+    assert page.js("return !document.getElementById('stop').hidden")
+    assert "Ask again" not in page.text_of("#log")
+    page.until(lambda: page.used > first)
+    page.press("Stop")
+    page.until_done()
+    assert page.used > first
+    stopped = page.used
+    page.add(**ENDLESS)
+    page.press("Continue")
+    page.until(lambda: page.used > stopped)
+    page.press("Stop")
+    page.until_done()
 
 
 def test_escape_stops(page: Page) -> None:
@@ -218,6 +240,7 @@ def test_a_question_that_is_too_long_is_explained(page: Page) -> None:
     page.until(lambda: "the context holds" in page.notice)
     assert "Start a new conversation" in page.notice
     assert page.all("button", "Try again")
+    assert not page.all("button", "Leave out the oldest turns")  # there are none
     assert any("400" in line for line in page.complaints)  # the browser's own line about the status
 
 

@@ -371,10 +371,14 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
 
 
 # An answer that never ends, a word at a time.
-SLOW = """
-window.answers = () => new Response(new ReadableStream({ start(controller) {
+SLOW = r"""
+window.answers = ({ signal }) => new Response(new ReadableStream({ start(controller) {
   const event = "data: " + JSON.stringify({ choices: [{ index: 0, delta: { content: "word " } }] });
-  setInterval(() => controller.enqueue(new TextEncoder().encode(`${event}\\n\\n`)), 50);
+  const timer = setInterval(() => controller.enqueue(new TextEncoder().encode(`${event}\n\n`)), 50);
+  signal.addEventListener("abort", () => {
+    clearInterval(timer);
+    controller.error(new DOMException("aborted", "AbortError"));
+  });
 } }), { headers: { "content-type": "text/event-stream" } });
 """
 
@@ -396,6 +400,41 @@ def test_another_tab_goes_on_with_an_answer_of_a_closed_one(page: Page) -> None:
     (answer,) = [m for m in stored["all"].values() if m["role"] == "assistant"]
     assert answer["content"].startswith("word word")
     assert page.answers[0].startswith("word word")
+
+
+def test_an_answer_goes_on_whenever_the_page_is_left(page: Page) -> None:
+    """Right after a part was stored, and before the first new text: it is the same version that goes on."""
+    script = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SLOW})
+    page.ready()
+    page.write("Say something")
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    page.driver.refresh()
+    page.until(lambda: page.answers and page.all("button", "Stop"), "that it goes on")
+    page.js(
+        "const put = IDBObjectStore.prototype.put; IDBObjectStore.prototype.put = function (one) {"
+        "  if (one.writing && !window.left) { window.left = true; dispatchEvent(new Event('pagehide'));"
+        "    Storage.prototype.setItem = () => {}; } return put.call(this, one); };"
+    )
+    page.until(lambda: page.js("return window.left"), "a part that is stored")
+    page.ready()
+    page.press("Say something")
+    page.until(lambda: page.answers and page.all("button", "Stop"), "that it goes on again")
+    assert len(page.stored[0]["all"]) == 2
+    page.press("Stop")
+    page.until_done()
+    assert page.answers[0].startswith("word word")
+    assert page.text_of(".answer .versions") == ""
+    assert page.all("button", "Continue")
+    page.press("Continue")
+    page.until(lambda: page.all("button", "Stop"))
+    page.driver.refresh()
+    page.until(lambda: page.answers and page.all("button", "Stop"), "that what had not begun goes on")
+    assert len(page.stored[0]["all"]) == 2
+    page.driver.execute_cdp_cmd(
+        "Page.removeScriptToEvaluateOnNewDocument", {"identifier": script["identifier"]}
+    )
+    page.press("Stop")
+    page.until_done()
 
 
 def test_two_tabs_have_drafts_of_their_own(page: Page) -> None:

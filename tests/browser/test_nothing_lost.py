@@ -157,7 +157,12 @@ def test_the_oldest_turns_are_left_out_when_somebody_says_so(page: Page) -> None
         page.until_done()
         page.add(**written("Yes."))
     page.until(lambda: page.all("button", "Leave out the oldest turns"))
-    questions = page.questions
+    questions, notice = page.questions, page.notice
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    assert page.notice == ""
+    page.press("0 word")
+    page.until(lambda: page.notice == notice)
     page.press("Leave out the oldest turns")
     page.until(lambda: "left out of requests" in page.text_of(".note.above"))
     page.until_done()

@@ -125,6 +125,62 @@ def test_figures_agree_with_one_another(page: Page) -> None:
     page.until(lambda: "New conversation" in page.text_of("#list"))
 
 
+PAINTED = "return [...document.querySelectorAll('.body [data-round]')].map(e => e.outerHTML).join('')"
+FORGET_ROUNDS = """
+const done = arguments[0];
+const request = indexedDB.open("specllama");
+request.onsuccess = () => {
+  const all = request.result.transaction("messages", "readwrite");
+  const walk = all.objectStore("messages").openCursor();
+  walk.onsuccess = () => {
+    if (!walk.result) return;
+    walk.result.update({ ...walk.result.value, trace: undefined });
+    walk.result.continue();
+  };
+  all.oncomplete = () => { request.result.close(); done(); };
+};
+"""
+
+
+def test_the_rounds_are_there_after_a_reload(page: Page) -> None:
+    page.ask("What is the difference between a list and a tuple?", **LONG)
+    assert any(len(one) > 5 for one in page.stored[0]["messages"][1]["trace"]["rounds"])
+    painted, panel = page.js(PAINTED), page.text_of("#panel .sources")
+    assert 'data-round="1"' in painted
+    page.driver.refresh()
+    page.until(lambda: page.all("button", "Play the rounds"), "the rounds")
+    assert page.js(PAINTED) == painted
+    assert page.text_of("#panel .sources") == panel
+
+
+def test_an_answer_goes_on_whose_rounds_are_lost(page: Page) -> None:
+    """Its figures are of the part that is known, and its colours on the text that they are of."""
+    text = page.ask("What does shutil.copytree do?", **LONG)
+    page.open("/page/icon.svg")
+    page.driver.execute_async_script(FORGET_ROUNDS)
+    page.ready()
+    page.press("What does shutil.copytree do?")
+    page.until(lambda: "colours are gone" in page.text_of(".answer footer"))
+    page.add(ignore_eos=True, max_tokens=1500)
+    page.press("Continue")
+    page.js("setTimeout(() => document.getElementById('stop').click(), 700)")
+    page.until(lambda: len(page.answers[0]) > len(text) + 100)
+    page.until_done()
+    message = page.stored[0]["messages"][1]
+    figures, trace = message["figures"], message["trace"]
+    assert figures["rounds"] >= 1
+    assert figures["accepted"] <= figures["drafted"]
+    assert figures["stepped"] <= 5 * figures["rounds"]  # at most four draft tokens in each
+    assert trace["runs"][0] == [len(text), "", -1] or trace["runs"][0][0] > 60
+    n = page.js(
+        "const body = document.querySelector('.answer .body');"
+        "const first = body.querySelector('[data-round]');"
+        "const range = document.createRange(); range.setStart(body, 0); range.setEndBefore(first);"
+        "return range.toString().trim().length"
+    )
+    assert n > 0.9 * len(text)
+
+
 def test_what_is_over_plain_says_where_plain_is_from(page: Page) -> None:
     page.ask("What does shutil.copytree do?", **{**LONG, "max_tokens": 200})
     figures = page.stored[0]["messages"][1]["figures"]

@@ -115,6 +115,11 @@ class Page:
         return self.text_of("#notice p")
 
     @property
+    def used(self) -> int:
+        """The tokens of the context that the gauge shows."""
+        return int((self.text_of("#context-text").split() or ["0"])[0].replace(",", ""))
+
+    @property
     def answers(self) -> list[str]:
         """The texts of the answers, without reasoning, figures and buttons."""
         return [

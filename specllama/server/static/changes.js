@@ -15,7 +15,6 @@ export class Changes {
     this.#chat = chat;
   }
 
-  /** Change which messages there are, show that and store it. */
   async #change(act) {
     const data = this.#chat.data();
     act(data);
@@ -23,7 +22,6 @@ export class Changes {
     await this.#chat.save(data);
   }
 
-  /** Show a version of a message, with what followed it. */
   choose(message) {
     return this.#change((data) => data.choose(message));
   }
@@ -73,7 +71,6 @@ export class Changes {
     await again();
   }
 
-  /** Send again what was left out. */
   include() {
     return this.#change((data) => {
       for (const message of data.messages.filter(({ out }) => out)) {

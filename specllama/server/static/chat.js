@@ -12,6 +12,7 @@ import { keep, sayDeleted } from "./saving.js";
 import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
+import { starts } from "./turns.js";
 import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
@@ -81,7 +82,6 @@ export class Chat {
     return this.#writing !== null;
   }
 
-  /** Ids of the conversations whose answers are being written. */
   get writing() {
     return new Set(this.#writings.keys());
   }
@@ -98,6 +98,7 @@ export class Chat {
     this.#show();
     this.#log.toEnd(true);
     say(id && !there ? "There is no such conversation in this browser." : "");
+    if (!this.busy) this.#ending.opened(this.#data);
     this.#moved(there ? id : "");
     byId("question").focus();
   }
@@ -110,7 +111,6 @@ export class Chat {
     this.#showLast();
   }
 
-  /** Show the figures of the last answer. */
   #showLast() {
     const message = this.#data.messages.findLast(({ role }) => role === "assistant");
     this.#panel.clear(this.#models.props);
@@ -127,7 +127,6 @@ export class Chat {
     this.gauge();
   }
 
-  /** Draw the panel again, when more is known about the model. */
   describe() {
     this.#panel.describe(this.#models.props, currentSettings().speculate, this.#models.problem);
     if (!this.busy) this.#showLast();
@@ -151,7 +150,6 @@ export class Chat {
     else say("There is no question before this answer.");
   }
 
-  /** Go on with an answer that was cut off. */
   async resume(message = this.#data.last) {
     if (this.busy || message?.role !== "assistant") return;
     await this.#write(this.#data.get(message.parent) ?? null, message);
@@ -182,13 +180,11 @@ export class Chat {
     if (writing) await writing.done;
   }
 
-  /** Forget a conversation that has been deleted. */
   removed(id) {
     this.#writings.get(id)?.stop();
     if (id === this.#data.id) this.open();
   }
 
-  /** Change the name of a conversation. */
   async rename(id, title) {
     const open = id === this.#data.id ? this.#data : this.#writings.get(id)?.conversation;
     const data = open ?? (await store.conversation(id));
@@ -197,7 +193,6 @@ export class Chat {
     if (data === this.#data) this.#show();
   }
 
-  /** Store the conversation after a change of its system prompt. */
   keep() {
     const { stored, system } = this.#data;
     this.#data.set({ system });
@@ -216,11 +211,13 @@ export class Chat {
     const { name: model, contextLength: size } = this.#models;
     const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
     this.#writings.set(data.id, writing);
+    this.#ending.begun(data);
     writing.was = data.leaf;
     writing.pace = new Pace(() => this.#draw(writing));
     const run = writing.run((part) => {
       writing.view?.push(part);
       if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
+      else if (data === this.#data) this.gauge();
     });
     if (data === this.#data) {
       say("");
@@ -255,6 +252,7 @@ export class Chat {
     }
     await this.#save(data);
     if (lost) stored(writing);
+    if (failure?.full) this.#ending.refused(writing, failure);
     if (!shown || data !== this.#data) return;
     if (failure) await this.#ending.failed(writing, failure);
     else this.#ending.complete(writing);
@@ -281,12 +279,12 @@ export class Chat {
     this.#list.show(this.#data.id, this.writing);
   }
 
-  /** Show what arrived. */
   #draw(writing) {
     if (this.#writings.get(writing.conversation.id) !== writing || !writing.view) return;
     const follows = this.#log.nearEnd;
     writing.view.show(writing.answer);
     this.#panel.show(writing.answer, this.#models.props, true);
+    this.gauge();
     if (follows) this.#toEnd();
   }
 
@@ -307,9 +305,9 @@ export class Chat {
     if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
   }
 
-  /** Show how much of the context the conversation takes. */
   gauge() {
-    const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    showContext(used, this.#models.contextLength, { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) });
+    const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
+    const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
+    showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
   }
 }

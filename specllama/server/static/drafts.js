@@ -46,7 +46,6 @@ export class Drafts {
     addEventListener("pagehide", () => this.keep());
   }
 
-  /** Show the draft of a conversation, "" for a new one. */
   async show(id) {
     const next = id || this.#new;
     if (next === this.#id) return;
@@ -77,7 +76,6 @@ export class Drafts {
     if (files.length) await keepDraftFiles(this.#new, files).then(() => keepDraftFiles(left, [])).catch(() => {});
   }
 
-  /** Keep the text as it is. */
   keep() {
     clearTimeout(this.#timer);
     if (this.#shown) write(PREFIX + this.#id, this.#area.value || null);
@@ -117,7 +115,6 @@ export class Drafts {
     if (text) this.keep();
   }
 
-  /** Forget the draft of a conversation that is deleted. */
   forget(id) {
     write(PREFIX + id, null);
     keepDraftFiles(id, []).catch(() => {});

@@ -3,11 +3,15 @@
 import { recovered } from "./api.js";
 import { announce } from "./dom.js";
 import { say } from "./notice.js";
+import { starts } from "./turns.js";
+
+const said = ({ message, todo }) => `${message} ${todo ?? ""}`.trim();
 
 /** actions: {ask(question, before), resume(), makeRoom(again)}. models: see models.js. */
 export class Ending {
   #actions;
   #models;
+  #full = new Map(); // requests that the context has no room for, by conversation
   #waiting = null; // AbortController while the engine is awaited
 
   constructor(models, actions) {
@@ -15,7 +19,6 @@ export class Ending {
     this.#actions = actions;
   }
 
-  /** Wait no more. */
   stop() {
     this.#waiting?.abort();
     this.#waiting = null;
@@ -24,16 +27,34 @@ export class Ending {
   /** Say that an answer is complete. writing: a Writing. */
   complete({ answer, message, conversation }) {
     announce(`The answer is complete, ${answer.n} tokens.`);
-    if (message?.full && conversation.last === message) {
-      const again = () => this.#actions.makeRoom(() => this.#actions.resume());
-      say("The context is full, which ended the answer. Nothing is left out of it unless you say so.", {
-        "Leave out the oldest turns and continue": again,
-      });
-    } else this.#models.update().catch(() => {});
+    if (message?.full && conversation.last === message) this.opened(conversation);
+    else this.#models.update().catch(() => {});
+  }
+
+  begun({ id }) {
+    this.#full.delete(id);
+  }
+
+  refused({ conversation: { id }, question, before }, problem) {
+    this.#full.set(id, { question: question?.id, before: before?.id, said: said(problem) });
+  }
+
+  /** Say if the context of the conversation at hand is full. */
+  opened(data) {
+    const { question, before, said: text } = this.#full.get(data.id) ?? {};
+    const { makeRoom, resume, ask } = this.#actions;
+    const helps = starts(data.messages).length > 0;
+    if (text && data.get(question)) {
+      const again = () => ask(data.get(question), data.get(before) ?? null);
+      say(text, { "Try again": again, ...(helps ? { "Leave out the oldest turns": () => makeRoom(again) } : {}) });
+    } else if (data.last?.full) {
+      const room = { "Leave out the oldest turns and continue": () => makeRoom(() => resume()) };
+      say("The context is full, which ended the answer. Nothing is left out of it unless you say so.", helps ? room : {});
+    }
   }
 
   /** Say what ended an answer before its end; where the engine or the server is gone, wait for it. */
-  async failed({ question, before, message }, problem) {
+  async failed({ question, before, message, conversation }, problem) {
     const empty = !message || message === before;
     const ask = () => this.#actions.ask(question, before);
     announce(empty ? problem.message : message.outcome);
@@ -41,9 +62,8 @@ export class Ending {
       if (empty && !before) say("Stopped before the first token.", { "Ask again": ask });
       return;
     }
-    const again = empty ? { "Try again": ask } : {};
-    if (problem.full) again["Leave out the oldest turns"] = () => this.#actions.makeRoom(ask);
-    say(`${problem.message} ${problem.todo ?? ""}`.trim(), again);
+    if (problem.full) return this.opened(conversation);
+    say(said(problem), empty ? { "Try again": ask } : {});
     if (problem.retry && [0, 503].includes(problem.status)) await this.#wait(empty ? ask : null);
   }
 

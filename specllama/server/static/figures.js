@@ -19,6 +19,7 @@ const number = (value) => (Number.isFinite(value) ? value : null);
  * The figures of an answer, complete or not: {n, rounds, drafted, accepted, forced, seconds, rate, speedup, low, high,
  * verdict, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding, rate: its tokens per
  * second. speedup: over plain decoding, null for why; plain: tokens per second of that, source: where they are from.
+ * counted, stepped: the tokens, and the timed ones, of the parts whose rounds are known.
  * reason: why nothing was drafted. first: seconds to the first token. prompt: {n, cached, rate}, tokens that were
  * evaluated, those that were not, and tokens per second.
  */
@@ -28,11 +29,15 @@ export function figuresOf(answer) {
   const { before } = answer;
   if (!before?.n) return own;
   const seconds = own.seconds + (before.seconds ?? 0);
-  const timed = (own.timed ?? 0) + (before.timed ?? Math.max(0, before.n - 1));
+  const parts = [before, own];
+  const timedOf = (one) => one.timed ?? Math.max(0, one.n - 1);
+  const timed = timedOf(before) + timedOf(own);
   return {
-    ...own, ...gainOf([before, own]), seconds, timed,
+    ...own, ...gainOf(parts), seconds, timed,
     n: own.n + before.n,
-    rounds: own.rounds + (before.rounds ?? 0),
+    rounds: own.rounds + (before.rounds > 0 ? before.rounds : 0),
+    counted: sumOf(parts, (one) => one.counted ?? (one.rounds > 0 ? one.n : 0)),
+    stepped: sumOf(parts, (one) => one.stepped ?? (one.rounds > 0 ? timedOf(one) : 0)),
     drafted: own.drafted + (before.drafted ?? 0),
     accepted: own.accepted + (before.accepted ?? 0),
     forced: own.forced + (before.forced ?? 0),
@@ -41,17 +46,19 @@ export function figuresOf(answer) {
   };
 }
 
+const sumOf = (parts, value) => parts.reduce((sum, one) => sum + value(one), 0);
+
 /** Those of what was written since the answer began or was continued. */
 function partOf(answer) {
-  const { figures, timings, before } = answer;
+  const { figures, timings, known } = answer;
   const seconds = timings ? timings.predicted_ms / 1000 : Math.max(0, (answer.lastAt - answer.firstAt) / 1000);
   const low = figures?.speedup_range?.[0] ?? 0;
   const high = figures?.speedup_range?.[1] ?? Infinity;
   return {
     n: answer.n,
-    rounds: figures?.rounds ?? answer.n_rounds - (before?.rounds ?? 0),
-    drafted: figures?.n_drafted ?? answer.drafted - (before?.drafted ?? 0),
-    accepted: figures?.n_accept ?? answer.accepted - (before?.accepted ?? 0),
+    rounds: figures?.rounds ?? answer.n_rounds - known.rounds,
+    drafted: figures?.n_drafted ?? answer.drafted - known.drafted,
+    accepted: figures?.n_accept ?? answer.accepted - known.accepted,
     forced: figures?.forced_tokens ?? 0,
     seconds,
     timed: Math.max(0, answer.n - 1), // tokens of these seconds: the first one is of the prompt's decode

@@ -22,11 +22,11 @@ export class Answer {
   prefill = null; // the latest prompt_progress of the server
   onprefill = null; // called with each of them and the milliseconds since the request
   before = null; // the figures of what the answer goes on with, see figures.js
+  known = { rounds: 0, drafted: 0, accepted: 0 }; // in the traces then
   began = performance.now();
   firstAt = 0;
   lastAt = 0;
 
-  /** The traces of the reasoning and of the text. */
   get traces() {
     return [this.reasoningTrace, this.trace];
   }
@@ -41,6 +41,11 @@ export class Answer {
 
   get accepted() {
     return this.trace.accepted + this.reasoningTrace.accepted;
+  }
+
+  /** Tokens of prompt and text; null while unknown. */
+  get tokens() {
+    return this.usage?.total_tokens ?? (this.prefill?.total ? this.prefill.total + this.n : null);
   }
 
   /** Tokens per second so far, from the first token on; null before there are two. */

@@ -25,8 +25,8 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
     reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
     figures: summed,
     report: { figures, timings, summed },
-    tokens: usage?.total_tokens ?? null,
-    prompt: usage?.prompt_tokens ?? null,
+    tokens: answer.tokens,
+    prompt: usage?.prompt_tokens ?? (answer.prefill?.total || null),
     cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
     seed, outcome, full,
     partial: Boolean(failure) || cut,
@@ -39,6 +39,7 @@ export function continued(answer, before) {
   answer.content = before.content;
   answer.reasoning = before.reasoning ?? "";
   answer.before = before.figures ?? null;
-  answer.trace = new Trace(before.trace);
-  answer.reasoningTrace = new Trace(before.reasoningTrace);
+  answer.trace = new Trace(before.trace, answer.content.length);
+  answer.reasoningTrace = new Trace(before.reasoningTrace, answer.reasoning.length);
+  answer.known = { rounds: answer.n_rounds, drafted: answer.drafted, accepted: answer.accepted };
 }

@@ -2,7 +2,7 @@
 
 import { json } from "./api.js";
 import { asked } from "./generate.js";
-import { turns } from "./turns.js";
+import { starts, turns } from "./turns.js";
 
 const SHARE = 0.75; // of the context that the rest may take, so that there is room for an answer
 
@@ -12,8 +12,8 @@ const SHARE = 0.75; // of the context that the rest may take, so that there is r
  */
 export async function leaveOut(data, models) {
   const path = data.messages.filter(({ out }) => !out);
-  const starts = path.map((message, i) => [message, i]).filter(([{ role }, i]) => role === "user" && i > 0);
-  const rests = starts.map(([, i]) => path.slice(i));
+  const begins = starts(path);
+  const rests = begins.map((i) => path.slice(i));
   const size = models.contextLength;
   let low = 0;
   let high = rests.length - 1;
@@ -28,7 +28,7 @@ export async function leaveOut(data, models) {
     else low = middle + 1;
   }
   if (high < 0 || (await length(low)) >= size) return false;
-  for (const message of path.slice(0, starts[low][1])) {
+  for (const message of path.slice(0, begins[low])) {
     message.out = true;
     data.touch(message);
   }

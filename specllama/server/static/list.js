@@ -58,7 +58,6 @@ export class ConversationList {
     return item;
   }
 
-  /** Show or hide what else can be done with a conversation. */
   #menu(one, item, more) {
     const open = item.querySelector(".actions");
     more.setAttribute("aria-expanded", String(!open));

@@ -26,7 +26,6 @@ export class Log {
     });
   }
 
-  /** Forget what was shown. */
   clear() {
     this.#shown.clear();
     this.#live.clear();
@@ -43,7 +42,7 @@ export class Log {
       if (writing && message === writing.message) return this.#liveView(writing).element;
       const found = this.#shown.get(message) ?? this.#make(message);
       const first = message === sent[0] && i > 0;
-      this.#describe(found, data, message, first, sent[sent.indexOf(message) + 1]);
+      this.#describe(found, data, message, first, sent[sent.indexOf(message) + 1], writing !== null);
       return found.element;
     });
     if (writing && !writing.message && (writing.question ?? undefined) === path.at(-1)) {
@@ -79,7 +78,6 @@ export class Log {
     return view;
   }
 
-  /** Show the end of an answer that was being written. */
   ended(writing) {
     const { view, message } = writing;
     if (!view) return;
@@ -123,8 +121,8 @@ export class Log {
     return found;
   }
 
-  /** Say what depends on the other messages: its versions, and whether it is sent. next: the message after it. */
-  #describe({ element: shown, versions, note }, data, message, first, next) {
+  /** Say what depends on others: its versions, whether it is sent. next: the message after it. busy: one is being written. */
+  #describe({ element: shown, versions, note }, data, message, first, next, busy) {
     shown.classList.toggle("out", Boolean(message.out));
     const said = [];
     if (first) {
@@ -132,7 +130,7 @@ export class Log {
       said.push(button("Include them", () => this.#actions.include()));
     } else if (!message.out && isUnanswered(message, next)) {
       said.push("This question has no answer, so it is not sent with the later ones.");
-    } else if (message.role === "user" && data.isLast(message)) {
+    } else if (message.role === "user" && data.isLast(message) && !busy) {
       said.push(button("Ask again", () => this.#actions.ask(message)));
     }
     note.classList.toggle("above", first);

@@ -115,7 +115,6 @@ class BoundedLexer extends Lexer {
     return tokens;
   }
 
-  /** Text that is not parsed. */
   #plain(source, tokens) {
     if (source.trim()) {
       const text = { type: "text", raw: source, text: source, escaped: false };

@@ -102,7 +102,6 @@ export class AnswerView {
     this.element.setAttribute("aria-busy", "true");
   }
 
-  /** Text that will be shown with the next `show`. */
   push(text) {
     this.#stream.push(text);
   }
@@ -114,7 +113,6 @@ export class AnswerView {
     this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
   }
 
-  /** Say that the text repeats itself, where it can be stopped. */
   #showRepetition(found) {
     if (this.#repeats.hidden === !found) return;
     this.#repeats.hidden = !found;
@@ -133,7 +131,6 @@ export class AnswerView {
     this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
   }
 
-  /** Take away an answer that has no text. */
   remove() {
     clearInterval(this.#blinking);
     this.#begun();

@@ -21,7 +21,6 @@ export class Models {
     byId("model").addEventListener("change", () => this.#choose().catch(this.#failed));
   }
 
-  /** The name that requests give. */
   get name() {
     return byId("model").value;
   }
@@ -80,7 +79,6 @@ export class Models {
     return undefined;
   }
 
-  /** Offer to download a model that is not on this disk. */
   async #offer(name, command) {
     const status = async () => {
       await this.#list();

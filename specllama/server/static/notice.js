@@ -15,14 +15,14 @@ export function say(text, actions = {}) {
 
 /**
  * Show how many tokens of the context are used. size: of the context, 0 while it is unknown. actions: that make room,
- * as for `say`.
+ * as for `say`; null: nothing is said.
  */
 export function showContext(used, size, actions = {}) {
   byId("context").value = size ? Math.min(1, used / size) : 0;
   byId("context").high = FULL_SHARE;
   byId("context-text").textContent = size ? `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens` : "";
   byId("context").title = "When the context is full, answers end; nothing is dropped from it silently.";
-  if (size && used > FULL_SHARE * size && !byId("notice").textContent) {
+  if (actions && size && used > FULL_SHARE * size && !byId("notice").textContent) {
     say("The context is almost full: an answer ends when it is.", actions);
   }
 }

@@ -22,7 +22,6 @@ export class Pace {
     };
   }
 
-  /** Have drawn what has arrived. */
   ask() {
     if (this.#asked) return;
     if (this.#began === null) {
@@ -40,7 +39,6 @@ export class Pace {
     setTimeout(() => requestAnimationFrame(() => this.#show()), Math.max(0, wait));
   }
 
-  /** Draw nothing more. */
   end() {
     this.#draw = () => {};
     this.#after.port1.close();

@@ -74,7 +74,6 @@ export class Panel {
     if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
   }
 
-  /** Show what is known without an answer. */
   clear(props) {
     const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
     this.#tiles.replaceChildren();
@@ -128,12 +127,12 @@ function tile(name, explanation, value, note = "") {
 /** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
 function tiles(f, stored, live) {
   const { plain, rounds, drafted, accepted: kept, prompt } = f;
-  const a = rounds ? Math.max(0, f.timed ?? f.n - 1) / rounds : 0;
+  const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
   const found = [
     tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
     tile("over plain", "gain", ...gain(f, stored, live, a)),
     tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
-    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${f.n} tokens, ${rounds} ${rounds === 1 ? "round" : "rounds"}` : ""),
+    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${f.counted ?? f.n} tokens, ${rounds} ${rounds === 1 ? "round" : "rounds"}` : ""),
   ];
   if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
   if (prompt?.n) {

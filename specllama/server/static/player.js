@@ -49,7 +49,6 @@ export class Player {
     this.#changed = changed;
   }
 
-  /** Show all frames before this one, and stop. */
   showTo(index) {
     this.pause();
     this.#index = Math.max(0, Math.min(index, this.#frames.length));
@@ -79,7 +78,6 @@ export class Player {
     this.playing = false;
   }
 
-  /** Play from the next frame to the end, or until it is paused. */
   async play() {
     const turn = (this.#turn += 1);
     this.playing = true;
@@ -95,7 +93,6 @@ export class Player {
     this.#changed(this.#index, false);
   }
 
-  /** What is before the next frame, as it is in the end. */
   showParts() {
     const parts = this.#frames.slice(0, this.#index).flatMap((frame) => frame.parts);
     this.#target.replaceChildren(...parts.map((part) => span(part, "")));

@@ -15,7 +15,10 @@ function named(trace, index) {
 /** What shows the rounds of an answer. root: its element; texts: {content, reasoning}; trace: of the content. */
 export function roundsView(root, texts, trace, reasoningTrace) {
   const own = trace.rounds.flatMap((round, i) => ((round[4] ?? 1) ? [i] : []));
-  if (!own.length) return [];
+  if (!own.length) {
+    const lost = texts.figures?.drafted > 0 && !reasoningTrace.n_rounds && !texts.edited;
+    return lost ? [element("p", { class: "hint" }, "Its rounds were not stored, so its colours are gone.")] : [];
+  }
   const play = button("Play", async () => {
     const { openPlayer } = await import("./player.js");
     openPlayer(texts, trace, reasoningTrace);

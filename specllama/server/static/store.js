@@ -8,6 +8,7 @@ import { Conversation, newId } from "./tree.js";
 export { StorageError, whyNotKept } from "./database.js";
 export { Conversation } from "./tree.js";
 
+const ROUNDS = 200_000; // characters that the rounds of an answer may take
 const SETTINGS = "specllama.settings";
 const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
 const erased = new Set(); // by this tab
@@ -51,7 +52,7 @@ function traceOf(data) {
   const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
   const good =
     runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
-    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.every(Number.isFinite));
+    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && (r[5] ?? []).every?.((one) => Array.isArray(one) && one.every((part) => typeof part === "string")));
   return good ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
@@ -96,8 +97,17 @@ export async function refresh(data, keep) {
   return Boolean(found);
 }
 
+/** A message without its rounds, which it can lose first. */
+export const withoutRounds = ({ trace: _, reasoningTrace: __, ...rest }) => rest;
+
+/** Changes with at most `most` characters of rounds an answer. */
+function bounded(changes, most) {
+  const size = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length;
+  return { ...changes, put: changes.put.map((one) => (size(one) > most ? withoutRounds(one) : one)) };
+}
+
 /**
- * Store what has changed. changed: when, by default now. Returns false where the conversation has been deleted
+ * Store what has changed, the rounds of an answer only where there is room. changed: when, by default now. Returns false where the conversation has been deleted
  * meanwhile. Throws StorageError.
  */
 export async function save(data, changed = Date.now()) {
@@ -107,7 +117,7 @@ export async function save(data, changed = Date.now()) {
   changes.patch.changed = data.changed = changed;
   let there;
   try {
-    there = await database.change(data.id, changes);
+    there = await database.change(data.id, bounded(changes, ROUNDS)).catch(() => database.change(data.id, bounded(changes, 0)));
   } catch (error) {
     data.giveBack(changes);
     unsaved.set(data.id, data);

@@ -39,12 +39,10 @@ export class MarkdownStream {
     container.replaceChildren(this.#tail);
   }
 
-  /** Add text, which `show` will show. */
   push(text) {
     this.#text += text.replaceAll("\r", " "); // which the renderer would drop, and move all places after it
   }
 
-  /** Show what was added. */
   show() {
     if (this.#shown === this.#text.length) return;
     const length = this.#text.length - this.#settled;
@@ -54,7 +52,6 @@ export class MarkdownStream {
     this.#shown = this.#text.length;
   }
 
-  /** Show the whole text, which is complete. */
   finish() {
     this.#ended = true;
     if (/^[ \t>*+\-\d.)]*\[[^\]\n]+\]:\s*\S/m.test(this.#text)) {
@@ -75,7 +72,6 @@ export class MarkdownStream {
     colourLater(this.container);
   }
 
-  /** Whether the new text may end the last block. */
   #ends() {
     const before = Math.max(this.#settled, this.#text.lastIndexOf("\n", this.#shown - 1));
     const added = this.#text.slice(before);
@@ -159,7 +155,6 @@ export class MarkdownStream {
     return false;
   }
 
-  /** Show a block that is complete. Returns its element. */
   #settle(token) {
     const found = this.#painted([token]);
     let shown = found.firstElementChild;
@@ -184,7 +179,6 @@ export class MarkdownStream {
     this.#table = { head: `${lines[0]}\n${lines[1]}\n`, body: table.tBodies[0], open: table.createTBody() };
   }
 
-  /** Show the rows that a long table has got. */
   #renderRows() {
     const { head, body, open } = this.#table;
     const [table, next] = blocks(head + this.#text.slice(this.#settled, this.#complete));

@@ -22,9 +22,11 @@ export class Trace {
   accepted = 0;
   n_rounds = 0;
 
-  constructor({ runs = [], rounds = [] } = {}) {
+  /** length: of the text, as far as there is any; the source of what the runs do not cover is unknown. */
+  constructor({ runs = [], rounds = [] } = {}, length = 0) {
     for (const round of rounds) this.#round(round);
     for (const run of runs) this.#run(run);
+    if (length > this.length) this.#run([length, "", -1]);
   }
 
   #round(round) {
@@ -95,7 +97,6 @@ export class Trace {
     return low;
   }
 
-  /** Text as spans, one for each run, from a position on. */
   spans(text, position) {
     const found = [];
     let i = this.find(position);

@@ -59,14 +59,12 @@ export class Conversation {
     return last;
   }
 
-  /** The messages that are shown, in order. */
   get messages() {
     const found = [];
     for (let one = this.#all.get(this.leaf); one; one = this.#all.get(one.parent)) found.push(one);
     return found.reverse();
   }
 
-  /** All messages. */
   get all() {
     return [...this.#all.values()];
   }
@@ -79,7 +77,6 @@ export class Conversation {
     return this.#all.get(message.id) === message;
   }
 
-  /** A message by its id. */
   get(id) {
     return this.#all.get(id);
   }
@@ -89,7 +86,6 @@ export class Conversation {
     return (this.#children.get(message.parent) ?? []).map((id) => this.#all.get(id));
   }
 
-  /** Whether nothing has been said after a message. */
   isLast(message) {
     return !this.#children.get(message.id)?.length;
   }
@@ -105,13 +101,11 @@ export class Conversation {
     return added;
   }
 
-  /** Show the path to a message, and no more. */
   show(id) {
     this.leaf = id;
     this.set({ leaf: id });
   }
 
-  /** Show a version, with what was said after it. */
   choose(message) {
     this.show(this.#end(message.id));
   }
@@ -147,12 +141,10 @@ export class Conversation {
     this.touch(one);
   }
 
-  /** Note that a message has changed. */
   touch(message) {
     this.#put.add(message.id);
   }
 
-  /** Change fields of the conversation. */
   set(fields) {
     Object.assign(this, fields);
     Object.assign(this.#patch, fields);
@@ -170,7 +162,6 @@ export class Conversation {
     return found;
   }
 
-  /** Note that changes could not be stored. */
   giveBack({ patch, put, drop }) {
     this.#patch = { ...patch, ...this.#patch };
     for (const { id } of put) this.#put.add(id);
@@ -193,7 +184,6 @@ export class Conversation {
     if (shown !== null) this.leaf = this.#follows(head.leaf, shown) ? head.leaf : shown;
   }
 
-  /** Whether a message comes after another one. */
   #follows(id, other) {
     for (let one = this.#all.get(id); one; one = this.#all.get(one.parent)) if (one.id === other) return true;
     return false;

@@ -38,5 +38,10 @@ function append(found, { content, reasoning }) {
   found.push({ role: "assistant", content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
 }
 
+/** Where requests may begin instead: indices among the messages that are sent. */
+export function starts(messages) {
+  return messages.filter(({ out }) => !out).flatMap(({ role }, i) => (role === "user" && i > 0 ? [i] : []));
+}
+
 /** Whether a question is not sent because another one follows it. next: the message after it. */
 export const isUnanswered = (message, next) => message.role === "user" && next?.role === "user";

@@ -2,7 +2,7 @@
 
 import { database } from "./database.js";
 import { keys, read, write } from "./storage.js";
-import { Conversation, checked, checkedHead, conversation, save } from "./store.js";
+import { Conversation, checked, checkedHead, conversation, save, withoutRounds } from "./store.js";
 
 const PREFIX = "specllama.unfinished.";
 const YOUNG = 5000; // milliseconds since a page was loaded
@@ -16,8 +16,9 @@ export function keepUnfinished(writings) {
     const [question, message] = writing.last;
     const found = { at: Date.now(), fresh: !stored, head: { id, title, system, created }, question, message };
     if (write(PREFIX + id, JSON.stringify(found))) continue;
-    const short = question && { ...question, files: [] }; // there may be no room for them
-    write(PREFIX + id, JSON.stringify({ ...found, question: short }));
+    const bare = { ...found, message: message && withoutRounds(message) }; // there may be no room for them
+    if (write(PREFIX + id, JSON.stringify(bare))) continue;
+    write(PREFIX + id, JSON.stringify({ ...bare, question: question && { ...question, files: [] } }));
   }
 }
 

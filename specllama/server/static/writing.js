@@ -19,6 +19,7 @@ export class Writing {
   #stop = new AbortController();
   #saved = 0; // when
   #pushed = 0; // characters that `text` was called with
+  #was = 0; // characters that were there before
 
   /**
    * conversation: its own. question: the message that is answered, null for none. before: the answer that goes on.
@@ -30,10 +31,10 @@ export class Writing {
       continued(this.answer, before);
       this.message = before;
       this.#pushed = before.content.length;
+      this.#was = before.content.length + this.answer.reasoning.length; // `before` itself grows
     }
   }
 
-  /** The messages that are sent. */
   get #sent() {
     const path = [];
     for (let one = this.question; one; one = this.conversation.get(one.parent)) path.push(one);
@@ -66,11 +67,9 @@ export class Writing {
 
   get #grew() {
     const { content, reasoning } = this.answer;
-    const was = this.before ? this.before.content.length + this.before.reasoning.length : 0;
-    return content.length + reasoning.length > was || (this.message !== null && this.message !== this.before);
+    return content.length + reasoning.length > this.#was || (this.message !== null && this.message !== this.before);
   }
 
-  /** Have it in the conversation as far as it is, now and then. */
   #keep() {
     const time = Date.now();
     if (time - this.#saved < EVERY || !this.#grew) return;
@@ -85,8 +84,8 @@ export class Writing {
 
   /** What is lost if nobody stores it while the page is closed: the question and what there is of the answer. */
   get last() {
-    const message = { ...this.message, ...this.#unfinished, writing: undefined, model: this.model };
-    return this.#grew ? [this.question, message] : [this.question, null];
+    const grown = this.#grew ? { ...this.#unfinished, model: this.model } : {};
+    return [this.question, this.message || this.#grew ? { ...this.message, ...grown, writing: undefined } : null];
   }
 
   #set(fields) {
