@@ -40,7 +40,7 @@ export function sharedFile(code, style, { race, card }) {
     prompt: race.prompt, verdict: race.verdict, details: race.details,
     plain: shownRun(race.plain), speculative: shownRun(race.speculative),
   };
-  const about = race ? aboutServer(race.props, race.settings) : [];
+  const about = race ? aboutServer(race.props, race.model, race.settings) : [];
   const title = `specllama: ${[race && "race", card && "what drafts gain"].filter(Boolean).join(" and ")}`;
   const policy = `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'`;
   const script = code.replace(/^export /gm, "");
