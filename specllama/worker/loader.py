@@ -182,7 +182,7 @@ def _off_reason(settings: LoadSettings, problem: str) -> str:
     if settings.draft_max == 0:
         return option("draft_max", 0)
     if not settings.drafters:
-        return option("drafters", "none")
+        return f"drafting is switched off by {option('drafters', 'none')}"
     return problem or f"none of the drafters of {option('drafters')} can be used here"
 
 

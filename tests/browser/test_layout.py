@@ -204,9 +204,9 @@ def test_long_names_and_answers_in_writing_are_seen_in_the_list(page: Page) -> N
 
 def test_each_setting_can_be_clicked(page: Page) -> None:
     page.press("Settings")
-    box = page.get("checkbox", "Ignore end tokens")
+    box = page.driver.find_element("id", "set-ignore_eos")
     box.click()
     assert box.is_selected()
-    heights = "const f = document.querySelector('.foot'); return [f, f.querySelector('.actions')].map(e => e.clientHeight)"
+    heights = "return ['.foot', '.foot .actions'].map(e => document.querySelector(e).clientHeight)"
     foot, buttons = page.js(heights)
     assert foot < buttons + 45

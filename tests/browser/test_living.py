@@ -322,6 +322,8 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     }  # fmt: skip
     given(page, tmp_path, content)
     page.until(lambda: "2 conversations imported" in page.notice)
+    assert "In 1, messages could not be read or followed themselves" in page.notice
+    assert page.notice.endswith("3 could not be read.")
     page.js("[...document.querySelectorAll('.choose')].find(b => b.textContent.startsWith('<img')).click()")
     page.until(lambda: page.answers)
     assert page.js("return window.hacked") is None

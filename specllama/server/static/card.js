@@ -1,7 +1,7 @@
 // "What does it gain here?": five canned tasks in turn with and without drafts, and a card with what that gained.
 
 import { openDialog } from "./dialog.js";
-import { announce, button, element } from "./dom.js";
+import { announce, button, counted, element } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
 import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
@@ -154,7 +154,7 @@ export function cardData(tasks, model, props, note) {
   const measured = tasks.filter(({ pairs }) => pairs.length);
   const differ = measured.filter(({ pairs }) => !/identical/.test(sameText(pairs))).map(({ name }) => name);
   const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);
-  const of = `${n} ${n === 1 ? "pair" : "pairs"} of runs of ${measured.length} of the ${tasks.length} tasks`;
+  const of = `${counted(n, "pair")} of runs of ${measured.length} of the ${tasks.length} tasks`;
   const same = differ.length ? `Texts differ in: ${differ.join(", ")}; compared: ${of}.` : `Identical text with and without drafts in ${of}.`;
   return {
     sentence: sentenceOf(known),

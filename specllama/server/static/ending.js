@@ -1,7 +1,7 @@
 // What to say when an answer of the conversation at hand has ended, and waiting for an engine that is gone.
 
 import { recovered } from "./api.js";
-import { announce } from "./dom.js";
+import { announce, counted } from "./dom.js";
 import { say } from "./notice.js";
 
 /** actions: {ask(question, before), resume(), makeRoom(again)}. models: see models.js. */
@@ -23,7 +23,7 @@ export class Ending {
 
   /** Say that an answer is complete. writing: a Writing. */
   complete({ answer, message, conversation }) {
-    announce(`The answer is complete, ${answer.n} tokens.`);
+    announce(`${message?.outcome || "The answer is complete"}, ${counted(answer.n, "token")}.`.replace(".,", ":"));
     if (message?.full && conversation.last === message) {
       const again = () => this.#actions.makeRoom(() => this.#actions.resume());
       say("The context is full, which ended the answer. Nothing is left out of it unless you say so.", {

@@ -133,8 +133,7 @@ export class ConversationList {
     if (!file) return;
     try {
       const { imported } = await transfer();
-      const n = await imported(await file.text());
-      this.#actions.say(`${n} ${n === 1 ? "conversation" : "conversations"} imported.`);
+      this.#actions.say(await imported(await file.text()));
     } catch (error) {
       this.#actions.say(error.message);
     }

@@ -3,7 +3,7 @@
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { announce, button, duration, element, numeral } from "./dom.js";
+import { announce, button, counted, duration, element, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
@@ -232,7 +232,7 @@ function typicalOf(pairs) {
 export function judge(pairs) {
   const found = comparedPairs(pairs);
   const { plain, speculative } = typicalOf(pairs);
-  const many = `${pairs.length} ${pairs.length === 1 ? "pair" : "pairs"} of runs`;
+  const many = `${counted(pairs.length, "pair")} of runs`;
   const over = `over ${many}`;
   const reason = speculative.reason ? `: ${speculative.reason}` : "";
   let verdict = `No winner: ${found.reason}.`;
@@ -255,7 +255,7 @@ export function sameText(pairs) {
   const runs = pairs.flatMap(({ plain, speculative }) => [plain, speculative]);
   const [first] = runs;
   const other = runs.find(({ text }) => text !== first.text);
-  if (!other) return `All texts are identical, ${first.n} tokens.`;
+  if (!other) return `All texts are identical, ${counted(first.n, "token")}.`;
   let at = 0;
   while (first.text[at] === other.text[at]) at++;
   const ties = runs.some((run) => run.near_ties);

@@ -70,6 +70,13 @@ function fieldOf(parameter, value, standard) {
     const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
     input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
     read = () => (input.value === "" ? undefined : Number(input.value));
+    const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
+    const write = set;
+    set = (next) => {
+      write(next);
+      check();
+    };
+    input.addEventListener("input", check);
   }
   const row = element(
     "div",
