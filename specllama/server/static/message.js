@@ -30,7 +30,7 @@ export function questionView(message, actions) {
   };
   showFiles();
   body.hidden = !message.content;
-  const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
+  const copy = copyButton(message);
   const edit = button("Edit", () => begin());
   const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
   const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
@@ -60,6 +60,11 @@ export function questionView(message, actions) {
     area.focus();
   };
   return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
+}
+
+function copyButton({ content }, props = {}) {
+  const copy = button("Copy", async () => flash(copy, (await copyText(content)) ? "Copied" : "Not allowed"), props);
+  return copy;
 }
 
 /** A file of a question, folded. remove(file): null where it stays. */
@@ -197,8 +202,7 @@ export class AnswerView {
     const line = figuresLine(message.figures);
     if (line) found.push(line);
     found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
-    const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
-    copy.setAttribute("aria-label", "Copy the answer");
+    const copy = copyButton(message, { "aria-label": "Copy the answer" });
     const { regenerate, resume, remove, versions } = this.#actions;
     const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
     if (message.partial && (message.content || message.reasoning)) {

@@ -46,13 +46,9 @@ export function openRace({ prompt, system, model, settings, props }) {
   openDialog(
     "Race: plain against speculative",
     [
-      element(
-        "p",
-        { class: "hint" },
-        "The same prompt and seed without and with drafts, in turn, so that they do not disturb each other, until it is " +
-          `certain which is faster or ${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from ` +
-          "earlier answers.",
-      ),
+      element("p", { class: "hint" },
+        "The same prompt and seed without and with drafts, in turn, until it is certain which is faster or " +
+          `${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
       element(
         "form",
         { class: "race-form", on: { submit: run } },

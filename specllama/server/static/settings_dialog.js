@@ -93,18 +93,12 @@ function fieldOf(parameter, value, standard) {
 /** Show what a field does while one points at it or is in it. */
 function helpOf(fields) {
   const line = element("p", { class: "help", "aria-hidden": "true" });
-  const show = (event) => {
-    const name = event.target.closest?.(".field")?.dataset.name;
+  const show = (target) => {
+    const name = target?.closest?.(".field")?.dataset.name;
     line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
   };
-  const back = () => {
-    const name = document.activeElement?.closest?.(".field")?.dataset.name;
-    line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
-  };
-  fields.addEventListener("pointerover", show);
-  fields.addEventListener("focusin", show);
-  fields.addEventListener("pointerleave", back);
-  fields.addEventListener("focusout", back);
+  for (const entered of ["pointerover", "focusin"]) fields.addEventListener(entered, ({ target }) => show(target));
+  for (const left of ["pointerleave", "focusout"]) fields.addEventListener(left, () => show(document.activeElement));
   return line;
 }
 
