@@ -10,7 +10,8 @@ export function say(text, actions = {}) {
   notice.hidden = !text;
   notice.querySelector("p").textContent = text;
   const found = Object.entries(actions).map(([name, action]) => button(name, action));
-  notice.querySelector(".actions").replaceChildren(...found, button("✕", () => say(""), { class: "icon", "aria-label": "Dismiss" }));
+  if (text) found.push(button("✕", () => say(""), { class: "icon", "aria-label": "Dismiss" }));
+  notice.querySelector(".actions").replaceChildren(...found);
 }
 
 /**
