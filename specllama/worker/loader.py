@@ -181,7 +181,9 @@ def _off_reason(settings: LoadSettings, problem: str) -> str:
     """Why there is no drafter. problem: why the draft model or the head cannot be used, "" if it can."""
     if settings.draft_max == 0:
         return option("draft_max", 0)
-    return problem or f"no drafter: {option('drafters')} names none that can be used"
+    if not settings.drafters:
+        return f"drafting is switched off by {option('drafters', 'none')}"
+    return problem or f"none of the drafters of {option('drafters')} can be used here"
 
 
 def _planned(

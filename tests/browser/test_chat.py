@@ -199,6 +199,11 @@ def test_export_and_import(page: Page, tmp_path: Path) -> None:
     page.until(lambda: "1 conversation imported" in page.notice)
     page.press("Keep this")
     page.until(lambda: page.answers == ["Kept."])
+    page.press("Dismiss")
+    page.until(lambda: not page.notice)
+    page.driver.find_element("id", "import-file").send_keys(str(file))
+    page.until(lambda: page.notice == "0 conversations imported. 1 there already.")
+    assert len(page.all("button", "Keep this")) == 1
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     page.driver.find_element("id", "import-file").send_keys(str(broken))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
@@ -166,3 +168,45 @@ def test_the_theme_can_be_set(page: Page) -> None:
     assert seen["light", "light"] == seen["dark", "light"] == seen["light", ""]
     assert seen["light", "dark"] == seen["dark", "dark"] == seen["dark", ""]
     assert seen["light", "light"] != seen["dark", "dark"]
+
+
+def test_what_is_attached_and_sent_keeps_its_place(page: Page, tmp_path: Path) -> None:
+    """Two rows of files end above the message field; Send is at the right, and the gauge has its bar."""
+    for i in range(4):
+        (tmp_path / f"quite-a-long-name-{i}.txt").write_text("some text")
+    field = page.driver.find_element("id", "attach-file")
+    field.send_keys("\n".join(str(file) for file in sorted(tmp_path.iterdir())))
+    page.until(lambda: page.js("return document.querySelectorAll('#files li').length") == 4)
+    for width in (390, 768, 1600):
+        page.resize(width)
+        files, question, send, bar = (
+            page.js(f"{_BOX}; return b.toJSON()", name) for name in ("files", "question", "send", "context")
+        )
+        assert files["bottom"] + 4 < question["top"], "the ring of the focus takes four pixels"
+        assert abs(send["right"] - question["right"]) < 2, width
+        assert bar["width"] > 60, width
+
+
+def test_long_names_and_answers_in_writing_are_seen_in_the_list(page: Page) -> None:
+    answer_with(page, PARAGRAPHS, endless=True, pause=5)
+    page.write("A question whose first words are the name of this conversation")
+    page.until(lambda: "(writing)" in page.text_of(".choose"))
+    mark, item = (
+        page.js("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", what)
+        for what in (".writes", ".choose")
+    )
+    assert item["top"] < mark["top"] < mark["bottom"] <= item["bottom"]
+    name = "const n = document.querySelector('.name'); return n.getBoundingClientRect().height"
+    assert page.js(name) > 30, "two lines"
+    page.press("Stop")
+    page.until_done()
+
+
+def test_each_setting_can_be_clicked(page: Page) -> None:
+    page.press("Settings")
+    box = page.driver.find_element("id", "set-ignore_eos")
+    box.click()
+    assert box.is_selected()
+    heights = "return ['.foot', '.foot .actions'].map(e => document.querySelector(e).clientHeight)"
+    foot, buttons = page.js(heights)
+    assert foot < buttons + 45

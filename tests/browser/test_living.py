@@ -225,6 +225,14 @@ def test_files(page: Page) -> None:
     page.driver.refresh()
     page.until(lambda: page.answers == ["A sum."])
     assert "onmouseover" in page.text_of(".question .files")
+    # A file can be left out when the question is asked again.
+    page.press("Edit")
+    page.press("Remove <b onmouseover=hacked=1> gpj.txt")
+    page.js("document.querySelector('.edit .primary').click()")
+    page.until(lambda: page.text_of(".question .files") == "" and page.questions == ["What is this?"])
+    page.until_done()
+    page.press("Previous version")
+    page.until(lambda: "onmouseover" in page.text_of(".question .files"))
 
 
 @pytest.mark.parametrize(
@@ -244,11 +252,16 @@ def test_files_that_are_refused(page: Page, name: str, data: str, kind: str, sai
 
 
 def test_a_file_that_is_too_large(page: Page) -> None:
-    drop(page, "big.txt", "", "text/plain")
+    drop(page, "one.txt", "words " * 2**19, "text/plain")
+    assert not page.notice.endswith("remove some.")
+    drop(page, "two.txt", "words " * 2**18, "text/plain")
+    page.until(lambda: "a request holds at most 4 MiB: remove some." in page.notice)
+    page.press("Remove one.txt")
+    page.press("Remove two.txt")
     page.js(
         "const all = new DataTransfer();"
-        "all.items.add(new File(['x'.repeat(10 * 2 ** 20 + 1)], 'huge.txt', { type: 'text/plain' }));"
-        "all.items.add(new File(['words '.repeat(2 ** 20)], 'big.txt', { type: 'text/plain' }));"
+        "all.items.add(new File(['x'.repeat(4 * 2 ** 20 + 1)], 'huge.txt', { type: 'text/plain' }));"
+        "all.items.add(new File(['words '.repeat(2 ** 19)], 'big.txt', { type: 'text/plain' }));"
         "document.querySelector('main').dispatchEvent("
         "  new DragEvent('drop', { dataTransfer: all, bubbles: true, cancelable: true }))"
     )
@@ -322,6 +335,8 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     }  # fmt: skip
     given(page, tmp_path, content)
     page.until(lambda: "2 conversations imported" in page.notice)
+    assert "In 1, messages could not be read or followed themselves" in page.notice
+    assert page.notice.endswith("3 could not be read.")
     page.js("[...document.querySelectorAll('.choose')].find(b => b.textContent.startsWith('<img')).click()")
     page.until(lambda: page.answers)
     assert page.js("return window.hacked") is None

@@ -36,10 +36,22 @@ def test_the_race_confirms_the_text(page: Page) -> None:
     assert re.match(r"(Speculation won|Plain decoding won|No winner): ", said)
     pairs = int(re.match(r"(\d+) pairs of runs, alternating", page.text_of(".race > .hint"))[1])  # type: ignore[index]
     assert 3 <= pairs <= 9
+    rates = re.search(
+        r"plain (.+) \((\S+) tokens/s\), speculative (.+) \((\S+) tokens/s\): (\S+) ×",
+        page.text_of(".race > .hint"),
+    )
+    assert rates is not None
+    before, after = (float(rates[i].replace(",", "")) for i in (2, 4))
+    assert abs(after / before / float(rates[5]) - 1) < 0.02
     plain, drafted = (page.get("region", f"{name} text").text for name in ("Plain", "Speculative"))
     assert plain == drafted != ""
     clocks = page.js("return [...document.querySelectorAll('.clock')].map(e => e.textContent)")
     assert all(clock.startswith("finished after ") for clock in clocks)
+    for clock, seconds in zip(clocks, (rates[1], rates[3]), strict=True):
+        shown, said_ = (
+            float(t.split()[0]) * (0.001 if t.endswith("ms") else 1) for t in (clock[15:], seconds)
+        )
+        assert abs(shown - said_) < 0.01 * said_
     page.press("Replay")
     page.until(lambda: page.get("button", "Replay").is_enabled())
     page.press("Close")
@@ -68,10 +80,16 @@ def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page.ready()
 
 
-def test_no_winner_without_drafts(undrafted: Page) -> None:
-    said = race(undrafted)
-    assert said.startswith("No winner: nothing was drafted")
-    assert "1 pair of runs" in undrafted.text_of(".race > .hint")
+def test_the_race_refuses_without_drafters(undrafted: Page) -> None:
+    undrafted.press("Race")
+    undrafted.press("Start the race")
+    undrafted.until(
+        lambda: (
+            "Nothing is drafted here: drafting is switched off by --drafters none. "
+            in undrafted.text_of(".race")
+        )
+    )
+    assert "tokens/s" not in undrafted.text_of(".race")
 
 
 def test_the_card_refuses_without_drafters(undrafted: Page) -> None:
@@ -82,8 +100,8 @@ def test_the_card_refuses_without_drafters(undrafted: Page) -> None:
 _JUDGED = """
 const [pairs, done] = arguments;
 import('/page/race.js').then(({judge}) => done(pairs.map((list) => {
-  const {verdict, found} = judge(list);
-  return [verdict, found.verdict];
+  const {verdict, found, details} = judge(list);
+  return [verdict, found.verdict, details];
 })));
 """
 
@@ -92,7 +110,7 @@ def run(
     rate: float, text: str = "abc", n: int = 101, rounds: int = 50, drafted: int = 60, **more: Any
 ) -> dict[str, Any]:
     return {
-        "seconds": n / rate, "decoding": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds,
+        "seconds": (n - 1) / rate, "rate": rate, "n": n, "rounds": rounds,
         "drafted": drafted, "reason": "", "near_ties": 0, "text": text, "parts": [], "times": [], **more,
     }  # fmt: skip
 
@@ -118,13 +136,17 @@ def test_the_verdict_is_honest(page: Page) -> None:
         "differing": pairs_of(*sure, text="abd", near_ties=1),
     }
     found = page.driver.execute_async_script(_JUDGED, list(cases.values()))
-    said = {name: text for name, (text, _) in zip(cases, found, strict=True)}
-    verdicts = {name: verdict for name, (_, verdict) in zip(cases, found, strict=True)}
+    said, verdicts, details = (dict(zip(cases, parts, strict=True)) for parts in zip(*found, strict=True))
     same = "All texts are identical, 101 tokens."
     assert said["faster"].startswith("Speculation won: 1.60 × (1.5")
-    assert said["faster"].endswith(f"6.25 s against 10 s. {same}")
+    assert said["faster"].endswith(f", over 3 pairs of runs. {same}")
+    assert details["faster"].endswith("plain 10 s (10 tokens/s), speculative 6.25 s (16 tokens/s): 1.60 ×.")
+    assert details["undrafted"] == "3 pairs of runs, alternating."
     assert said["slower"].startswith("Plain decoding won: speculation had 0.63 × (0.6")
-    assert re.match(r"No winner: 1\.\d\d × \(0\.\d\d – 1\.\d\d\) is too close to call\. ", said["noise"])
+    assert re.match(
+        r"No winner: 1\.\d\d × \(0\.\d\d – 1\.\d\d\) is too close to call, over 3 pairs of runs\. ",
+        said["noise"],
+    )
     assert said["few"].startswith("No winner: an interval needs 3 pairs of runs, and there are 2.")
     assert said["undrafted"] == f"No winner: nothing was drafted: no draft pays. {same}"
     assert said["none accepted"].startswith("No winner: 1.00 × ")
@@ -257,6 +279,25 @@ def test_a_card_claims_what_its_intervals_bear_out(page: Page) -> None:
     assert said == ["3.1 ×", "cannot tell", "1.0 ×", "0.8 ×", "not drafted", "not measured"]
     assert (rows[1]["speedup"], rows[4]["note"]) == (None, "no draft pays")
     assert rows[2]["note"].startswith("too close to call: 0.9")
+
+
+_CARD = """
+const [cases, done] = arguments;
+import('/page/card.js').then(({cardData, next}) => {
+  const tasks = ['a', 'b', 'c'].map((name, i) => ({name, pairs: cases[i], done: false}));
+  const about = cardData(tasks, 'm', null, '').about[0];
+  const order = [];
+  for (let task; (task = next(tasks)); task.pairs.push(0)) order.push(task.name);
+  done([about, order.join('')]);
+});
+"""
+
+
+def test_the_card_finishes_one_task_after_another(page: Page) -> None:
+    """A slow machine tells of some tasks, and the text is said to be identical in what was compared."""
+    about, order = page.driver.execute_async_script(_CARD, [pairs_of((10, 12)), [], []])
+    assert about == "Identical text with and without drafts in 1 pair of runs of 1 of the 3 tasks."
+    assert order == "aabbbccc" + "abcabc"
 
 
 def test_the_card(page: Page) -> None:

@@ -280,3 +280,10 @@ def test_what_repeats_itself(page: Page) -> None:
     assert found[4] == "-"
     assert found[5] is None, "a refrain"
     assert found[6] == "The same sentence, which is longer than most are, is written. "
+
+
+def test_a_rule_is_a_line_and_no_black_square(page: Page) -> None:
+    made_up(page, "A $\\rule{9999em}{9999em}$ and $a \\rule{3em}{0.1em} b$ end.")
+    page.until(lambda: page.js("return document.querySelectorAll('.math.shown').length") == 2)
+    assert page.js("return document.querySelectorAll('.math > math').length") == 1
+    assert "\\rule{9999em}" in page.text_of(".answer .body")

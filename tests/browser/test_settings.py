@@ -90,3 +90,16 @@ def test_each_parameter_has_its_field_range_and_help(page: Page, chat_server: Se
         "document.querySelector('[data-name=seed]').dispatchEvent(over)"
     )
     assert "same seed" in page.text_of(".settings .help")
+
+
+def test_an_answer_of_no_tokens_cannot_be_set(page: Page) -> None:
+    page.press("Settings")
+    field = page.get("spinbutton", "Longest answer")
+    field.send_keys("0")
+    page.press("Save")
+    assert page.js("return arguments[0].validationMessage", field).startswith(
+        "The longest answer has 1 or more"
+    )
+    field.send_keys("\b4")
+    page.press("Save")
+    page.until(lambda: not page.all("dialog"))

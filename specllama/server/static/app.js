@@ -2,7 +2,7 @@
 
 import { addressed, moveTo, onMove } from "./address.js";
 import { onKeyNeeded, recovered } from "./api.js";
-import { setUpAttachments } from "./attach.js";
+import { LARGEST, setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { button, byId, bytes, element } from "./dom.js";
@@ -106,11 +106,14 @@ setUpAttachments({
   zone: document.querySelector("main"),
   add(file) {
     drafts.attach(file);
+    const size = new Blob([JSON.stringify(drafts.files)]).size;
+    if (size > LARGEST) return say(`The attached files have ${bytes(size)} as they are sent, and a request holds at most ${bytes(LARGEST)}: remove some.`);
     const tokens = Math.round(file.text.length / 4); // about, of English
     if (models.contextLength && tokens > models.contextLength) {
       const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
       say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
     }
+    return undefined;
   },
   refused: say,
 });

@@ -2,7 +2,7 @@
 
 import { bytes } from "./dom.js";
 
-const LARGEST = 10 * 2 ** 20; // bytes of a file
+export const LARGEST = 4 * 2 ** 20; // bytes of a request
 const LONG = 4000; // characters from which on a pasted text becomes a file
 const CONTROLS = /[\0-\b\v\x0e-\x1a\x1c-\x1f]/;
 

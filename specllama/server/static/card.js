@@ -1,10 +1,10 @@
 // "What does it gain here?": five canned tasks in turn with and without drafts, and a card with what that gained.
 
 import { openDialog } from "./dialog.js";
-import { announce, button, element } from "./dom.js";
+import { announce, button, counted, element } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
-import { aboutServer, alternating, busySlots, comparedPairs, sameText } from "./race.js";
+import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
 import { results, share } from "./results.js";
 
 const SECONDS = 180; // after which nothing further begins
@@ -63,10 +63,9 @@ function refuse(place, text, again) {
 
 async function measure({ model, props }, place, signal) {
   const again = () => begin({ model, props }, place, signal);
-  const off = props?.speculation.reason;
-  if (!props || off) {
-    const why = props ? `Nothing is drafted here: ${off}.` : "The model is not loaded yet.";
-    refuse(place, `${why} There is nothing to measure before that changes.`.replace("..", "."), again);
+  const why = whyNot(props);
+  if (why) {
+    refuse(place, why, again);
     return;
   }
   if (await busySlots(model)) {
@@ -93,21 +92,17 @@ async function measure({ model, props }, place, signal) {
     return { name, pairs: [], runs: alternating(request, { signal: stopped, said }), done: false };
   });
   let note = "";
-  const draw = () => shown.replaceChildren(cardOf(cardData(tasks, props, note)));
+  const draw = () => shown.replaceChildren(cardOf(cardData(tasks, model, props, note)));
   try {
-    for (let i = 0; i < MOST_PAIRS && tasks.some(({ done }) => !done); i++) {
-      for (const task of tasks.filter(({ done }) => !done)) {
-        if (elapsed() > SECONDS) break;
-        if (await busySlots(model)) {
-          note = "Ended early: another text was being written.";
-          break;
-        }
-        task.pairs.push((await task.runs.next()).value);
-        task.done = isDone(task.pairs);
-        if (settings.max_tokens === FIRST) settings.max_tokens = lengthFor(task.pairs[0].plain.rate);
-        draw();
+    for (let task; elapsed() < SECONDS && (task = next(tasks)); ) {
+      if (await busySlots(model)) {
+        note = "Ended early: another text was being written.";
+        break;
       }
-      if (note || elapsed() > SECONDS) break;
+      task.pairs.push((await task.runs.next()).value);
+      task.done = isDone(task.pairs);
+      if (settings.max_tokens === FIRST) settings.max_tokens = lengthFor(task.pairs[0].plain.rate);
+      draw();
     }
   } catch (error) {
     if (!own.signal.aborted || signal.aborted) throw error;
@@ -121,7 +116,7 @@ async function measure({ model, props }, place, signal) {
     refuse(place, note || "Stopped before anything was measured.", again);
     return;
   }
-  results.card = cardData(tasks, props, note);
+  results.card = cardData(tasks, model, props, note);
   draw();
   place.append(element("div", { class: "actions" },
     button("Save as a file", () => share(), { title: "An HTML file with this card" }), button("Measure again", again)));
@@ -142,20 +137,29 @@ function lengthFor(rate) {
   return Math.max(SHORTEST, Math.min(LONGEST, Math.round(rate * seconds)));
 }
 
+/** The task of the next pair: each in turn until it has an interval, so that a slow machine tells of some; then the one with fewest. */
+export function next(tasks) {
+  const open = tasks.filter(({ done, pairs }) => !done && pairs.length < MOST_PAIRS);
+  return open.find(({ pairs }) => pairs.length < LEAST_PAIRS) ?? open.sort((a, b) => a.pairs.length - b.pairs.length)[0];
+}
+
 function isDone(pairs) {
   const drafted = pairs.some(({ speculative }) => speculative.drafted);
   return (pairs.length >= 2 && !drafted) || (pairs.length >= LEAST_PAIRS && isSettled(comparedPairs(pairs)));
 }
 
-function cardData(tasks, props, note) {
+export function cardData(tasks, model, props, note) {
   const rows = tasks.map(({ name, pairs }) => rowOf(name, pairs));
   const known = rows.filter(({ said }) => said !== "not measured");
-  const pairs = tasks.flatMap((task) => (task.pairs.length && !/identical/.test(sameText(task.pairs)) ? [task.name] : []));
-  const same = pairs.length ? `Texts differ in: ${pairs.join(", ")}.` : "Identical text with and without drafts in all tasks.";
+  const measured = tasks.filter(({ pairs }) => pairs.length);
+  const differ = measured.filter(({ pairs }) => !/identical/.test(sameText(pairs))).map(({ name }) => name);
+  const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);
+  const of = `${counted(n, "pair")} of runs of ${measured.length} of the ${tasks.length} tasks`;
+  const same = differ.length ? `Texts differ in: ${differ.join(", ")}; compared: ${of}.` : `Identical text with and without drafts in ${of}.`;
   return {
     sentence: sentenceOf(known),
     tasks: rows,
-    about: [same, ...(note ? [note] : []), "Times plain decoding's speed, with 95 % intervals; the dashed line is plain decoding.", ...aboutServer(props)],
+    about: [same, ...(note ? [note] : []), "Times plain decoding's speed, with 95 % intervals; the dashed line is plain decoding.", ...aboutServer(props, model)],
   };
 }
 

@@ -64,6 +64,9 @@ export function numeral(value, digits = 3) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** "1 token", "1,234 tokens". */
+export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
 export const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
 
 /** Seconds as people read them. */

@@ -1,7 +1,7 @@
 // What to say when an answer of the conversation at hand has ended, and waiting for an engine that is gone.
 
 import { recovered } from "./api.js";
-import { announce } from "./dom.js";
+import { announce, counted } from "./dom.js";
 import { say } from "./notice.js";
 import { starts } from "./turns.js";
 
@@ -26,7 +26,7 @@ export class Ending {
 
   /** Say that an answer is complete. writing: a Writing. */
   complete({ answer, message, conversation }) {
-    announce(`The answer is complete, ${answer.n} tokens.`);
+    announce(`${message?.outcome || "The answer is complete"}, ${counted(answer.n, "token")}.`.replace(".,", ":"));
     if (message?.full && conversation.last === message) this.opened(conversation);
     else this.#models.update().catch(() => {});
   }

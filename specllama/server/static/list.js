@@ -47,7 +47,8 @@ export class ConversationList {
 
   #item(one) {
     const name = one.title || "Untitled";
-    const choose = button(name, () => this.#actions.open(one.id), { class: "choose", title: name, dir: "auto" });
+    const choose = button("", () => this.#actions.open(one.id), { class: "choose", title: name, dir: "auto" });
+    choose.append(element("span", { class: "name" }, name));
     if (one.id === this.#open) choose.setAttribute("aria-current", "true");
     if (this.#writing.has(one.id)) choose.append(element("span", { class: "writes" }, " (writing)"));
     const more = button("⋯", () => this.#menu(one, item, more), {
@@ -131,8 +132,7 @@ export class ConversationList {
     if (!file) return;
     try {
       const { imported } = await transfer();
-      const n = await imported(await file.text());
-      this.#actions.say(`${n} ${n === 1 ? "conversation" : "conversations"} imported.`);
+      this.#actions.say(await imported(await file.text()));
     } catch (error) {
       this.#actions.say(error.message);
     }

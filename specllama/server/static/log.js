@@ -96,7 +96,7 @@ export class Log {
     return {
       versions,
       note,
-      edit: (text) => edit(message(), text),
+      edit: (text, files) => edit({ ...message(), files }, text),
       amend: (text) => amend(message(), text),
       regenerate: () => regenerate(message()),
       resume: () => resume(message()),

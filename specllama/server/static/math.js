@@ -70,6 +70,8 @@ function mathml(source, display) {
   return known.get(key)?.cloneNode(true) ?? null;
 }
 
+const isLong = (size) => parseFloat(size) > (size.endsWith("em") ? 2 : 30);
+
 function made(source, display) {
   const tex = source.trim().replace(/[.,;:]$/, "").trim().replace(/^\$\$?|^\\[[(]|\$\$?$|\\[\])]$/g, "");
   const after = /[.,;:]$/.exec(source.trim())?.[0] ?? "";
@@ -78,6 +80,9 @@ function made(source, display) {
     temml.render(after ? `${tex}\\text{${after}}` : tex, place, { ...LIMITS, displayMode: display });
     const [math] = place.children;
     if (math?.localName !== "math" || math.querySelector(UNSTYLED)) return null;
+    for (const rule of math.querySelectorAll("[mathbackground]")) {
+      if (["width", "height"].every((side) => isLong(rule.getAttribute(side) ?? ""))) return null;
+    }
     purify.sanitize(math, ALLOWED);
     return math;
   } catch {

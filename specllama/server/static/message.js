@@ -18,21 +18,33 @@ export { watchRounds } from "./rounds.js";
 const BLINK = 500; // milliseconds
 
 /**
- * A question. actions: {edit(text), remove(), versions, note}, the last two elements: the choice of versions, and what
+ * A question. actions: {edit(text, files), remove(), versions, note}, the last two elements: the choice of versions, and what
  * depends on other messages.
  */
 export function questionView(message, actions) {
   const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
-  const files = element("ul", { class: "files" }, ...(message.files ?? []).map(fileView));
-  files.hidden = !files.children.length;
+  const files = element("ul", { class: "files" });
+  const showFiles = (shown = message.files ?? [], remove = null) => {
+    files.replaceChildren(...shown.map((file) => fileView(file, remove)));
+    files.hidden = !shown.length;
+  };
+  showFiles();
   body.hidden = !message.content;
-  const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
+  const copy = copyButton(message);
   const edit = button("Edit", () => begin());
   const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
   const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
   const begin = () => {
+    let kept = message.files ?? [];
+    const drop = (file) => {
+      kept = kept.filter((one) => one !== file);
+      showFiles(kept, drop);
+      area.focus();
+    };
+    showFiles(kept, drop);
     const end = () => {
       form.replaceWith(body, tools);
+      showFiles();
       edit.focus();
     };
     const words = {
@@ -40,7 +52,7 @@ export function questionView(message, actions) {
     };
     const save = (text) => {
       end();
-      actions.edit(text);
+      actions.edit(text, kept);
     };
     const { form, area } = editForm(message.content, words, { save, end });
     body.replaceWith(form);
@@ -50,14 +62,20 @@ export function questionView(message, actions) {
   return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
 }
 
-/** A file of a question, folded. */
-function fileView({ name, text }) {
+function copyButton({ content }, props = {}) {
+  const copy = button("Copy", async () => flash(copy, (await copyText(content)) ? "Copied" : "Not allowed"), props);
+  return copy;
+}
+
+/** A file of a question, folded. remove(file): null where it stays. */
+function fileView(file, remove) {
+  const { name, text } = file;
   const shown = element("pre", { tabindex: 0, role: "region", "aria-label": name });
   const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
   fold.addEventListener("toggle", () => {
     shown.textContent = fold.open ? text : "";
   });
-  return element("li", {}, fold);
+  return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
 }
 
 /** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), versions, note}. */
@@ -181,8 +199,7 @@ export class AnswerView {
     const line = figuresLine(message.figures);
     if (line) found.push(line);
     found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
-    const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
-    copy.setAttribute("aria-label", "Copy the answer");
+    const copy = copyButton(message, { "aria-label": "Copy the answer" });
     const { regenerate, resume, remove, versions } = this.#actions;
     const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
     if (message.partial && (message.content || message.reasoning)) {

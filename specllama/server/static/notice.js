@@ -10,6 +10,7 @@ export function say(text, actions = {}) {
   notice.hidden = !text;
   notice.querySelector("p").textContent = text;
   const found = Object.entries(actions).map(([name, action]) => button(name, action));
+  if (text) found.push(button("✕", () => say(""), { class: "icon", "aria-label": "Dismiss" }));
   notice.querySelector(".actions").replaceChildren(...found);
 }
 

@@ -1,6 +1,6 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
-import { button, byId, bytes, duration, element, numeral, percent } from "./dom.js";
+import { button, byId, bytes, counted, duration, element, numeral, percent } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
@@ -131,8 +131,8 @@ function tiles(f, stored, live) {
   const found = [
     tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
     tile("over plain", "gain", ...gain(f, stored, live, a)),
-    tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
-    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${f.counted ?? f.n} tokens, ${rounds} ${rounds === 1 ? "round" : "rounds"}` : ""),
+    tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${numeral(kept)} of ${counted(drafted, "draft token")}` : "no drafts"),
+    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${counted(f.counted ?? f.n, "token")}, ${counted(rounds, "round")}` : ""),
   ];
   if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
   if (prompt?.n) {

@@ -3,7 +3,7 @@
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { announce, button, duration, element, numeral } from "./dom.js";
+import { announce, button, counted, duration, element, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
@@ -46,13 +46,9 @@ export function openRace({ prompt, system, model, settings, props }) {
   openDialog(
     "Race: plain against speculative",
     [
-      element(
-        "p",
-        { class: "hint" },
-        "The same prompt and seed without and with drafts, in turn, so that they do not disturb each other, until it is " +
-          `certain which is faster or ${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from ` +
-          "earlier answers.",
-      ),
+      element("p", { class: "hint" },
+        "The same prompt and seed without and with drafts, in turn, until it is certain which is faster or " +
+          `${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
       element(
         "form",
         { class: "race-form", on: { submit: run } },
@@ -71,12 +67,13 @@ export function openRace({ prompt, system, model, settings, props }) {
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
-export function aboutServer(props, settings = null) {
+export function aboutServer(props, model, settings = null) {
   if (!props) return [];
   const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
+  const [name, quant] = [model || props.target.name, props.target.quant];
   const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
   return [
-    `${props.target.name} ${props.target.quant}; drafts: ${names.join(", ") || "none"}.${run}`,
+    `${name.includes(quant) ? name : `${name} ${quant}`}; drafts: ${names.join(", ") || "none"}.${run}`,
     `${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
   ];
 }
@@ -86,13 +83,15 @@ export async function busySlots(model) {
   return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
 }
 
-/** What of a complete answer is compared and shown again. Its clock begins with the first token, as that of decoding. */
+/** What of a complete answer is compared and shown again, by the server's time of decoding. */
 export function runOf(answer) {
   const { figures, timings } = answer;
   const first = (answer.firstAt - answer.began) / 1000;
+  const shown = (answer.lastAt - answer.firstAt) / 1000;
+  const seconds = (timings?.predicted_ms ?? 0) / 1000 || shown;
+  const scale = shown > 0 ? seconds / shown : 1; // events wait on their way: the server's clock counts
   return {
-    seconds: (answer.lastAt - answer.firstAt) / 1000,
-    decoding: (timings?.predicted_ms ?? 0) / 1000,
+    seconds,
     rate: timings?.predicted_per_second || 0,
     n: answer.n,
     rounds: figures?.rounds ?? 0,
@@ -101,7 +100,7 @@ export function runOf(answer) {
     near_ties: figures?.near_ties ?? 0,
     text: answer.reasoning + answer.content,
     parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
-    times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first), n]),
+    times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first) * scale, n]),
   };
 }
 
@@ -133,7 +132,20 @@ export function comparedPairs(pairs) {
   return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted") });
 }
 
+/** Why a comparison with drafts would tell nothing, as sentences; "" where it can. */
+export function whyNot(props) {
+  const off = props?.speculation.reason;
+  if (props && !off) return "";
+  const why = props ? `Nothing is drafted here: ${off}.` : "The model is not loaded yet.";
+  return `${why} There is nothing to compare before that changes.`.replace("..", ".");
+}
+
 async function race({ prompt, system, model, settings, props }, place, signal) {
+  const why = whyNot(props);
+  if (why) {
+    place.replaceChildren(element("p", { role: "alert" }, why));
+    return;
+  }
   const status = element("p", { role: "status" }, "Evaluating the prompt…");
   const own = new AbortController();
   const stopped = AbortSignal.any([signal, own.signal]);
@@ -172,6 +184,10 @@ function soFar(pairs) {
 async function show(pairs, { prompt, model, settings, props, busy, place, signal }) {
   const typical = typicalOf(pairs);
   const { verdict, details } = judge(pairs);
+  if (!typical.speculative.drafted) {
+    place.replaceChildren(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
+    return;
+  }
   const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
   results.race = {
     prompt, verdict, details: notes, model, props,
@@ -212,20 +228,21 @@ function typicalOf(pairs) {
 export function judge(pairs) {
   const found = comparedPairs(pairs);
   const { plain, speculative } = typicalOf(pairs);
-  const times = `${duration(speculative.decoding)} against ${duration(plain.decoding)}`;
+  const many = `${counted(pairs.length, "pair")} of runs`;
+  const over = `over ${many}`;
   const reason = speculative.reason ? `: ${speculative.reason}` : "";
   let verdict = `No winner: ${found.reason}.`;
   if (!speculative.drafted) verdict = `No winner: nothing was drafted${reason}.`;
-  else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${times}.`;
-  else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${times}.`;
-  else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call.`;
+  else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${over}.`;
+  else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${over}.`;
+  else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call, ${over}.`;
   const same = sameText(pairs);
-  const rates = [plain, speculative].map(({ rate }) => `${numeral(rate)} tokens/s`);
-  const many = `${pairs.length} ${pairs.length === 1 ? "pair" : "pairs"} of runs, alternating`;
+  const [before, after] = [plain, speculative].map(({ seconds, rate }) => `${duration(seconds)} (${numeral(rate)} tokens/s)`);
+  const shown = `times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${before}, speculative ${after}: ${ratio({ plain, speculative }).toFixed(2)} ×.`;
   return {
     found,
     verdict: `${verdict} ${same}`,
-    details: `${many}; times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${rates[0]}, speculative ${rates[1]}.`,
+    details: `${many}, alternating${speculative.drafted ? `; ${shown}` : "."}`,
   };
 }
 
@@ -234,7 +251,7 @@ export function sameText(pairs) {
   const runs = pairs.flatMap(({ plain, speculative }) => [plain, speculative]);
   const [first] = runs;
   const other = runs.find(({ text }) => text !== first.text);
-  if (!other) return `All texts are identical, ${first.n} tokens.`;
+  if (!other) return `All texts are identical, ${counted(first.n, "token")}.`;
   let at = 0;
   while (first.text[at] === other.text[at]) at++;
   const ties = runs.some((run) => run.near_ties);

@@ -24,7 +24,7 @@ export const PRESETS = 50; // at most
 export function currentSettings() {
   const stored = store.settings();
   const found = {};
-  for (const name of NAMES) if (isValue(stored[name])) found[name] = stored[name];
+  for (const name of NAMES) if (isValue(stored[name]) && !(name === "max_tokens" && stored[name] === 0)) found[name] = stored[name];
   for (const [name, good] of Object.entries(OTHERS)) if (good(stored[name])) found[name] = stored[name];
   found.speculate = stored.speculate !== false;
   return found;

@@ -70,6 +70,13 @@ function fieldOf(parameter, value, standard) {
     const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
     input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
     read = () => (input.value === "" ? undefined : Number(input.value));
+    const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
+    const write = set;
+    set = (next) => {
+      write(next);
+      check();
+    };
+    input.addEventListener("input", check);
   }
   const row = element(
     "div",
@@ -86,18 +93,12 @@ function fieldOf(parameter, value, standard) {
 /** Show what a field does while one points at it or is in it. */
 function helpOf(fields) {
   const line = element("p", { class: "help", "aria-hidden": "true" });
-  const show = (event) => {
-    const name = event.target.closest?.(".field")?.dataset.name;
+  const show = (target) => {
+    const name = target?.closest?.(".field")?.dataset.name;
     line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
   };
-  const back = () => {
-    const name = document.activeElement?.closest?.(".field")?.dataset.name;
-    line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
-  };
-  fields.addEventListener("pointerover", show);
-  fields.addEventListener("focusin", show);
-  fields.addEventListener("pointerleave", back);
-  fields.addEventListener("focusout", back);
+  for (const entered of ["pointerover", "focusin"]) fields.addEventListener(entered, ({ target }) => show(target));
+  for (const left of ["pointerleave", "focusout"]) fields.addEventListener(left, () => show(document.activeElement));
   return line;
 }
 

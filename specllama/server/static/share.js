@@ -5,12 +5,6 @@ import { say } from "./notice.js";
 import { aboutServer } from "./race.js";
 
 const BASE = `
-:root { color-scheme: light dark; --bg: #fbfbfd; --raised: #fff; --sunk: #f1f2f6; --fg: #1b1e24; --dim: #5b6068; --rule: #d6d8e0;
-  --accent: #1f56c9; --on-accent: #fff; --bad: #b3261e; --model: #cfe3ff; --model-line: #1257b8; --head: #e6dcff; --copy: #ffe6bd;
-  --memory: #ccf0d6; --grammar: #ffd9e8; --other: #dfe3e8; }
-@media (prefers-color-scheme: dark) { :root { --bg: #131418; --raised: #1b1d23; --sunk: #101115; --fg: #eceef2; --dim: #a9aeb8;
-  --rule: #353942; --accent: #8ab8ff; --on-accent: #0b1220; --bad: #ff9d94; --model: #173a6b; --model-line: #7db5ff; --head: #3a2a6b;
-  --copy: #5a3a0a; --memory: #14492a; --grammar: #5c1c3c; --other: #343a44; } }
 *, *::before, *::after { box-sizing: border-box; }
 body { max-width: 72rem; margin: 0 auto; padding: 1rem; background: var(--bg); color: var(--fg); font: 16px/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; }
@@ -40,7 +34,7 @@ export function sharedFile(code, style, { race, card }) {
     prompt: race.prompt, verdict: race.verdict, details: race.details,
     plain: shownRun(race.plain), speculative: shownRun(race.speculative),
   };
-  const about = race ? aboutServer(race.props, race.settings) : [];
+  const about = race ? aboutServer(race.props, race.model, race.settings) : [];
   const title = `specllama: ${[race && "race", card && "what drafts gain"].filter(Boolean).join(" and ")}`;
   const policy = `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'`;
   const script = code.replace(/^export /gm, "");
@@ -66,8 +60,10 @@ const textOf = async (name) => (await fetch(new URL(name, import.meta.url))).tex
 /** Save what was measured on this page as a file. */
 export async function saveShared(results) {
   try {
-    const [code, style] = await Promise.all([textOf("exhibit.js"), textOf("exhibit.css")]);
-    const blob = new Blob([sharedFile(code, style, results)], { type: "text/html" });
+    const names = ["exhibit.js", "exhibit.css", "style.css"];
+    const [code, style, page] = await Promise.all(names.map(textOf));
+    const [colours] = page.match(/^:root \{.*?^\}/ms);
+    const blob = new Blob([sharedFile(code, colours + style, results)], { type: "text/html" });
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
     link.download = `specllama-${new Date().toISOString().slice(0, 10)}.html`;

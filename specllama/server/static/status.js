@@ -2,7 +2,7 @@
 
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { bytes, element, numeral, percent } from "./dom.js";
+import { bytes, counted, element, numeral, percent } from "./dom.js";
 import { term } from "./explain.js";
 import { deviceInWords, draftNames, inWords } from "./panel.js";
 
@@ -95,8 +95,6 @@ function rowsOf({ props, slots, metrics }, session) {
   ];
 }
 
-const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-
 function drafters(props) {
   const { drafters: words, vocabulary, memory: remembers } = props.speculation;
   const names = draftNames(props, vocabulary ? ` (vocabulary ${vocabulary})` : "");
@@ -115,13 +113,13 @@ function slotTable(slots) {
     const cells = [
       slot.id,
       slot.is_processing ? "busy" : "idle",
-      slot.n_past || "–",
-      token ? token.n_decoded : "–",
-      slot.draft_n === undefined ? "–" : `${slot.draft_n_accepted} of ${slot.draft_n}`,
+      numeral(slot.n_past || null),
+      numeral(token?.n_decoded),
+      slot.draft_n === undefined ? "–" : `${numeral(slot.draft_n_accepted)} of ${numeral(slot.draft_n)}`,
     ];
     return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
   });
-  const head = ["Slot", "State", "Tokens in cache", "Written", "Drafts accepted"];
+  const head = ["Slot", "State", "Tokens in cache", "Written", "Draft tokens accepted"];
   return element(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots" },

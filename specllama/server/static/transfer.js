@@ -1,7 +1,7 @@
 // Conversations as files: export of one or all, import of any, and what older versions of the page have stored.
 
 import { database, eachMessage, heads } from "./database.js";
-import { element } from "./dom.js";
+import { counted, element } from "./dom.js";
 import { keys, read, write } from "./storage.js";
 import { Conversation, checked, checkedHead, conversation, notStored, save } from "./store.js";
 import { newId } from "./tree.js";
@@ -73,7 +73,7 @@ export function fileName(data, ending) {
   return `${name || "conversation"}.${ending}`;
 }
 
-/** Add the conversations of a file. Returns how many. Throws Error with a sentence, and StorageError. */
+/** Add the conversations of a file. Returns what came of it, in sentences. Throws Error with a sentence, and StorageError. */
 export async function imported(text) {
   let data;
   try {
@@ -85,15 +85,31 @@ export async function imported(text) {
     throw new Error("The file has no conversations of specllama: it needs to come from Export.");
   }
   if (!(data.version <= VERSION)) throw new Error("The file comes from a newer specllama: update this one.");
-  let n = 0;
+  const n = { added: 0, there: 0, mended: 0, bad: 0 };
   for (const one of data.conversations) {
     const found = restored(one);
-    if (!found) continue;
-    if (await conversation(found.id)) found.id = newId();
-    await save(found);
-    n += 1;
+    const stored = found && (await conversation(found.id));
+    if (!found) n.bad += 1;
+    else if (stored && holds(stored, found)) n.there += 1;
+    else {
+      if (stored) found.id = newId();
+      await save(found);
+      n.added += 1;
+      n.mended += found.mended;
+    }
   }
-  return n;
+  const said = [`${counted(n.added, "conversation")} imported.`];
+  if (n.there) said.push(`${n.there} there already.`);
+  if (n.mended) said.push(`In ${n.mended}, messages could not be read or followed themselves: what could be was mended.`);
+  if (n.bad) said.push(`${n.bad} could not be read.`);
+  return said.join(" ");
+}
+
+/** Whether one conversation has all that is said in another. */
+function holds(stored, found) {
+  const key = ({ role, content }) => `${role} ${content}`;
+  const known = new Set(stored.all.map(key));
+  return found.all.every((message) => known.has(key(message)));
 }
 
 /** A conversation of a file or of an older page, of any version; null where it is none. */
@@ -110,7 +126,10 @@ function restored(data) {
     parent = one.id;
     messages.push(one);
   }
-  return new Conversation(checkedHead(data), messages);
+  const parents = messages.map((message) => message.parent);
+  const found = new Conversation(checkedHead(data), messages);
+  const moved = messages.some((message, i) => message.parent !== parents[i]);
+  return Object.assign(found, { mended: moved || messages.length < data.messages.length });
 }
 
 /** Take over what version 1 has stored. What cannot be read stays where it is. */
