@@ -7,12 +7,12 @@ export const addressed = () => ADDRESS.exec(location.hash)?.[1] ?? "";
 
 /** Give the address of a conversation, "" for a new one. replaced: in the place of the address before. */
 export function moveTo(id, replaced = false) {
-  if (addressed() === id && (id || !location.hash)) return;
-  const address = id ? `#/${id}` : location.pathname + location.search;
-  history[replaced ? "replaceState" : "pushState"](null, "", address);
+	if (addressed() === id && (id || !location.hash)) return;
+	const address = id ? `#/${id}` : location.pathname + location.search;
+	history[replaced ? "replaceState" : "pushState"](null, "", address);
 }
 
 /** Call `open(id)` when somebody goes back or forth, or changes the address. */
 export function onMove(open) {
-  addEventListener("popstate", () => open(addressed()));
+	addEventListener("popstate", () => open(addressed()));
 }

@@ -24,169 +24,169 @@ setUpDialogs();
 setUpExplanations();
 onKeyNeeded(askForKey);
 const gain = async () => {
-  const { openCard } = await import("./card.js");
-  openCard({ model: models.name, props: models.props });
+	const { openCard } = await import("./card.js");
+	openCard({ model: models.name, props: models.props });
 };
 const panel = new Panel(gain);
 const models = new Models(() => chat.describe(), failed);
 const drafts = new Drafts(byId("question"), showDraft);
 const chat = new Chat(models, panel, moved);
 const list = new ConversationList({
-  open(id) {
-    chat.open(id).catch(failed);
-    if (isNarrow()) toggle("list", false);
-  },
-  begin() {
-    chat.open().catch(failed);
-    if (isNarrow()) toggle("list", false);
-  },
-  removed(id) {
-    drafts.forget(id);
-    chat.removed(id);
-  },
-  rename: (id, title) => chat.rename(id, title),
-  say,
+	open(id) {
+		chat.open(id).catch(failed);
+		if (isNarrow()) toggle("list", false);
+	},
+	begin() {
+		chat.open().catch(failed);
+		if (isNarrow()) toggle("list", false);
+	},
+	removed(id) {
+		drafts.forget(id);
+		chat.removed(id);
+	},
+	rename: (id, title) => chat.rename(id, title),
+	say,
 });
 chat.list = list;
 
 /** The address and the draft follow the conversation. began: it was a new one, and has a question now. */
 function moved(id, began = false) {
-  moveTo(id, began);
-  if (began) drafts.became(id);
-  else drafts.show(id).catch(failed);
+	moveTo(id, began);
+	if (began) drafts.became(id);
+	else drafts.show(id).catch(failed);
 }
 
 function failed(error) {
-  if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
+	if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
 }
 
 function send() {
-  if (chat.busy || !(byId("question").value.trim() || drafts.files.length)) return;
-  const { text, files } = drafts.take();
-  grow();
-  chat.ask(text, files).catch(failed);
+	if (chat.busy || !(byId("question").value.trim() || drafts.files.length)) return;
+	const { text, files } = drafts.take();
+	grow();
+	chat.ask(text, files).catch(failed);
 }
 
 /** Show the files of the draft. */
 function showDraft() {
-  const shown = drafts.files.map((file) => {
-    const remove = button("✕", () => drafts.detach(file), { class: "icon", "aria-label": `Remove ${file.name}` });
-    return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
-  });
-  byId("files").replaceChildren(...shown);
-  byId("files").hidden = !shown.length;
-  grow();
+	const shown = drafts.files.map((file) => {
+		const remove = button("✕", () => drafts.detach(file), { class: "icon", "aria-label": `Remove ${file.name}` });
+		return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
+	});
+	byId("files").replaceChildren(...shown);
+	byId("files").hidden = !shown.length;
+	grow();
 }
 
 function grow() {
-  const area = byId("question");
-  area.style.height = "auto";
-  area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
+	const area = byId("question");
+	area.style.height = "auto";
+	area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
 }
 
 byId("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
+	event.preventDefault();
+	send();
 });
 byId("question").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
+	if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+	event.preventDefault();
+	send();
 });
 byId("question").addEventListener("input", grow);
 byId("stop").addEventListener("click", () => chat.stop());
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address is that of the conversation
-  byId("question").focus();
+	event.preventDefault(); // the address is that of the conversation
+	byId("question").focus();
 });
 setUpAttachments({
-  pick: byId("attach"),
-  input: byId("attach-file"),
-  area: byId("question"),
-  zone: document.querySelector("main"),
-  add(file) {
-    drafts.attach(file);
-    const size = new Blob([JSON.stringify(drafts.files)]).size;
-    if (size > LARGEST) return say(`The attached files have ${bytes(size)} as they are sent, and a request holds at most ${bytes(LARGEST)}: remove some.`);
-    const tokens = Math.round(file.text.length / 4); // about, of English
-    if (models.contextLength && tokens > models.contextLength) {
-      const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
-      say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
-    }
-    return undefined;
-  },
-  refused: say,
+	pick: byId("attach"),
+	input: byId("attach-file"),
+	area: byId("question"),
+	zone: document.querySelector("main"),
+	add(file) {
+		drafts.attach(file);
+		const size = new Blob([JSON.stringify(drafts.files)]).size;
+		if (size > LARGEST) return say(`The attached files have ${bytes(size)} as they are sent, and a request holds at most ${bytes(LARGEST)}: remove some.`);
+		const tokens = Math.round(file.text.length / 4); // about, of English
+		if (models.contextLength && tokens > models.contextLength) {
+			const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
+			say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
+		}
+		return undefined;
+	},
+	refused: say,
 });
 onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
-  if (chat.busy) chat.stop();
-  else closeSide({ always: true });
+	if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
+	if (chat.busy) chat.stop();
+	else closeSide({ always: true });
 });
 byId("speculate").checked = currentSettings().speculate;
 byId("speculate").addEventListener("change", ({ target }) => {
-  setSpeculate(target.checked);
-  chat.describe();
+	setSpeculate(target.checked);
+	chat.describe();
 });
 
 /** Connect a button with what it opens, which is loaded then. */
 function opens(id, open) {
-  byId(id).addEventListener("click", () => open().catch(failed));
+	byId(id).addEventListener("click", () => open().catch(failed));
 }
 
 opens("open-settings", async () => {
-  const { openSettings } = await import("./settings_dialog.js");
-  openSettings(models.props, chat.data, () => chat.keep());
+	const { openSettings } = await import("./settings_dialog.js");
+	openSettings(models.props, chat.data, () => chat.keep());
 });
 opens("open-status", async () => {
-  const { openStatus } = await import("./status.js");
-  openStatus(models.name, chat.session);
+	const { openStatus } = await import("./status.js");
+	openStatus(models.name, chat.session);
 });
 opens("open-race", async () => {
-  const { openRace } = await import("./race.js");
-  const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
-  const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
-  openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
+	const { openRace } = await import("./race.js");
+	const last = chat.data.messages.findLast(({ role }) => role === "user")?.content;
+	const prompt = byId("question").value || last || "Explain what a hash table is, and show one in Python.";
+	openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 setUpLayout();
 (globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
 (globalThis.requestIdleCallback ?? setTimeout)(() => {
-  render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
-  // What buttons open is there before they are pressed, even if the server is gone then.
-  for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
+	render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
+	// What buttons open is there before they are pressed, even if the server is gone then.
+	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
 });
 
 /** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
 async function connect() {
-  let waited = false;
-  for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
-    try {
-      await models.refresh();
-      if (waited) say("");
-      return;
-    } catch (error) {
-      waited = true;
-      failed(error);
-      if (!error.retry) return;
-      await new Promise((resolve) => setTimeout(resolve, wait));
-      await recovered((why) => say(`Waiting for the engine: ${why}.`));
-    }
-  }
+	let waited = false;
+	for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
+		try {
+			await models.refresh();
+			if (waited) say("");
+			return;
+		} catch (error) {
+			waited = true;
+			failed(error);
+			if (!error.retry) return;
+			await new Promise((resolve) => setTimeout(resolve, wait));
+			await recovered((why) => say(`Waiting for the engine: ${why}.`));
+		}
+	}
 }
 
 /** Have the answers go on that ended when their page was closed. */
 async function goOn() {
-  for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
+	for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
 }
 
 async function begin() {
-  if (keys("specllama.conversation.").length) await (await import("./transfer.js")).migrate().catch(failed);
-  const open = await unfinished.recovered().catch(() => []);
-  await chat.open(addressed());
-  await connect();
-  for (const one of open) chat.goOn(one).catch(failed);
-  unfinished.onUnfinished(goOn);
-  await goOn();
+	if (keys("specllama.conversation.").length) await (await import("./transfer.js")).migrate().catch(failed);
+	const open = await unfinished.recovered().catch(() => []);
+	await chat.open(addressed());
+	await connect();
+	for (const one of open) chat.goOn(one).catch(failed);
+	unfinished.onUnfinished(goOn);
+	await goOn();
 }
 begin().catch(failed);

@@ -8,32 +8,32 @@ const CONTROLS = /[\0-\b\v\x0e-\x1a\x1c-\x1f]/;
 
 /** A file as {name, text}. Throws Error with a sentence. */
 export async function readFile(file) {
-  const name = file.name.normalize("NFC").replace(/[\p{C}/\\]+/gu, " ").trim().slice(0, 120) || "file";
-  if (file.type.startsWith("image/")) throw new Error(`${name} is not attached: the model reads text only, no pictures.`);
-  if (/^(audio|video)\//.test(file.type)) throw new Error(`${name} is not attached: the model reads text only.`);
-  if (file.type === "application/pdf" || /\.pdf$/i.test(name)) {
-    throw new Error(`${name} is not attached: PDF files are not read. Copy their text and paste it.`);
-  }
-  if (file.size > LARGEST) throw new Error(`${name} is not attached: it has ${bytes(file.size)}, and the most is ${bytes(LARGEST)}.`);
-  const data = new Uint8Array(await file.arrayBuffer());
-  const text = decoded(data);
-  if (text === null) throw new Error(`${name} is not attached: it is not a text file.`);
-  if (!text.trim()) throw new Error(`${name} is not attached: it is empty.`);
-  return { name, text };
+	const name = file.name.normalize("NFC").replace(/[\p{C}/\\]+/gu, " ").trim().slice(0, 120) || "file";
+	if (file.type.startsWith("image/")) throw new Error(`${name} is not attached: the model reads text only, no pictures.`);
+	if (/^(audio|video)\//.test(file.type)) throw new Error(`${name} is not attached: the model reads text only.`);
+	if (file.type === "application/pdf" || /\.pdf$/i.test(name)) {
+		throw new Error(`${name} is not attached: PDF files are not read. Copy their text and paste it.`);
+	}
+	if (file.size > LARGEST) throw new Error(`${name} is not attached: it has ${bytes(file.size)}, and the most is ${bytes(LARGEST)}.`);
+	const data = new Uint8Array(await file.arrayBuffer());
+	const text = decoded(data);
+	if (text === null) throw new Error(`${name} is not attached: it is not a text file.`);
+	if (!text.trim()) throw new Error(`${name} is not attached: it is empty.`);
+	return { name, text };
 }
 
 /** The text of a file in UTF-8, in UTF-16 with its mark, or in Windows-1252; null where it is none. */
 function decoded(data) {
-  const mark = data[0] === 0xff && data[1] === 0xfe ? "utf-16le" : data[0] === 0xfe && data[1] === 0xff ? "utf-16be" : "";
-  for (const encoding of mark ? [mark] : ["utf-8", "windows-1252"]) {
-    try {
-      const text = new TextDecoder(encoding, { fatal: true }).decode(data);
-      return CONTROLS.test(text) ? null : text.replaceAll("\r\n", "\n");
-    } catch {
-      // the next one
-    }
-  }
-  return null;
+	const mark = data[0] === 0xff && data[1] === 0xfe ? "utf-16le" : data[0] === 0xfe && data[1] === 0xff ? "utf-16be" : "";
+	for (const encoding of mark ? [mark] : ["utf-8", "windows-1252"]) {
+		try {
+			const text = new TextDecoder(encoding, { fatal: true }).decode(data);
+			return CONTROLS.test(text) ? null : text.replaceAll("\r\n", "\n");
+		} catch {
+			// the next one
+		}
+	}
+	return null;
 }
 
 /**
@@ -41,49 +41,49 @@ function decoded(data) {
  * text}), refused(sentence).
  */
 export function setUpAttachments({ pick, input, area, zone, add, refused }) {
-  const take = async (files) => {
-    const problems = [];
-    for (const file of files) {
-      try {
-        add(await readFile(file));
-      } catch (error) {
-        problems.push(error.message);
-      }
-    }
-    if (problems.length) refused(problems.join(" "));
-  };
-  let n = 0;
-  pick.addEventListener("click", () => input.click());
-  input.addEventListener("change", () => {
-    const files = [...input.files];
-    input.value = "";
-    take(files);
-  });
-  const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  zone.addEventListener("dragover", (event) => {
-    if (!carries(event)) return;
-    event.preventDefault();
-    zone.classList.add("dropping");
-  });
-  zone.addEventListener("dragleave", (event) => {
-    if (!zone.contains(event.relatedTarget)) zone.classList.remove("dropping");
-  });
-  zone.addEventListener("drop", (event) => {
-    if (!carries(event)) return;
-    event.preventDefault();
-    zone.classList.remove("dropping");
-    take(event.dataTransfer.files);
-  });
-  area.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    const text = event.clipboardData?.getData("text/plain") ?? "";
-    if (files.length && !text) {
-      event.preventDefault();
-      take(files);
-    } else if (text.length >= LONG) {
-      event.preventDefault();
-      n += 1;
-      add({ name: `pasted-${n}.txt`, text: text.replaceAll("\r\n", "\n") });
-    }
-  });
+	const take = async (files) => {
+		const problems = [];
+		for (const file of files) {
+			try {
+				add(await readFile(file));
+			} catch (error) {
+				problems.push(error.message);
+			}
+		}
+		if (problems.length) refused(problems.join(" "));
+	};
+	let n = 0;
+	pick.addEventListener("click", () => input.click());
+	input.addEventListener("change", () => {
+		const files = [...input.files];
+		input.value = "";
+		take(files);
+	});
+	const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+	zone.addEventListener("dragover", (event) => {
+		if (!carries(event)) return;
+		event.preventDefault();
+		zone.classList.add("dropping");
+	});
+	zone.addEventListener("dragleave", (event) => {
+		if (!zone.contains(event.relatedTarget)) zone.classList.remove("dropping");
+	});
+	zone.addEventListener("drop", (event) => {
+		if (!carries(event)) return;
+		event.preventDefault();
+		zone.classList.remove("dropping");
+		take(event.dataTransfer.files);
+	});
+	area.addEventListener("paste", (event) => {
+		const files = [...(event.clipboardData?.files ?? [])];
+		const text = event.clipboardData?.getData("text/plain") ?? "";
+		if (files.length && !text) {
+			event.preventDefault();
+			take(files);
+		} else if (text.length >= LONG) {
+			event.preventDefault();
+			n += 1;
+			add({ name: `pasted-${n}.txt`, text: text.replaceAll("\r\n", "\n") });
+		}
+	});
 }

@@ -7,76 +7,76 @@ import { say } from "./notice.js";
  * written in it; shows it; stores one; has a question answered.
  */
 export class Changes {
-  #chat;
-  #models;
+	#chat;
+	#models;
 
-  constructor(models, chat) {
-    this.#models = models;
-    this.#chat = chat;
-  }
+	constructor(models, chat) {
+		this.#models = models;
+		this.#chat = chat;
+	}
 
-  async #change(act) {
-    const data = this.#chat.data();
-    act(data);
-    this.#chat.show();
-    await this.#chat.save(data);
-  }
+	async #change(act) {
+		const data = this.#chat.data();
+		act(data);
+		this.#chat.show();
+		await this.#chat.save(data);
+	}
 
-  choose(message) {
-    return this.#change((data) => data.choose(message));
-  }
+	choose(message) {
+		return this.#change((data) => data.choose(message));
+	}
 
-  /** Ask another question in the place of one, which stays as a version. */
-  async edit(message, text) {
-    await this.#chat.ended();
-    const added = this.#chat.data().add({ role: "user", content: text, files: message.files }, message.parent);
-    await this.#chat.write(added);
-  }
+	/** Ask another question in the place of one, which stays as a version. */
+	async edit(message, text) {
+		await this.#chat.ended();
+		const added = this.#chat.data().add({ role: "user", content: text, files: message.files }, message.parent);
+		await this.#chat.write(added);
+	}
 
-  /** Have an answer with another text as a version of it, with which the conversation goes on. */
-  amend({ model, tokens, parent }, text) {
-    const answer = { role: "assistant", content: text, reasoning: "", model, tokens, edited: true, partial: true };
-    return this.#change((data) => data.add(answer, parent));
-  }
+	/** Have an answer with another text as a version of it, with which the conversation goes on. */
+	amend({ model, tokens, parent }, text) {
+		const answer = { role: "assistant", content: text, reasoning: "", model, tokens, edited: true, partial: true };
+		return this.#change((data) => data.add(answer, parent));
+	}
 
-  /** Delete a message; that can be undone. */
-  async remove(message) {
-    await this.#chat.ended();
-    const data = this.#chat.data();
-    let undo;
-    await this.#change(() => {
-      undo = data.remove(message);
-    });
-    say(message.role === "user" ? "The question is deleted." : "The answer is deleted.", {
-      Undo: async () => {
-        undo();
-        say("");
-        if (data === this.#chat.data()) this.#chat.show();
-        await this.#chat.save(data);
-      },
-    });
-  }
+	/** Delete a message; that can be undone. */
+	async remove(message) {
+		await this.#chat.ended();
+		const data = this.#chat.data();
+		let undo;
+		await this.#change(() => {
+			undo = data.remove(message);
+		});
+		say(message.role === "user" ? "The question is deleted." : "The answer is deleted.", {
+			Undo: async () => {
+				undo();
+				say("");
+				if (data === this.#chat.data()) this.#chat.show();
+				await this.#chat.save(data);
+			},
+		});
+	}
 
-  /** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
-  async makeRoom(again) {
-    const data = this.#chat.data();
-    const { leaveOut } = await import("./leaveout.js");
-    const left = await leaveOut(data, this.#models).catch((error) => error);
-    if (left instanceof Error || !left) {
-      say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");
-      return;
-    }
-    if (data === this.#chat.data()) this.#chat.show();
-    await this.#chat.save(data);
-    await again();
-  }
+	/** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
+	async makeRoom(again) {
+		const data = this.#chat.data();
+		const { leaveOut } = await import("./leaveout.js");
+		const left = await leaveOut(data, this.#models).catch((error) => error);
+		if (left instanceof Error || !left) {
+			say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");
+			return;
+		}
+		if (data === this.#chat.data()) this.#chat.show();
+		await this.#chat.save(data);
+		await again();
+	}
 
-  include() {
-    return this.#change((data) => {
-      for (const message of data.messages.filter(({ out }) => out)) {
-        message.out = false;
-        data.touch(message);
-      }
-    });
-  }
+	include() {
+		return this.#change((data) => {
+			for (const message of data.messages.filter(({ out }) => out)) {
+				message.out = false;
+				data.touch(message);
+			}
+		});
+	}
 }

@@ -17,297 +17,297 @@ import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
 export class Chat {
-  session = { near_ties: 0, answers: 0 };
-  #models;
-  #panel;
-  #list;
-  #moved; // called with the id of the conversation when another one is shown, or a new one gets its id
-  #data;
-  #log;
-  #writings = new Map(); // by the id of their conversation
-  #changes;
-  #ending;
-  #opening = 0;
-  #left = false; // whether the page is being closed
+	session = { near_ties: 0, answers: 0 };
+	#models;
+	#panel;
+	#list;
+	#moved; // called with the id of the conversation when another one is shown, or a new one gets its id
+	#data;
+	#log;
+	#writings = new Map(); // by the id of their conversation
+	#changes;
+	#ending;
+	#opening = 0;
+	#left = false; // whether the page is being closed
 
-  constructor(models, panel, moved) {
-    this.#models = models;
-    this.#panel = panel;
-    this.#moved = moved;
-    this.#data = new store.Conversation({ system: newSystem() });
-    this.#changes = new Changes(models, {
-      data: () => this.#data,
-      ended: () => this.#ended(),
-      show: () => this.#show(),
-      save: (data) => this.#save(data),
-      write: (question) => this.#write(question),
-    });
-    this.#log = new Log({
-      edit: (message, text) => this.#changes.edit(message, text),
-      amend: (message, text) => this.#changes.amend(message, text),
-      regenerate: (message) => this.regenerate(message),
-      resume: (message) => this.resume(message),
-      ask: (message) => this.#write(message),
-      choose: (message) => this.#changes.choose(message),
-      remove: (message) => this.#changes.remove(message),
-      include: () => this.#changes.include(),
-      stop: () => this.stop(),
-    });
-    this.#ending = new Ending(models, {
-      ask: (question, before) => this.#write(question, before),
-      resume: () => this.resume(),
-      makeRoom: (again) => this.#changes.makeRoom(again),
-    });
-    store.onChange((id) => this.#changedElsewhere(id));
-    addEventListener("pagehide", () => {
-      this.#left = true; // the loss of the connection, which follows, is not the answer's end
-      keepUnfinished([...this.#writings.values()]);
-    });
-    addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
-  }
+	constructor(models, panel, moved) {
+		this.#models = models;
+		this.#panel = panel;
+		this.#moved = moved;
+		this.#data = new store.Conversation({ system: newSystem() });
+		this.#changes = new Changes(models, {
+			data: () => this.#data,
+			ended: () => this.#ended(),
+			show: () => this.#show(),
+			save: (data) => this.#save(data),
+			write: (question) => this.#write(question),
+		});
+		this.#log = new Log({
+			edit: (message, text) => this.#changes.edit(message, text),
+			amend: (message, text) => this.#changes.amend(message, text),
+			regenerate: (message) => this.regenerate(message),
+			resume: (message) => this.resume(message),
+			ask: (message) => this.#write(message),
+			choose: (message) => this.#changes.choose(message),
+			remove: (message) => this.#changes.remove(message),
+			include: () => this.#changes.include(),
+			stop: () => this.stop(),
+		});
+		this.#ending = new Ending(models, {
+			ask: (question, before) => this.#write(question, before),
+			resume: () => this.resume(),
+			makeRoom: (again) => this.#changes.makeRoom(again),
+		});
+		store.onChange((id) => this.#changedElsewhere(id));
+		addEventListener("pagehide", () => {
+			this.#left = true; // the loss of the connection, which follows, is not the answer's end
+			keepUnfinished([...this.#writings.values()]);
+		});
+		addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
+	}
 
-  set list(list) {
-    this.#list = list;
-  }
+	set list(list) {
+		this.#list = list;
+	}
 
-  get data() {
-    return this.#data;
-  }
+	get data() {
+		return this.#data;
+	}
 
-  get #writing() {
-    return this.#writings.get(this.#data.id) ?? null;
-  }
+	get #writing() {
+		return this.#writings.get(this.#data.id) ?? null;
+	}
 
-  get busy() {
-    return this.#writing !== null;
-  }
+	get busy() {
+		return this.#writing !== null;
+	}
 
-  get writing() {
-    return new Set(this.#writings.keys());
-  }
+	get writing() {
+		return new Set(this.#writings.keys());
+	}
 
-  /** Show a conversation; without an id, a new one. Answers that are being written go on. */
-  async open(id = "") {
-    const turn = (this.#opening += 1);
-    this.#ending.stop();
-    const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
-    if (turn !== this.#opening) return;
-    if (this.#writing) this.#hide(this.#writing);
-    this.#data = there || new store.Conversation({ system: newSystem() });
-    this.#log.clear();
-    this.#show();
-    this.#log.toEnd(true);
-    say(id && !there ? "There is no such conversation in this browser." : "");
-    if (!this.busy) this.#ending.opened(this.#data);
-    this.#moved(there ? id : "");
-    byId("question").focus();
-  }
+	/** Show a conversation; without an id, a new one. Answers that are being written go on. */
+	async open(id = "") {
+		const turn = (this.#opening += 1);
+		this.#ending.stop();
+		const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
+		if (turn !== this.#opening) return;
+		if (this.#writing) this.#hide(this.#writing);
+		this.#data = there || new store.Conversation({ system: newSystem() });
+		this.#log.clear();
+		this.#show();
+		this.#log.toEnd(true);
+		say(id && !there ? "There is no such conversation in this browser." : "");
+		if (!this.busy) this.#ending.opened(this.#data);
+		this.#moved(there ? id : "");
+		byId("question").focus();
+	}
 
-  #show() {
-    document.title = this.#data.title ? `${this.#data.title} – specllama` : "specllama";
-    this.#log.show(this.#data, this.#writing);
-    this.#list.show(this.#data.id, this.writing);
-    this.#buttons();
-    this.#showLast();
-  }
+	#show() {
+		document.title = this.#data.title ? `${this.#data.title} – specllama` : "specllama";
+		this.#log.show(this.#data, this.#writing);
+		this.#list.show(this.#data.id, this.writing);
+		this.#buttons();
+		this.#showLast();
+	}
 
-  #showLast() {
-    const message = this.#data.messages.findLast(({ role }) => role === "assistant");
-    this.#panel.clear(this.#models.props);
-    if (message?.trace && !this.busy) {
-      const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
-      answer.trace = new Trace(message.trace);
-      answer.reasoningTrace = new Trace(message.reasoningTrace);
-      try {
-        this.#panel.show(answer, this.#models.props, false);
-      } catch {
-        this.#panel.clear(this.#models.props); // figures of a file that are none
-      }
-    }
-    this.gauge();
-  }
+	#showLast() {
+		const message = this.#data.messages.findLast(({ role }) => role === "assistant");
+		this.#panel.clear(this.#models.props);
+		if (message?.trace && !this.busy) {
+			const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
+			answer.trace = new Trace(message.trace);
+			answer.reasoningTrace = new Trace(message.reasoningTrace);
+			try {
+				this.#panel.show(answer, this.#models.props, false);
+			} catch {
+				this.#panel.clear(this.#models.props); // figures of a file that are none
+			}
+		}
+		this.gauge();
+	}
 
-  describe() {
-    this.#panel.describe(this.#models.props, currentSettings().speculate, this.#models.problem);
-    if (!this.busy) this.#showLast();
-  }
+	describe() {
+		this.#panel.describe(this.#models.props, currentSettings().speculate, this.#models.problem);
+		if (!this.busy) this.#showLast();
+	}
 
-  /** Ask a question. files: [{name, text}]. */
-  async ask(text, files = []) {
-    if (this.busy || !(text.trim() || files.length)) return;
-    const fresh = !this.#data.stored;
-    const message = this.#data.add({ role: "user", content: text, files });
-    if (!this.#data.title) this.#data.set({ title: (text.trim().split("\n")[0] || files[0].name).slice(0, 80) });
-    if (fresh) this.#moved(this.#data.id, true);
-    await this.#write(message);
-  }
+	/** Ask a question. files: [{name, text}]. */
+	async ask(text, files = []) {
+		if (this.busy || !(text.trim() || files.length)) return;
+		const fresh = !this.#data.stored;
+		const message = this.#data.add({ role: "user", content: text, files });
+		if (!this.#data.title) this.#data.set({ title: (text.trim().split("\n")[0] || files[0].name).slice(0, 80) });
+		if (fresh) this.#moved(this.#data.id, true);
+		await this.#write(message);
+	}
 
-  /** Have an answer written again, by default the last one; what there is stays as a version. */
-  async regenerate(message = this.#data.last) {
-    if (this.busy || message?.role !== "assistant") return;
-    const question = this.#data.get(message.parent);
-    if (question) await this.#write(question);
-    else say("There is no question before this answer.");
-  }
+	/** Have an answer written again, by default the last one; what there is stays as a version. */
+	async regenerate(message = this.#data.last) {
+		if (this.busy || message?.role !== "assistant") return;
+		const question = this.#data.get(message.parent);
+		if (question) await this.#write(question);
+		else say("There is no question before this answer.");
+	}
 
-  async resume(message = this.#data.last) {
-    if (this.busy || message?.role !== "assistant") return;
-    await this.#write(this.#data.get(message.parent) ?? null, message);
-  }
+	async resume(message = this.#data.last) {
+		if (this.busy || message?.role !== "assistant") return;
+		await this.#write(this.#data.get(message.parent) ?? null, message);
+	}
 
-  /** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
-  async goOn({ data, question, message }) {
-    const here = data.id === this.#data.id ? this.#data : data;
-    if (here !== data) {
-      await store.refresh(here);
-      if (here === this.#data) this.#show();
-    }
-    if (this.#writings.has(here.id)) return;
-    const before = message && here.get(message.id);
-    await this.#run(here, here.get(question?.id) ?? null, before);
-  }
+	/** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
+	async goOn({ data, question, message }) {
+		const here = data.id === this.#data.id ? this.#data : data;
+		if (here !== data) {
+			await store.refresh(here);
+			if (here === this.#data) this.#show();
+		}
+		if (this.#writings.has(here.id)) return;
+		const before = message && here.get(message.id);
+		await this.#run(here, here.get(question?.id) ?? null, before);
+	}
 
-  /** End the answer that is being written, and waiting for the engine. */
-  stop() {
-    this.#writing?.stop();
-    this.#ending.stop();
-  }
+	/** End the answer that is being written, and waiting for the engine. */
+	stop() {
+		this.#writing?.stop();
+		this.#ending.stop();
+	}
 
-  /** Stop, and wait until what there is of the answer is in the conversation. */
-  async #ended() {
-    const writing = this.#writing;
-    this.stop();
-    if (writing) await writing.done;
-  }
+	/** Stop, and wait until what there is of the answer is in the conversation. */
+	async #ended() {
+		const writing = this.#writing;
+		this.stop();
+		if (writing) await writing.done;
+	}
 
-  removed(id) {
-    this.#writings.get(id)?.stop();
-    if (id === this.#data.id) this.open();
-  }
+	removed(id) {
+		this.#writings.get(id)?.stop();
+		if (id === this.#data.id) this.open();
+	}
 
-  async rename(id, title) {
-    const open = id === this.#data.id ? this.#data : this.#writings.get(id)?.conversation;
-    const data = open ?? (await store.conversation(id));
-    data?.set({ title });
-    if (data) await this.#save(data);
-    if (data === this.#data) this.#show();
-  }
+	async rename(id, title) {
+		const open = id === this.#data.id ? this.#data : this.#writings.get(id)?.conversation;
+		const data = open ?? (await store.conversation(id));
+		data?.set({ title });
+		if (data) await this.#save(data);
+		if (data === this.#data) this.#show();
+	}
 
-  keep() {
-    const { stored, system } = this.#data;
-    this.#data.set({ system });
-    if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
-    if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
-    this.describe();
-  }
+	keep() {
+		const { stored, system } = this.#data;
+		this.#data.set({ system });
+		if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
+		if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
+		this.describe();
+	}
 
-  /** Have a question of the conversation at hand answered, or an answer continued: `before`. */
-  #write(question, before = null) {
-    if (this.busy) return Promise.resolve();
-    return this.#run(this.#data, question, before);
-  }
+	/** Have a question of the conversation at hand answered, or an answer continued: `before`. */
+	#write(question, before = null) {
+		if (this.busy) return Promise.resolve();
+		return this.#run(this.#data, question, before);
+	}
 
-  async #run(data, question, before) {
-    const { name: model, contextLength: size } = this.#models;
-    const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
-    this.#writings.set(data.id, writing);
-    this.#ending.begun(data);
-    writing.was = data.leaf;
-    writing.pace = new Pace(() => this.#draw(writing));
-    const run = writing.run((part) => {
-      writing.view?.push(part);
-      if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
-      else if (data === this.#data) this.gauge();
-    });
-    if (data === this.#data) {
-      say("");
-      if (!before) data.show(question?.id ?? null);
-      this.#show();
-      this.#toEnd();
-      announce("Writing the answer.");
-    }
-    if (question && !before) this.#save(data); // the request is under way
-    writing.done = run.then((failure) => this.#end(writing, failure));
-    await writing.done;
-  }
+	async #run(data, question, before) {
+		const { name: model, contextLength: size } = this.#models;
+		const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
+		this.#writings.set(data.id, writing);
+		this.#ending.begun(data);
+		writing.was = data.leaf;
+		writing.pace = new Pace(() => this.#draw(writing));
+		const run = writing.run((part) => {
+			writing.view?.push(part);
+			if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
+			else if (data === this.#data) this.gauge();
+		});
+		if (data === this.#data) {
+			say("");
+			if (!before) data.show(question?.id ?? null);
+			this.#show();
+			this.#toEnd();
+			announce("Writing the answer.");
+		}
+		if (question && !before) this.#save(data); // the request is under way
+		writing.done = run.then((failure) => this.#end(writing, failure));
+		await writing.done;
+	}
 
-  async #end(writing, failure) {
-    const { conversation: data, answer, message } = writing;
-    writing.pace.end();
-    if (this.#left) return;
-    const lost = failure?.code === "unreachable"; // perhaps because the page is being closed
-    if (lost) keepUnfinished([writing]);
-    if (this.#writings.get(data.id) === writing) this.#writings.delete(data.id);
-    if (!failure) {
-      this.session.answers += 1;
-      this.session.near_ties += answer.figures?.near_ties ?? 0;
-    }
-    const shown = data === this.#data;
-    if (shown) {
-      const follows = this.#log.nearEnd;
-      if (!message && data.leaf === (writing.question?.id ?? null)) data.show(writing.was);
-      this.#log.ended(writing);
-      this.#show();
-      if (follows) this.#toEnd();
-    }
-    await this.#save(data);
-    if (lost) stored(writing);
-    if (failure?.full) this.#ending.refused(writing, failure);
-    if (!shown || data !== this.#data) return;
-    if (failure) await this.#ending.failed(writing, failure);
-    else this.#ending.complete(writing);
-  }
+	async #end(writing, failure) {
+		const { conversation: data, answer, message } = writing;
+		writing.pace.end();
+		if (this.#left) return;
+		const lost = failure?.code === "unreachable"; // perhaps because the page is being closed
+		if (lost) keepUnfinished([writing]);
+		if (this.#writings.get(data.id) === writing) this.#writings.delete(data.id);
+		if (!failure) {
+			this.session.answers += 1;
+			this.session.near_ties += answer.figures?.near_ties ?? 0;
+		}
+		const shown = data === this.#data;
+		if (shown) {
+			const follows = this.#log.nearEnd;
+			if (!message && data.leaf === (writing.question?.id ?? null)) data.show(writing.was);
+			this.#log.ended(writing);
+			this.#show();
+			if (follows) this.#toEnd();
+		}
+		await this.#save(data);
+		if (lost) stored(writing);
+		if (failure?.full) this.#ending.refused(writing, failure);
+		if (!shown || data !== this.#data) return;
+		if (failure) await this.#ending.failed(writing, failure);
+		else this.#ending.complete(writing);
+	}
 
-  async #save(data) {
-    await keep(data, data === this.#data);
-    this.#list.show(this.#data.id, this.writing);
-  }
+	async #save(data) {
+		await keep(data, data === this.#data);
+		this.#list.show(this.#data.id, this.writing);
+	}
 
-  async #changedElsewhere(id) {
-    const data = this.#writings.get(id)?.conversation ?? (id === this.#data.id ? this.#data : null);
-    if (data?.stored) {
-      const keep = this.#writings.get(id)?.message ?? null;
-      const there = await store.refresh(data, keep);
-      if (data === this.#data) {
-        if (there) {
-          const follows = this.#log.nearEnd;
-          this.#show();
-          if (follows) this.#toEnd();
-        } else sayDeleted(data);
-      }
-    }
-    this.#list.show(this.#data.id, this.writing);
-  }
+	async #changedElsewhere(id) {
+		const data = this.#writings.get(id)?.conversation ?? (id === this.#data.id ? this.#data : null);
+		if (data?.stored) {
+			const keep = this.#writings.get(id)?.message ?? null;
+			const there = await store.refresh(data, keep);
+			if (data === this.#data) {
+				if (there) {
+					const follows = this.#log.nearEnd;
+					this.#show();
+					if (follows) this.#toEnd();
+				} else sayDeleted(data);
+			}
+		}
+		this.#list.show(this.#data.id, this.writing);
+	}
 
-  #draw(writing) {
-    if (this.#writings.get(writing.conversation.id) !== writing || !writing.view) return;
-    const follows = this.#log.nearEnd;
-    writing.view.show(writing.answer);
-    this.#panel.show(writing.answer, this.#models.props, true);
-    this.gauge();
-    if (follows) this.#toEnd();
-  }
+	#draw(writing) {
+		if (this.#writings.get(writing.conversation.id) !== writing || !writing.view) return;
+		const follows = this.#log.nearEnd;
+		writing.view.show(writing.answer);
+		this.#panel.show(writing.answer, this.#models.props, true);
+		this.gauge();
+		if (follows) this.#toEnd();
+	}
 
-  #hide(writing) {
-    writing.view?.remove();
-    writing.view = null;
-  }
+	#hide(writing) {
+		writing.view?.remove();
+		writing.view = null;
+	}
 
-  #toEnd() {
-    this.#log.toEnd();
-  }
+	#toEnd() {
+		this.#log.toEnd();
+	}
 
-  #buttons() {
-    const focused = document.activeElement;
-    byId("send").hidden = this.busy;
-    byId("stop").hidden = !this.busy;
-    byId("log").setAttribute("aria-busy", String(this.busy));
-    if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
-  }
+	#buttons() {
+		const focused = document.activeElement;
+		byId("send").hidden = this.busy;
+		byId("stop").hidden = !this.busy;
+		byId("log").setAttribute("aria-busy", String(this.busy));
+		if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
+	}
 
-  gauge() {
-    const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
-    showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
-  }
+	gauge() {
+		const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
+		const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
+		showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
+	}
 }

@@ -9,38 +9,38 @@ const NODES = 60; // of a block of lines
  * the work for one more line does not depend on how many there are. nodes: texts and spans of text.
  */
 export function addLines(code, nodes) {
-  for (const node of nodes) {
-    let block = code.lastElementChild;
-    if (!block?.matches(".lines")) {
-      block = element("span", { class: "lines" });
-      code.append(block);
-    }
-    const text = node.textContent;
-    const end = block.childNodes.length >= NODES ? text.lastIndexOf("\n") + 1 : 0;
-    if (!end) {
-      block.append(node);
-      continue;
-    }
-    const next = element("span", { class: "lines" });
-    code.append(next);
-    if (end < text.length) {
-      const rest = node.cloneNode(true);
-      node.textContent = text.slice(0, end);
-      rest.textContent = text.slice(end);
-      next.append(rest);
-    }
-    block.append(node);
-  }
+	for (const node of nodes) {
+		let block = code.lastElementChild;
+		if (!block?.matches(".lines")) {
+			block = element("span", { class: "lines" });
+			code.append(block);
+		}
+		const text = node.textContent;
+		const end = block.childNodes.length >= NODES ? text.lastIndexOf("\n") + 1 : 0;
+		if (!end) {
+			block.append(node);
+			continue;
+		}
+		const next = element("span", { class: "lines" });
+		code.append(next);
+		if (end < text.length) {
+			const rest = node.cloneNode(true);
+			node.textContent = text.slice(0, end);
+			rest.textContent = text.slice(end);
+			next.append(rest);
+		}
+		block.append(node);
+	}
 }
 
 /** The line above code: its language, and buttons to wrap its lines and to copy it. */
 export function codeHead(pre, language) {
-  const copy = button("Copy", async () => {
-    flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
-  });
-  copy.setAttribute("aria-label", `Copy ${language}`);
-  const wrap = button("Wrap", () => wrap.setAttribute("aria-pressed", String(pre.classList.toggle("wrapped"))), {
-    "aria-pressed": "false", "aria-label": `Wrap the lines of ${language}`,
-  });
-  return element("div", { class: "code-head" }, element("span", {}, language), wrap, copy);
+	const copy = button("Copy", async () => {
+		flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
+	});
+	copy.setAttribute("aria-label", `Copy ${language}`);
+	const wrap = button("Wrap", () => wrap.setAttribute("aria-pressed", String(pre.classList.toggle("wrapped"))), {
+		"aria-pressed": "false", "aria-label": `Wrap the lines of ${language}`,
+	});
+	return element("div", { class: "code-head" }, element("span", {}, language), wrap, copy);
 }

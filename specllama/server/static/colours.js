@@ -10,105 +10,105 @@ const ALLOWED = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_AT
 const LONGEST = 20_000; // characters of a block with colours
 // by name: the file below vendor/languages
 const LANGUAGES = {
-  bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
-  // Java's words are near enough for C and C++, whose own file would be one of the largest.
-  c: "java", h: "java", cpp: "java", "c++": "java", cc: "java", hpp: "java", cxx: "java", cuda: "java",
-  diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
-  javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
-  typescript: "javascript", ts: "javascript", tsx: "javascript",
-  json: "json", jsonc: "json", json5: "json", python: "python", py: "python", python3: "python", pycon: "python",
-  rust: "rust", rs: "rust",
-  xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
+	bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
+	// Java's words are near enough for C and C++, whose own file would be one of the largest.
+	c: "java", h: "java", cpp: "java", "c++": "java", cc: "java", hpp: "java", cxx: "java", cuda: "java",
+	diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
+	javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
+	typescript: "javascript", ts: "javascript", tsx: "javascript",
+	json: "json", jsonc: "json", json5: "json", python: "python", py: "python", python3: "python", pycon: "python",
+	rust: "rust", rs: "rust",
+	xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
 };
 const NEEDS = { xml: ["javascript"] }; // for what is within it
 // by the library's class: the page's
 const KINDS = {
-  keyword: "keyword", literal: "keyword", operator: "", "template-tag": "keyword", "selector-tag": "keyword",
-  string: "string", regexp: "string", "template-variable": "string", link: "string", code: "string", addition: "string",
-  number: "number", symbol: "number", bullet: "number", variable: "number", "selector-class": "number",
-  comment: "comment", quote: "comment", doctag: "comment",
-  title: "name", section: "name", "selector-id": "name", name: "name", function: "name",
-  type: "type", built_in: "type", class: "type", tag: "", attr: "type", attribute: "type", property: "type",
-  meta: "meta", deletion: "meta", "meta-keyword": "meta",
+	keyword: "keyword", literal: "keyword", operator: "", "template-tag": "keyword", "selector-tag": "keyword",
+	string: "string", regexp: "string", "template-variable": "string", link: "string", code: "string", addition: "string",
+	number: "number", symbol: "number", bullet: "number", variable: "number", "selector-class": "number",
+	comment: "comment", quote: "comment", doctag: "comment",
+	title: "name", section: "name", "selector-id": "name", name: "name", function: "name",
+	type: "type", built_in: "type", class: "type", tag: "", attr: "type", attribute: "type", property: "type",
+	meta: "meta", deletion: "meta", "meta-keyword": "meta",
 };
 
 let library = null;
 const languages = new Map(); // promises by file
 
 function load(name) {
-  library ??= import("./vendor/highlight.min.js").then((module) => module.default);
-  if (!languages.has(name)) {
-    const before = (NEEDS[name] ?? []).map(load);
-    const file = import(`./vendor/languages/${name}.js`);
-    const loaded = Promise.all([library, file, ...before]).then(([core, module]) => {
-      core.registerLanguage(name, module.default);
-      return core;
-    });
-    loaded.catch(() => {
-      languages.delete(name); // without colours; the next block tries again
-      library = null;
-    });
-    languages.set(name, loaded);
-  }
-  return languages.get(name);
+	library ??= import("./vendor/highlight.min.js").then((module) => module.default);
+	if (!languages.has(name)) {
+		const before = (NEEDS[name] ?? []).map(load);
+		const file = import(`./vendor/languages/${name}.js`);
+		const loaded = Promise.all([library, file, ...before]).then(([core, module]) => {
+			core.registerLanguage(name, module.default);
+			return core;
+		});
+		loaded.catch(() => {
+			languages.delete(name); // without colours; the next block tries again
+			library = null;
+		});
+		languages.set(name, loaded);
+	}
+	return languages.get(name);
 }
 
 /** Give the complete blocks of code in an element their colours, when there is time. */
 export function colourLater(root) {
-  const boxes = root.matches(".code") ? [root] : root.querySelectorAll(".code");
-  for (const box of boxes) {
-    const name = LANGUAGES[box.querySelector(".code-head > span").textContent.toLowerCase()];
-    if (!name || box.dataset.colours) continue;
-    box.dataset.colours = name;
-    later(box, () => load(name).then((core) => later(box, () => colour(box, core, name)), () => {}));
-  }
+	const boxes = root.matches(".code") ? [root] : root.querySelectorAll(".code");
+	for (const box of boxes) {
+		const name = LANGUAGES[box.querySelector(".code-head > span").textContent.toLowerCase()];
+		if (!name || box.dataset.colours) continue;
+		box.dataset.colours = name;
+		later(box, () => load(name).then((core) => later(box, () => colour(box, core, name)), () => {}));
+	}
 }
 
 function colour(box, core, name) {
-  const code = box.querySelector("pre > code");
-  const text = code.textContent;
-  if (text.length > LONGEST) return;
-  const found = purify.sanitize(core.highlight(text, { language: name, ignoreIllegals: true }).value, ALLOWED);
-  if (found.textContent !== text) return;
-  paint(code, kinds(found));
+	const code = box.querySelector("pre > code");
+	const text = code.textContent;
+	if (text.length > LONGEST) return;
+	const found = purify.sanitize(core.highlight(text, { language: name, ignoreIllegals: true }).value, ALLOWED);
+	if (found.textContent !== text) return;
+	paint(code, kinds(found));
 }
 
 /** The kinds of a text's parts, in order: [end, kind]. */
 function kinds(root) {
-  const found = [];
-  let end = 0;
-  const walk = (node, kind) => {
-    for (const child of node.childNodes) {
-      if (child.nodeType === Node.TEXT_NODE) {
-        end += child.data.length;
-        if (found.length && found.at(-1)[1] === kind) found.at(-1)[0] = end;
-        else found.push([end, kind]);
-      } else walk(child, KINDS[/hljs-([\w-]+)/.exec(child.className)?.[1]] ?? kind);
-    }
-  };
-  walk(root, "");
-  return found;
+	const found = [];
+	let end = 0;
+	const walk = (node, kind) => {
+		for (const child of node.childNodes) {
+			if (child.nodeType === Node.TEXT_NODE) {
+				end += child.data.length;
+				if (found.length && found.at(-1)[1] === kind) found.at(-1)[0] = end;
+				else found.push([end, kind]);
+			} else walk(child, KINDS[/hljs-([\w-]+)/.exec(child.className)?.[1]] ?? kind);
+		}
+	};
+	walk(root, "");
+	return found;
 }
 
 /** Wrap the texts in an element by their kinds. */
 function paint(root, parts) {
-  const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  const nodes = [];
-  while (texts.nextNode()) nodes.push(texts.currentNode);
-  let at = 0;
-  let i = 0;
-  for (const node of nodes) {
-    const begin = at;
-    at += node.data.length;
-    const pieces = [];
-    for (let from = begin; from < at; ) {
-      const [end, kind] = parts[i];
-      const to = Math.min(end, at);
-      const text = node.data.slice(from - begin, to - begin);
-      pieces.push(kind ? element("span", { class: `t-${kind}` }, text) : text);
-      from = to;
-      if (end <= at) i += 1;
-    }
-    if (pieces.some((piece) => typeof piece !== "string")) node.replaceWith(...pieces);
-  }
+	const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+	const nodes = [];
+	while (texts.nextNode()) nodes.push(texts.currentNode);
+	let at = 0;
+	let i = 0;
+	for (const node of nodes) {
+		const begin = at;
+		at += node.data.length;
+		const pieces = [];
+		for (let from = begin; from < at; ) {
+			const [end, kind] = parts[i];
+			const to = Math.min(end, at);
+			const text = node.data.slice(from - begin, to - begin);
+			pieces.push(kind ? element("span", { class: `t-${kind}` }, text) : text);
+			from = to;
+			if (end <= at) i += 1;
+		}
+		if (pieces.some((piece) => typeof piece !== "string")) node.replaceWith(...pieces);
+	}
 }

@@ -12,111 +12,111 @@ const PAUSE = 300; // milliseconds after a key
 
 /** The id of this tab, which stays when it is reloaded. A lock says that the tab is open. */
 function tabId() {
-  const id = read(TAB, "session") ?? newId();
-  write(TAB, id, "session");
-  navigator.locks?.request(`${TAB}.${id}`, () => new Promise(() => {}));
-  return id;
+	const id = read(TAB, "session") ?? newId();
+	write(TAB, id, "session");
+	navigator.locks?.request(`${TAB}.${id}`, () => new Promise(() => {}));
+	return id;
 }
 
 /** The id of a draft that a closed tab has left, "" without one. */
 async function leftDraft() {
-  const all = keys(PREFIX + NEW).map((key) => key.slice(PREFIX.length));
-  const { held = [] } = (await navigator.locks?.query()) ?? {};
-  const open = new Set(held.map(({ name }) => name));
-  return all.find((id) => !open.has(`${TAB}.${id.slice(NEW.length)}`)) ?? "";
+	const all = keys(PREFIX + NEW).map((key) => key.slice(PREFIX.length));
+	const { held = [] } = (await navigator.locks?.query()) ?? {};
+	const open = new Set(held.map(({ name }) => name));
+	return all.find((id) => !open.has(`${TAB}.${id.slice(NEW.length)}`)) ?? "";
 }
 
 export class Drafts {
-  files = []; // [{name, text}]
-  #id = null;
-  #area;
-  #changed;
-  #shown = false; // whether the draft of #id is where one types
-  #timer = 0;
-  #new = NEW + tabId();
+	files = []; // [{name, text}]
+	#id = null;
+	#area;
+	#changed;
+	#shown = false; // whether the draft of #id is where one types
+	#timer = 0;
+	#new = NEW + tabId();
 
-  /** area: where one types. changed(): called when another draft is shown, or its files change. */
-  constructor(area, changed) {
-    this.#area = area;
-    this.#changed = changed;
-    area.addEventListener("input", () => {
-      clearTimeout(this.#timer);
-      this.#timer = setTimeout(() => this.keep(), PAUSE);
-    });
-    addEventListener("pagehide", () => this.keep());
-  }
+	/** area: where one types. changed(): called when another draft is shown, or its files change. */
+	constructor(area, changed) {
+		this.#area = area;
+		this.#changed = changed;
+		area.addEventListener("input", () => {
+			clearTimeout(this.#timer);
+			this.#timer = setTimeout(() => this.keep(), PAUSE);
+		});
+		addEventListener("pagehide", () => this.keep());
+	}
 
-  async show(id) {
-    const next = id || this.#new;
-    if (next === this.#id) return;
-    const first = this.#id === null;
-    this.keep();
-    this.#id = next;
-    this.#shown = false;
-    if (first) await this.#takeOver();
-    if (this.#id !== next) return;
-    const typed = first ? this.#area.value : ""; // before the page was ready
-    this.#area.value = typed || (read(PREFIX + next) ?? "");
-    this.#shown = true;
-    this.files = [];
-    this.#changed();
-    const files = await draftFiles(next).catch(() => []);
-    if (this.#id !== next || !files.length) return;
-    this.files = [...files, ...this.files];
-    this.#changed();
-  }
+	async show(id) {
+		const next = id || this.#new;
+		if (next === this.#id) return;
+		const first = this.#id === null;
+		this.keep();
+		this.#id = next;
+		this.#shown = false;
+		if (first) await this.#takeOver();
+		if (this.#id !== next) return;
+		const typed = first ? this.#area.value : ""; // before the page was ready
+		this.#area.value = typed || (read(PREFIX + next) ?? "");
+		this.#shown = true;
+		this.files = [];
+		this.#changed();
+		const files = await draftFiles(next).catch(() => []);
+		if (this.#id !== next || !files.length) return;
+		this.files = [...files, ...this.files];
+		this.#changed();
+	}
 
-  /** Take over the draft of a tab that has been closed, if this one has none. */
-  async #takeOver() {
-    const left = read(PREFIX + this.#new) === null && (await leftDraft().catch(() => ""));
-    if (!left) return;
-    write(PREFIX + this.#new, read(PREFIX + left));
-    write(PREFIX + left, null);
-    const files = await draftFiles(left).catch(() => []);
-    if (files.length) await keepDraftFiles(this.#new, files).then(() => keepDraftFiles(left, [])).catch(() => {});
-  }
+	/** Take over the draft of a tab that has been closed, if this one has none. */
+	async #takeOver() {
+		const left = read(PREFIX + this.#new) === null && (await leftDraft().catch(() => ""));
+		if (!left) return;
+		write(PREFIX + this.#new, read(PREFIX + left));
+		write(PREFIX + left, null);
+		const files = await draftFiles(left).catch(() => []);
+		if (files.length) await keepDraftFiles(this.#new, files).then(() => keepDraftFiles(left, [])).catch(() => {});
+	}
 
-  keep() {
-    clearTimeout(this.#timer);
-    if (this.#shown) write(PREFIX + this.#id, this.#area.value || null);
-  }
+	keep() {
+		clearTimeout(this.#timer);
+		if (this.#shown) write(PREFIX + this.#id, this.#area.value || null);
+	}
 
-  attach(file) {
-    this.files.push(file);
-    this.#filesChanged();
-  }
+	attach(file) {
+		this.files.push(file);
+		this.#filesChanged();
+	}
 
-  detach(file) {
-    this.files = this.files.filter((one) => one !== file);
-    this.#filesChanged();
-  }
+	detach(file) {
+		this.files = this.files.filter((one) => one !== file);
+		this.#filesChanged();
+	}
 
-  #filesChanged() {
-    this.#changed();
-    keepDraftFiles(this.#id ?? this.#new, this.files).catch(() => {}); // they are there until the page is closed
-  }
+	#filesChanged() {
+		this.#changed();
+		keepDraftFiles(this.#id ?? this.#new, this.files).catch(() => {}); // they are there until the page is closed
+	}
 
-  /** Take the draft, to send it: {text, files}. */
-  take() {
-    const found = { text: this.#area.value, files: this.files };
-    this.#area.value = "";
-    this.files = [];
-    this.keep();
-    this.#filesChanged();
-    return found;
-  }
+	/** Take the draft, to send it: {text, files}. */
+	take() {
+		const found = { text: this.#area.value, files: this.files };
+		this.#area.value = "";
+		this.files = [];
+		this.keep();
+		this.#filesChanged();
+		return found;
+	}
 
-  /** Move what is typed to the conversation that the draft has begun. */
-  became(id) {
-    this.keep();
-    const text = this.#area.value;
-    write(PREFIX + (this.#id ?? this.#new), null);
-    this.#id = id || this.#new;
-    if (text) this.keep();
-  }
+	/** Move what is typed to the conversation that the draft has begun. */
+	became(id) {
+		this.keep();
+		const text = this.#area.value;
+		write(PREFIX + (this.#id ?? this.#new), null);
+		this.#id = id || this.#new;
+		if (text) this.keep();
+	}
 
-  forget(id) {
-    write(PREFIX + id, null);
-    keepDraftFiles(id, []).catch(() => {});
-  }
+	forget(id) {
+		write(PREFIX + id, null);
+		keepDraftFiles(id, []).catch(() => {});
+	}
 }

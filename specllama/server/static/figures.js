@@ -8,9 +8,9 @@ const FROM = { run: "measured in this answer", stored: "measured before", compar
 
 /** "faster", "slower", "alike" where the interval holds 1, or "unknown". */
 export function verdictOf(speedup, low, high) {
-  if (!Number.isFinite(speedup)) return "unknown";
-  if (low > 1) return "faster";
-  return high < 1 ? "slower" : "alike";
+	if (!Number.isFinite(speedup)) return "unknown";
+	if (low > 1) return "faster";
+	return high < 1 ? "slower" : "alike";
 }
 
 const number = (value) => (Number.isFinite(value) ? value : null);
@@ -24,88 +24,88 @@ const number = (value) => (Number.isFinite(value) ? value : null);
  * evaluated, those that were not, and tokens per second.
  */
 export function figuresOf(answer) {
-  if (answer.summed) return answer.summed;
-  const own = partOf(answer);
-  const { before } = answer;
-  if (!before?.n) return own;
-  const seconds = own.seconds + (before.seconds ?? 0);
-  const parts = [before, own];
-  const timedOf = (one) => one.timed ?? Math.max(0, one.n - 1);
-  const timed = timedOf(before) + timedOf(own);
-  return {
-    ...own, ...gainOf(parts), seconds, timed,
-    n: own.n + before.n,
-    rounds: own.rounds + (before.rounds > 0 ? before.rounds : 0),
-    counted: sumOf(parts, (one) => one.counted ?? (one.rounds > 0 ? one.n : 0)),
-    stepped: sumOf(parts, (one) => one.stepped ?? (one.rounds > 0 ? timedOf(one) : 0)),
-    drafted: own.drafted + (before.drafted ?? 0),
-    accepted: own.accepted + (before.accepted ?? 0),
-    forced: own.forced + (before.forced ?? 0),
-    rate: seconds > 0 && timed > 0 ? timed / seconds : own.rate,
-    first: before.first ?? own.first,
-  };
+	if (answer.summed) return answer.summed;
+	const own = partOf(answer);
+	const { before } = answer;
+	if (!before?.n) return own;
+	const seconds = own.seconds + (before.seconds ?? 0);
+	const parts = [before, own];
+	const timedOf = (one) => one.timed ?? Math.max(0, one.n - 1);
+	const timed = timedOf(before) + timedOf(own);
+	return {
+		...own, ...gainOf(parts), seconds, timed,
+		n: own.n + before.n,
+		rounds: own.rounds + (before.rounds > 0 ? before.rounds : 0),
+		counted: sumOf(parts, (one) => one.counted ?? (one.rounds > 0 ? one.n : 0)),
+		stepped: sumOf(parts, (one) => one.stepped ?? (one.rounds > 0 ? timedOf(one) : 0)),
+		drafted: own.drafted + (before.drafted ?? 0),
+		accepted: own.accepted + (before.accepted ?? 0),
+		forced: own.forced + (before.forced ?? 0),
+		rate: seconds > 0 && timed > 0 ? timed / seconds : own.rate,
+		first: before.first ?? own.first,
+	};
 }
 
 const sumOf = (parts, value) => parts.reduce((sum, one) => sum + value(one), 0);
 
 /** Those of what was written since the answer began or was continued. */
 function partOf(answer) {
-  const { figures, timings, known } = answer;
-  const seconds = timings ? timings.predicted_ms / 1000 : Math.max(0, (answer.lastAt - answer.firstAt) / 1000);
-  const low = figures?.speedup_range?.[0] ?? 0;
-  const high = figures?.speedup_range?.[1] ?? Infinity;
-  return {
-    n: answer.n,
-    rounds: figures?.rounds ?? answer.n_rounds - known.rounds,
-    drafted: figures?.n_drafted ?? answer.drafted - known.drafted,
-    accepted: figures?.n_accept ?? answer.accepted - known.accepted,
-    forced: figures?.forced_tokens ?? 0,
-    seconds,
-    timed: Math.max(0, answer.n - 1), // tokens of these seconds: the first one is of the prompt's decode
-    rate: timings?.predicted_per_second || answer.rate,
-    speedup: number(figures?.speedup), low, high,
-    verdict: figures?.verdict ?? "unknown",
-    why: figures?.speedup_reason ?? "",
-    plain: number(figures?.plain_tps),
-    source: figures?.plain_source ?? "none",
-    reason: figures?.reason ?? "",
-    first: number(figures?.ttft_seconds) ?? (answer.firstAt ? (answer.firstAt - answer.began) / 1000 : null),
-    prompt: timings ? { n: timings.prompt_n, cached: timings.cache_n, rate: timings.prompt_per_second } : null,
-    ended: Boolean(figures),
-  };
+	const { figures, timings, known } = answer;
+	const seconds = timings ? timings.predicted_ms / 1000 : Math.max(0, (answer.lastAt - answer.firstAt) / 1000);
+	const low = figures?.speedup_range?.[0] ?? 0;
+	const high = figures?.speedup_range?.[1] ?? Infinity;
+	return {
+		n: answer.n,
+		rounds: figures?.rounds ?? answer.n_rounds - known.rounds,
+		drafted: figures?.n_drafted ?? answer.drafted - known.drafted,
+		accepted: figures?.n_accept ?? answer.accepted - known.accepted,
+		forced: figures?.forced_tokens ?? 0,
+		seconds,
+		timed: Math.max(0, answer.n - 1), // tokens of these seconds: the first one is of the prompt's decode
+		rate: timings?.predicted_per_second || answer.rate,
+		speedup: number(figures?.speedup), low, high,
+		verdict: figures?.verdict ?? "unknown",
+		why: figures?.speedup_reason ?? "",
+		plain: number(figures?.plain_tps),
+		source: figures?.plain_source ?? "none",
+		reason: figures?.reason ?? "",
+		first: number(figures?.ttft_seconds) ?? (answer.firstAt ? (answer.firstAt - answer.began) / 1000 : null),
+		prompt: timings ? { n: timings.prompt_n, cached: timings.cache_n, rate: timings.prompt_per_second } : null,
+		ended: Boolean(figures),
+	};
 }
 
 /** The gain of parts together: what plain decoding would have taken over what they took. */
 function gainOf(parts) {
-  const drafted = parts.filter((one) => one.drafted || one.forced);
-  const unknown = drafted.find((one) => !Number.isFinite(one.speedup));
-  if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", why: unknown?.why ?? "" };
-  const seconds = parts.reduce((sum, one) => sum + one.seconds, 0);
-  const over = (what) => parts.reduce((sum, one) => sum + one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1), 0) / seconds;
-  const [speedup, low, high] = ["speedup", "low", "high"].map(over);
-  return { speedup, low, high, verdict: verdictOf(speedup, low, high), why: "" };
+	const drafted = parts.filter((one) => one.drafted || one.forced);
+	const unknown = drafted.find((one) => !Number.isFinite(one.speedup));
+	if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", why: unknown?.why ?? "" };
+	const seconds = parts.reduce((sum, one) => sum + one.seconds, 0);
+	const over = (what) => parts.reduce((sum, one) => sum + one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1), 0) / seconds;
+	const [speedup, low, high] = ["speedup", "low", "high"].map(over);
+	return { speedup, low, high, verdict: verdictOf(speedup, low, high), why: "" };
 }
 
 /** What drafting gained, in a few words; "" where nothing is known. */
 export function gainInWords({ speedup, verdict, source, why, drafted, forced }) {
-  if (!(drafted || forced)) return "";
-  if (!Number.isFinite(speedup)) return why ? `gain unknown: ${why}` : "";
-  const over = `${speedup.toFixed(2)}× plain`;
-  const from = FROM[source] ? `, plain ${FROM[source]}` : "";
-  return verdict === "alike" ? `${over}: too close to call${from}` : `${over}${from}`;
+	if (!(drafted || forced)) return "";
+	if (!Number.isFinite(speedup)) return why ? `gain unknown: ${why}` : "";
+	const over = `${speedup.toFixed(2)}× plain`;
+	const from = FROM[source] ? `, plain ${FROM[source]}` : "";
+	return verdict === "alike" ? `${over}: too close to call${from}` : `${over}${from}`;
 }
 
 /** The figures in a line, as [text, name of its explanation]; none without any. */
 export function inParts(figures) {
-  if (!figures || !Number.isFinite(figures.n)) return [];
-  const found = [[`${figures.n} tokens`, "tokens"]];
-  if (figures.rate) found.push([`${numeral(figures.rate)} tokens/s`, "rate"]);
-  const gain = gainInWords(figures);
-  if (gain) found.push([gain, "gain"]);
-  if (figures.drafted) found.push([`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`, "accepted"]);
-  else found.push([figures.reason || "no drafts", "none"]);
-  if (Number.isFinite(figures.first)) found.push([`first token after ${inSeconds(figures.first)}`, "first"]);
-  return found;
+	if (!figures || !Number.isFinite(figures.n)) return [];
+	const found = [[`${figures.n} tokens`, "tokens"]];
+	if (figures.rate) found.push([`${numeral(figures.rate)} tokens/s`, "rate"]);
+	const gain = gainInWords(figures);
+	if (gain) found.push([gain, "gain"]);
+	if (figures.drafted) found.push([`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`, "accepted"]);
+	else found.push([figures.reason || "no drafts", "none"]);
+	if (Number.isFinite(figures.first)) found.push([`first token after ${inSeconds(figures.first)}`, "first"]);
+	return found;
 }
 
 const inSeconds = (seconds) => (seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${numeral(seconds)} s`);
@@ -115,9 +115,9 @@ export const summary = (figures) => inParts(figures).map(([text]) => text).join(
 
 /** The line as an element, null without figures. Each part explains itself. */
 export function figuresLine(figures) {
-  const parts = inParts(figures);
-  if (!parts.length) return null;
-  const shown = parts.flatMap(([text, name], i) => [i ? " · " : "", explained(element("span", {}, text), name)]);
-  // One stop for the keyboard, which has the explanations of all.
-  return explained(element("p", { class: "figures", tabindex: 0 }, ...shown), parts.map(([, name]) => name).join(" "));
+	const parts = inParts(figures);
+	if (!parts.length) return null;
+	const shown = parts.flatMap(([text, name], i) => [i ? " · " : "", explained(element("span", {}, text), name)]);
+	// One stop for the keyboard, which has the explanations of all.
+	return explained(element("p", { class: "figures", tabindex: 0 }, ...shown), parts.map(([, name]) => name).join(" "));
 }

@@ -10,28 +10,28 @@ const BEGINNING_LINES = 12;
 
 /** The end of the part of a text that is shown at first; the text's length if that is all of it. */
 function cut(text) {
-  const lines = text.slice(0, LONGEST + 1).split("\n");
-  if (text.length <= LONGEST && lines.length <= LINES) return text.length;
-  const some = lines.slice(0, BEGINNING_LINES).join("\n").slice(0, BEGINNING);
-  const space = some.lastIndexOf(" ");
-  const end = some.length === BEGINNING && space > BEGINNING / 2 ? space : some.length;
-  return /[\ud800-\udbff]/.test(text[end - 1]) ? end - 1 : end;
+	const lines = text.slice(0, LONGEST + 1).split("\n");
+	if (text.length <= LONGEST && lines.length <= LINES) return text.length;
+	const some = lines.slice(0, BEGINNING_LINES).join("\n").slice(0, BEGINNING);
+	const space = some.lastIndexOf(" ");
+	const end = some.length === BEGINNING && space > BEGINNING / 2 ? space : some.length;
+	return /[\ud800-\udbff]/.test(text[end - 1]) ? end - 1 : end;
 }
 
 /** Nodes that show a text, folded if it is long. */
 export function folded(text) {
-  const end = cut(text);
-  if (end === text.length) return [text];
-  const shown = element("span", {}, `${text.slice(0, end)}…`);
-  const size = bytes(new Blob([text]).size);
-  const fold = button(`Show all of it (${size})`, () => {
-    const open = fold.getAttribute("aria-expanded") !== "true";
-    if (open) {
-      shown.replaceChildren();
-      addLines(shown, text.split(/(?<=\n)/).map((line) => document.createTextNode(line)));
-    } else shown.textContent = `${text.slice(0, end)}…`;
-    fold.textContent = open ? "Show less" : `Show all of it (${size})`;
-    fold.setAttribute("aria-expanded", String(open));
-  }, { class: "fold", "aria-expanded": "false" });
-  return [shown, fold];
+	const end = cut(text);
+	if (end === text.length) return [text];
+	const shown = element("span", {}, `${text.slice(0, end)}…`);
+	const size = bytes(new Blob([text]).size);
+	const fold = button(`Show all of it (${size})`, () => {
+		const open = fold.getAttribute("aria-expanded") !== "true";
+		if (open) {
+			shown.replaceChildren();
+			addLines(shown, text.split(/(?<=\n)/).map((line) => document.createTextNode(line)));
+		} else shown.textContent = `${text.slice(0, end)}…`;
+		fold.textContent = open ? "Show less" : `Show all of it (${size})`;
+		fold.setAttribute("aria-expanded", String(open));
+	}, { class: "fold", "aria-expanded": "false" });
+	return [shown, fold];
 }

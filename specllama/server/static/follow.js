@@ -4,43 +4,43 @@ const AT_END = 4; // pixels from the end that still are the end: sizes are round
 const READING = ["wheel", "touchmove", "pointerdown", "keydown"]; // what shows that somebody moves in the conversation
 
 export class Follow {
-  #box;
-  #following = true;
-  #top = 0; // where the view was left
-  #settling = false; // whether what is shown finds its size after it was opened
+	#box;
+	#following = true;
+	#top = 0; // where the view was left
+	#settling = false; // whether what is shown finds its size after it was opened
 
-  /** box: the element that scrolls. */
-  constructor(box) {
-    this.#box = box;
-    box.addEventListener("scroll", () => this.#moved(), { passive: true });
-    for (const name of READING) box.addEventListener(name, () => (this.#settling = false), { passive: true });
-    const sizes = new ResizeObserver(() => this.#settling && this.toEnd());
-    new MutationObserver((changes) => {
-      for (const { addedNodes, removedNodes } of changes) {
-        for (const node of addedNodes) if (node instanceof Element) sizes.observe(node);
-        for (const node of removedNodes) if (node instanceof Element) sizes.unobserve(node);
-      }
-    }).observe(box, { childList: true });
-  }
+	/** box: the element that scrolls. */
+	constructor(box) {
+		this.#box = box;
+		box.addEventListener("scroll", () => this.#moved(), { passive: true });
+		for (const name of READING) box.addEventListener(name, () => (this.#settling = false), { passive: true });
+		const sizes = new ResizeObserver(() => this.#settling && this.toEnd());
+		new MutationObserver((changes) => {
+			for (const { addedNodes, removedNodes } of changes) {
+				for (const node of addedNodes) if (node instanceof Element) sizes.observe(node);
+				for (const node of removedNodes) if (node instanceof Element) sizes.unobserve(node);
+			}
+		}).observe(box, { childList: true });
+	}
 
-  /** Whether the reader is at the end, so that the view follows it. To be asked before the content changes. */
-  get follows() {
-    this.#moved();
-    return this.#following;
-  }
+	/** Whether the reader is at the end, so that the view follows it. To be asked before the content changes. */
+	get follows() {
+		this.#moved();
+		return this.#following;
+	}
 
-  /** Show the end, from now on too. opened: what is shown has just been opened, and has not its final size yet. */
-  toEnd({ opened = false } = {}) {
-    this.#settling ||= opened;
-    this.#following = true;
-    this.#box.scrollTop = this.#box.scrollHeight;
-    this.#top = this.#box.scrollTop;
-  }
+	/** Show the end, from now on too. opened: what is shown has just been opened, and has not its final size yet. */
+	toEnd({ opened = false } = {}) {
+		this.#settling ||= opened;
+		this.#following = true;
+		this.#box.scrollTop = this.#box.scrollHeight;
+		this.#top = this.#box.scrollTop;
+	}
 
-  #moved() {
-    const { scrollTop, scrollHeight, clientHeight } = this.#box;
-    if (scrollHeight - scrollTop - clientHeight <= AT_END) this.#following = true;
-    else if (scrollTop < this.#top - 1) [this.#following, this.#settling] = [false, false];
-    this.#top = scrollTop;
-  }
+	#moved() {
+		const { scrollTop, scrollHeight, clientHeight } = this.#box;
+		if (scrollHeight - scrollTop - clientHeight <= AT_END) this.#following = true;
+		else if (scrollTop < this.#top - 1) [this.#following, this.#settling] = [false, false];
+		this.#top = scrollTop;
+	}
 }

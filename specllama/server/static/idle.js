@@ -11,53 +11,53 @@ let nearby = null;
 
 /** Do this once `element` comes near the screen, or there is time for it. work(): is called once. */
 export function later(target, work) {
-  waiting.set(target, work);
-  nearby ??= new IntersectionObserver(seen, { rootMargin: "600px" });
-  nearby.observe(target);
-  plan();
+	waiting.set(target, work);
+	nearby ??= new IntersectionObserver(seen, { rootMargin: "600px" });
+	nearby.observe(target);
+	plan();
 }
 
 /** Do what waits for an element now, if anything does. */
 export function now(target) {
-  const work = waiting.get(target);
-  waiting.delete(target);
-  urgent.delete(target);
-  nearby?.unobserve(target);
-  work?.();
+	const work = waiting.get(target);
+	waiting.delete(target);
+	urgent.delete(target);
+	nearby?.unobserve(target);
+	work?.();
 }
 
 function seen(entries) {
-  for (const { target, isIntersecting } of entries) {
-    if (isIntersecting && waiting.has(target)) urgent.add(target);
-    else urgent.delete(target);
-  }
-  const end = performance.now() + 2 * SLICE;
-  for (const target of urgent) {
-    if (performance.now() > end) break;
-    now(target);
-  }
-  plan();
+	for (const { target, isIntersecting } of entries) {
+		if (isIntersecting && waiting.has(target)) urgent.add(target);
+		else urgent.delete(target);
+	}
+	const end = performance.now() + 2 * SLICE;
+	for (const target of urgent) {
+		if (performance.now() > end) break;
+		now(target);
+	}
+	plan();
 }
 
 function plan() {
-  if (planned || !waiting.size) return;
-  planned = true;
-  const wait = urgent.size ? 0 : PAUSE;
-  setTimeout(() => (globalThis.requestIdleCallback ?? setTimeout)(work), wait);
+	if (planned || !waiting.size) return;
+	planned = true;
+	const wait = urgent.size ? 0 : PAUSE;
+	setTimeout(() => (globalThis.requestIdleCallback ?? setTimeout)(work), wait);
 }
 
 function work() {
-  planned = false;
-  const end = performance.now() + SLICE;
-  do {
-    const [target] = urgent.size ? urgent : waiting.keys();
-    if (!target) return;
-    if (target.isConnected) now(target);
-    else {
-      waiting.delete(target);
-      urgent.delete(target);
-      nearby.unobserve(target);
-    }
-  } while (performance.now() < end);
-  plan();
+	planned = false;
+	const end = performance.now() + SLICE;
+	do {
+		const [target] = urgent.size ? urgent : waiting.keys();
+		if (!target) return;
+		if (target.isConnected) now(target);
+		else {
+			waiting.delete(target);
+			urgent.delete(target);
+			nearby.unobserve(target);
+		}
+	} while (performance.now() < end);
+	plan();
 }

@@ -12,23 +12,23 @@ export const isNarrow = () => !MIDDLE.matches;
 
 /** Show or hide the list or the panel. */
 export function toggle(name, shown = byId(name).hidden) {
-  byId(name).hidden = !shown;
-  byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
-  const other = SIDES.find((side) => side !== name);
-  if (shown && !WIDE.matches && !byId(other).hidden) toggle(other, false);
+	byId(name).hidden = !shown;
+	byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
+	const other = SIDES.find((side) => side !== name);
+	if (shown && !WIDE.matches && !byId(other).hidden) toggle(other, false);
 }
 
 function arrange() {
-  toggle("list", MIDDLE.matches);
-  toggle("panel", WIDE.matches);
+	toggle("list", MIDDLE.matches);
+	toggle("panel", WIDE.matches);
 }
 
 /** Hide a side; the focus that was in it goes to the button that shows it. */
 function close(name) {
-  const focused = byId(name).contains(document.activeElement);
-  toggle(name, false);
-  if (name === "panel" && MIDDLE.matches) toggle("list", true);
-  if (focused) byId(`show-${name}`).focus();
+	const focused = byId(name).contains(document.activeElement);
+	toggle(name, false);
+	if (name === "panel" && MIDDLE.matches) toggle("list", true);
+	if (focused) byId(`show-${name}`).focus();
 }
 
 /**
@@ -36,22 +36,22 @@ function close(name) {
  * of the list. Returns whether there was something to hide.
  */
 export function closeSide({ always = false } = {}) {
-  if (WIDE.matches) return false;
-  const panel = byId("panel");
-  const names = MIDDLE.matches ? (always || panel.contains(document.activeElement) ? ["panel"] : []) : SIDES;
-  const name = names.find((one) => !byId(one).hidden);
-  if (name) close(name);
-  return Boolean(name);
+	if (WIDE.matches) return false;
+	const panel = byId("panel");
+	const names = MIDDLE.matches ? (always || panel.contains(document.activeElement) ? ["panel"] : []) : SIDES;
+	const name = names.find((one) => !byId(one).hidden);
+	if (name) close(name);
+	return Boolean(name);
 }
 
 /** Connect the buttons, and taps next to what lies over the conversation. */
 export function setUpLayout() {
-  for (const name of SIDES) byId(`show-${name}`).addEventListener("click", () => toggle(name));
-  document.addEventListener("pointerdown", ({ target }) => {
-    if (MIDDLE.matches || target.closest("aside, dialog, #show-list, #show-panel")) return;
-    closeSide();
-  });
-  WIDE.addEventListener("change", arrange);
-  MIDDLE.addEventListener("change", arrange);
-  arrange();
+	for (const name of SIDES) byId(`show-${name}`).addEventListener("click", () => toggle(name));
+	document.addEventListener("pointerdown", ({ target }) => {
+		if (MIDDLE.matches || target.closest("aside, dialog, #show-list, #show-panel")) return;
+		closeSide();
+	});
+	WIDE.addEventListener("change", arrange);
+	MIDDLE.addEventListener("change", arrange);
+	arrange();
 }

@@ -11,38 +11,38 @@ const SHARE = 0.75; // of the context that the rest may take, so that there is r
  * stays, and nothing is left out if it is too long alone.
  */
 export async function leaveOut(data, models) {
-  const path = data.messages.filter(({ out }) => !out);
-  const begins = starts(path);
-  const rests = begins.map((i) => path.slice(i));
-  const size = models.contextLength;
-  let low = 0;
-  let high = rests.length - 1;
-  const known = new Map();
-  const length = async (i) => {
-    if (!known.has(i)) known.set(i, await count(rests[i], data.system, models.name));
-    return known.get(i);
-  };
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if ((await length(middle)) <= SHARE * size) high = middle;
-    else low = middle + 1;
-  }
-  if (high < 0 || (await length(low)) >= size) return false;
-  for (const message of path.slice(0, begins[low])) {
-    message.out = true;
-    data.touch(message);
-  }
-  const last = data.messages.findLast((message) => message.tokens);
-  if (last && !last.out) {
-    last.tokens = await length(low);
-    data.touch(last);
-  }
-  return true;
+	const path = data.messages.filter(({ out }) => !out);
+	const begins = starts(path);
+	const rests = begins.map((i) => path.slice(i));
+	const size = models.contextLength;
+	let low = 0;
+	let high = rests.length - 1;
+	const known = new Map();
+	const length = async (i) => {
+		if (!known.has(i)) known.set(i, await count(rests[i], data.system, models.name));
+		return known.get(i);
+	};
+	while (low < high) {
+		const middle = (low + high) >> 1;
+		if ((await length(middle)) <= SHARE * size) high = middle;
+		else low = middle + 1;
+	}
+	if (high < 0 || (await length(low)) >= size) return false;
+	for (const message of path.slice(0, begins[low])) {
+		message.out = true;
+		data.touch(message);
+	}
+	const last = data.messages.findLast((message) => message.tokens);
+	if (last && !last.out) {
+		last.tokens = await length(low);
+		data.touch(last);
+	}
+	return true;
 }
 
 /** Tokens of the prompt that these messages make. */
 async function count(messages, system, model) {
-  const { messages: sent } = asked({ messages: turns(messages), system });
-  const found = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
-  return found.input_tokens;
+	const { messages: sent } = asked({ messages: turns(messages), system });
+	const found = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
+	return found.input_tokens;
 }

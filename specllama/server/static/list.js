@@ -8,134 +8,134 @@ const PAUSE = 200; // milliseconds after a key before texts are searched
 
 /** actions: {open(id), begin(), removed(id), rename(id, title), say(text)}. */
 export class ConversationList {
-  #actions;
-  #open = "";
-  #writing = new Set();
-  #turn = 0;
-  #found = null; // ids that the search has found; null without one
-  #searching = null;
-  #timer = 0;
+	#actions;
+	#open = "";
+	#writing = new Set();
+	#turn = 0;
+	#found = null; // ids that the search has found; null without one
+	#searching = null;
+	#timer = 0;
 
-  constructor(actions) {
-    this.#actions = actions;
-    byId("new").addEventListener("click", () => actions.begin());
-    byId("export").addEventListener("click", async () => {
-      const { download, exportedAll } = await transfer();
-      download("specllama-conversations.json", await exportedAll());
-    });
-    byId("import").addEventListener("click", () => byId("import-file").click());
-    byId("import-file").addEventListener("change", () => this.#import());
-    byId("search").addEventListener("input", () => {
-      clearTimeout(this.#timer);
-      this.#timer = setTimeout(() => this.#search(), PAUSE);
-    });
-  }
+	constructor(actions) {
+		this.#actions = actions;
+		byId("new").addEventListener("click", () => actions.begin());
+		byId("export").addEventListener("click", async () => {
+			const { download, exportedAll } = await transfer();
+			download("specllama-conversations.json", await exportedAll());
+		});
+		byId("import").addEventListener("click", () => byId("import-file").click());
+		byId("import-file").addEventListener("change", () => this.#import());
+		byId("search").addEventListener("input", () => {
+			clearTimeout(this.#timer);
+			this.#timer = setTimeout(() => this.#search(), PAUSE);
+		});
+	}
 
-  /** Show the list. open: id of the conversation that is shown; writing: ids of those whose answers are written. */
-  async show(open, writing = this.#writing) {
-    this.#open = open;
-    this.#writing = writing;
-    const turn = (this.#turn += 1);
-    const all = await store.titles().catch(() => []);
-    if (turn !== this.#turn || byId("conversations").querySelector("input")) return;
-    const shown = all.filter(({ id }) => !this.#found || this.#found.has(id));
-    const focused = document.activeElement?.closest?.("#conversations") && document.activeElement.getAttribute("aria-label");
-    byId("conversations").replaceChildren(...shown.map((one) => this.#item(one)));
-    byId("none-found").hidden = !this.#found || shown.length > 0;
-    if (focused) byId("conversations").querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
-  }
+	/** Show the list. open: id of the conversation that is shown; writing: ids of those whose answers are written. */
+	async show(open, writing = this.#writing) {
+		this.#open = open;
+		this.#writing = writing;
+		const turn = (this.#turn += 1);
+		const all = await store.titles().catch(() => []);
+		if (turn !== this.#turn || byId("conversations").querySelector("input")) return;
+		const shown = all.filter(({ id }) => !this.#found || this.#found.has(id));
+		const focused = document.activeElement?.closest?.("#conversations") && document.activeElement.getAttribute("aria-label");
+		byId("conversations").replaceChildren(...shown.map((one) => this.#item(one)));
+		byId("none-found").hidden = !this.#found || shown.length > 0;
+		if (focused) byId("conversations").querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+	}
 
-  #item(one) {
-    const name = one.title || "Untitled";
-    const choose = button("", () => this.#actions.open(one.id), { class: "choose", title: name, dir: "auto" });
-    choose.append(element("span", { class: "name" }, name));
-    if (one.id === this.#open) choose.setAttribute("aria-current", "true");
-    if (this.#writing.has(one.id)) choose.append(element("span", { class: "writes" }, " (writing)"));
-    const more = button("⋯", () => this.#menu(one, item, more), {
-      class: "icon", "aria-label": `More for ${name}`, "aria-expanded": "false",
-    });
-    const gone = button("✕", () => this.#remove(one), { class: "icon", "aria-label": `Delete ${name}` });
-    const item = element("li", {}, choose, more, gone);
-    return item;
-  }
+	#item(one) {
+		const name = one.title || "Untitled";
+		const choose = button("", () => this.#actions.open(one.id), { class: "choose", title: name, dir: "auto" });
+		choose.append(element("span", { class: "name" }, name));
+		if (one.id === this.#open) choose.setAttribute("aria-current", "true");
+		if (this.#writing.has(one.id)) choose.append(element("span", { class: "writes" }, " (writing)"));
+		const more = button("⋯", () => this.#menu(one, item, more), {
+			class: "icon", "aria-label": `More for ${name}`, "aria-expanded": "false",
+		});
+		const gone = button("✕", () => this.#remove(one), { class: "icon", "aria-label": `Delete ${name}` });
+		const item = element("li", {}, choose, more, gone);
+		return item;
+	}
 
-  #menu(one, item, more) {
-    const open = item.querySelector(".actions");
-    more.setAttribute("aria-expanded", String(!open));
-    if (open) return open.remove();
-    const save = async (ending, type, written) => {
-      const [data, files] = [await store.conversation(one.id), await transfer()];
-      if (data) files.download(files.fileName(data, ending), written(files, data), type);
-    };
-    item.append(
-      element(
-        "div",
-        { class: "actions" },
-        button("Rename", () => this.#rename(one, item)),
-        button("Export", () => save("json", "application/json", ({ exported }, data) => exported(data)), {
-          "aria-label": `Export ${one.title || "Untitled"}`,
-        }),
-        button("As Markdown", () => save("md", "text/markdown", ({ asMarkdown }, data) => asMarkdown(data))),
-      ),
-    );
-    item.querySelector(".actions button").focus();
-    return undefined;
-  }
+	#menu(one, item, more) {
+		const open = item.querySelector(".actions");
+		more.setAttribute("aria-expanded", String(!open));
+		if (open) return open.remove();
+		const save = async (ending, type, written) => {
+			const [data, files] = [await store.conversation(one.id), await transfer()];
+			if (data) files.download(files.fileName(data, ending), written(files, data), type);
+		};
+		item.append(
+			element(
+				"div",
+				{ class: "actions" },
+				button("Rename", () => this.#rename(one, item)),
+				button("Export", () => save("json", "application/json", ({ exported }, data) => exported(data)), {
+					"aria-label": `Export ${one.title || "Untitled"}`,
+				}),
+				button("As Markdown", () => save("md", "text/markdown", ({ asMarkdown }, data) => asMarkdown(data))),
+			),
+		);
+		item.querySelector(".actions button").focus();
+		return undefined;
+	}
 
-  #rename(one, item) {
-    const field = element("input", { type: "text", "aria-label": "Name of the conversation", maxlength: 200 });
-    field.value = one.title;
-    let ended = false;
-    const end = async (kept) => {
-      if (ended) return;
-      ended = true;
-      const title = field.value.trim();
-      field.remove();
-      if (kept && title && title !== one.title) await this.#actions.rename(one.id, title);
-      await this.show(this.#open);
-      byId("conversations").querySelector(`[title="${CSS.escape(title)}"]`)?.focus();
-    };
-    field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") {
-        event.stopPropagation();
-        end(false);
-      }
-    });
-    field.addEventListener("blur", () => end(true));
-    item.replaceChildren(field);
-    field.select();
-  }
+	#rename(one, item) {
+		const field = element("input", { type: "text", "aria-label": "Name of the conversation", maxlength: 200 });
+		field.value = one.title;
+		let ended = false;
+		const end = async (kept) => {
+			if (ended) return;
+			ended = true;
+			const title = field.value.trim();
+			field.remove();
+			if (kept && title && title !== one.title) await this.#actions.rename(one.id, title);
+			await this.show(this.#open);
+			byId("conversations").querySelector(`[title="${CSS.escape(title)}"]`)?.focus();
+		};
+		field.addEventListener("keydown", (event) => {
+			if (event.key === "Enter") end(true);
+			if (event.key === "Escape") {
+				event.stopPropagation();
+				end(false);
+			}
+		});
+		field.addEventListener("blur", () => end(true));
+		item.replaceChildren(field);
+		field.select();
+	}
 
-  async #remove(one) {
-    if (!confirm(`Delete "${one.title || "Untitled"}"? It is kept in this browser only.`)) return;
-    await store.remove(one.id).catch((error) => this.#actions.say(error.message));
-    this.#actions.removed(one.id);
-    this.show(this.#open);
-  }
+	async #remove(one) {
+		if (!confirm(`Delete "${one.title || "Untitled"}"? It is kept in this browser only.`)) return;
+		await store.remove(one.id).catch((error) => this.#actions.say(error.message));
+		this.#actions.removed(one.id);
+		this.show(this.#open);
+	}
 
-  async #search() {
-    this.#searching?.abort();
-    const search = new AbortController();
-    this.#searching = search;
-    const words = byId("search").value.trim();
-    const found = words ? await store.search(words, search.signal).catch(() => new Set()) : null;
-    if (search.signal.aborted) return;
-    this.#found = found;
-    this.show(this.#open);
-  }
+	async #search() {
+		this.#searching?.abort();
+		const search = new AbortController();
+		this.#searching = search;
+		const words = byId("search").value.trim();
+		const found = words ? await store.search(words, search.signal).catch(() => new Set()) : null;
+		if (search.signal.aborted) return;
+		this.#found = found;
+		this.show(this.#open);
+	}
 
-  async #import() {
-    const input = byId("import-file");
-    const [file] = input.files;
-    input.value = "";
-    if (!file) return;
-    try {
-      const { imported } = await transfer();
-      this.#actions.say(await imported(await file.text()));
-    } catch (error) {
-      this.#actions.say(error.message);
-    }
-    this.show(this.#open);
-  }
+	async #import() {
+		const input = byId("import-file");
+		const [file] = input.files;
+		input.value = "";
+		if (!file) return;
+		try {
+			const { imported } = await transfer();
+			this.#actions.say(await imported(await file.text()));
+		} catch (error) {
+			this.#actions.say(error.message);
+		}
+		this.show(this.#open);
+	}
 }

@@ -11,16 +11,16 @@ import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
 
 const purify = globalThis.DOMPurify;
 const ALLOWED = {
-  ALLOWED_TAGS: [
-    ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
-    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
-  ],
-  ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
-  ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  RETURN_DOM_FRAGMENT: true,
+	ALLOWED_TAGS: [
+		...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
+		...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
+	],
+	ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
+	ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
+	ALLOW_DATA_ATTR: false,
+	ALLOW_ARIA_ATTR: false,
+	ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+	RETURN_DOM_FRAGMENT: true,
 };
 
 const DEEPEST = 12; // quotes and lists in each other
@@ -35,93 +35,93 @@ const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
 const placed = ({ place }, html) => (place ? `<data value="${place.join(" ")}">${html}</data>` : html);
 
 const marked = new Marked({
-  gfm: true,
-  breaks: true,
-  extensions: [
-    { ...mathExtensions[0], renderer: (token) => formulaMarkup(token, token.display) },
-    {
-      ...mathExtensions[1],
-      renderer: (token) => (token.closed ? formulaMarkup(token, true) : `<p title="source">${placed(token, escaped(token.text))}</p>`),
-    },
-  ],
-  renderer: {
-    html(token) {
-      const found = placed(token, escaped(token.text));
-      return token.block ? `<p>${found}</p>` : found;
-    },
-    image: (token) => placed(token, escaped(`[image: ${token.text || token.href}]`)),
-    link({ href, tokens }) {
-      const inner = this.parser.parseInline(tokens);
-      return /^(?:https?:|mailto:)/i.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner;
-    },
-    code(token) {
-      const language = escaped((token.lang ?? "").split(/\s/)[0].slice(0, 30));
-      return `<pre title="${language}"><code>${placed(token, escaped(token.text))}</code></pre>`;
-    },
-    codespan: (token) => `<code>${placed(token, escaped(token.text))}</code>`,
-    text(token) {
-      if (token.tokens) return this.parser.parseInline(token.tokens);
-      return placed(token, Renderer.prototype.text.call(this, { ...token, escaped: false })); // even after "<pre>"
-    },
-    checkbox: (token) => placed(token, token.checked ? "☑ " : "☐ "),
-  },
+	gfm: true,
+	breaks: true,
+	extensions: [
+		{ ...mathExtensions[0], renderer: (token) => formulaMarkup(token, token.display) },
+		{
+			...mathExtensions[1],
+			renderer: (token) => (token.closed ? formulaMarkup(token, true) : `<p title="source">${placed(token, escaped(token.text))}</p>`),
+		},
+	],
+	renderer: {
+		html(token) {
+			const found = placed(token, escaped(token.text));
+			return token.block ? `<p>${found}</p>` : found;
+		},
+		image: (token) => placed(token, escaped(`[image: ${token.text || token.href}]`)),
+		link({ href, tokens }) {
+			const inner = this.parser.parseInline(tokens);
+			return /^(?:https?:|mailto:)/i.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner;
+		},
+		code(token) {
+			const language = escaped((token.lang ?? "").split(/\s/)[0].slice(0, 30));
+			return `<pre title="${language}"><code>${placed(token, escaped(token.text))}</code></pre>`;
+		},
+		codespan: (token) => `<code>${placed(token, escaped(token.text))}</code>`,
+		text(token) {
+			if (token.tokens) return this.parser.parseInline(token.tokens);
+			return placed(token, Renderer.prototype.text.call(this, { ...token, escaped: false })); // even after "<pre>"
+		},
+		checkbox: (token) => placed(token, token.checked ? "☑ " : "☐ "),
+	},
 });
 
 const formulaMarkup = (token, display) =>
-  `<var title="${display ? "block" : "inline"}">${placed(token, escaped(token.text))}</var>`;
+	`<var title="${display ? "block" : "inline"}">${placed(token, escaped(token.text))}</var>`;
 
 class BoundedTokenizer extends Tokenizer {
-  lheading(source) {
-    const found = super.lheading(source);
-    return found && /\n {0,3}(?:\$\$|\\\[)/.test(found.raw) ? undefined : found; // a line of a formula is "="
-  }
+	lheading(source) {
+		const found = super.lheading(source);
+		return found && /\n {0,3}(?:\$\$|\\\[)/.test(found.raw) ? undefined : found; // a line of a formula is "="
+	}
 
-  emStrong(source, masked, before) {
-    const found = super.emStrong(source, masked, before);
-    return found && cutsFormula(source, found.raw.length) ? undefined : found;
-  }
+	emStrong(source, masked, before) {
+		const found = super.emStrong(source, masked, before);
+		return found && cutsFormula(source, found.raw.length) ? undefined : found;
+	}
 
-  table(source) {
-    const line = source.slice(0, source.indexOf("\n"));
-    return line.length > COLUMNS && line.split("|").length > COLUMNS + 2 ? undefined : super.table(source);
-  }
+	table(source) {
+		const line = source.slice(0, source.indexOf("\n"));
+		return line.length > COLUMNS && line.split("|").length > COLUMNS + 2 ? undefined : super.table(source);
+	}
 }
 
 class BoundedLexer extends Lexer {
-  #depth = 0;
+	#depth = 0;
 
-  blockTokens(source, tokens = [], clipped = false) {
-    if (this.#depth > DEEPEST) return this.#plain(source, tokens);
-    const cut = this.#depth && source.length > NESTED ? source.lastIndexOf("\n", NESTED) + 1 || NESTED : source.length;
-    this.#depth += 1;
-    try {
-      super.blockTokens(source.slice(0, cut), tokens, clipped);
-    } finally {
-      this.#depth -= 1;
-    }
-    return cut < source.length ? this.#plain(source.slice(cut), tokens) : tokens;
-  }
+	blockTokens(source, tokens = [], clipped = false) {
+		if (this.#depth > DEEPEST) return this.#plain(source, tokens);
+		const cut = this.#depth && source.length > NESTED ? source.lastIndexOf("\n", NESTED) + 1 || NESTED : source.length;
+		this.#depth += 1;
+		try {
+			super.blockTokens(source.slice(0, cut), tokens, clipped);
+		} finally {
+			this.#depth -= 1;
+		}
+		return cut < source.length ? this.#plain(source.slice(cut), tokens) : tokens;
+	}
 
-  inlineTokens(source, tokens = []) {
-    let rest = source;
-    for (let parsed = 0; rest.length > PIECE && parsed < PARSED; ) {
-      const cut = Math.max(rest.lastIndexOf("\n", PIECE), rest.lastIndexOf(" ", PIECE)) + 1 || PIECE;
-      super.inlineTokens(rest.slice(0, cut), tokens);
-      parsed += cut;
-      rest = rest.slice(cut);
-    }
-    if (rest.length <= PIECE) return super.inlineTokens(rest, tokens);
-    tokens.push({ type: "text", raw: rest, text: rest, escaped: false });
-    return tokens;
-  }
+	inlineTokens(source, tokens = []) {
+		let rest = source;
+		for (let parsed = 0; rest.length > PIECE && parsed < PARSED; ) {
+			const cut = Math.max(rest.lastIndexOf("\n", PIECE), rest.lastIndexOf(" ", PIECE)) + 1 || PIECE;
+			super.inlineTokens(rest.slice(0, cut), tokens);
+			parsed += cut;
+			rest = rest.slice(cut);
+		}
+		if (rest.length <= PIECE) return super.inlineTokens(rest, tokens);
+		tokens.push({ type: "text", raw: rest, text: rest, escaped: false });
+		return tokens;
+	}
 
-  #plain(source, tokens) {
-    if (source.trim()) {
-      const text = { type: "text", raw: source, text: source, escaped: false };
-      tokens.push({ type: "paragraph", raw: source, text: source, tokens: [text] });
-    }
-    return tokens;
-  }
+	#plain(source, tokens) {
+		if (source.trim()) {
+			const text = { type: "text", raw: source, text: source, escaped: false };
+			tokens.push({ type: "paragraph", raw: source, text: source, tokens: [text] });
+		}
+		return tokens;
+	}
 }
 
 /**
@@ -129,14 +129,14 @@ class BoundedLexer extends Lexer {
  * text.
  */
 export function blocks(source) {
-  const { extensions, ...options } = marked.defaults;
-  const tokenizer = new BoundedTokenizer();
-  return new BoundedLexer({ ...options, tokenizer, extensions: mayHaveMath(source) ? extensions : null }).lex(source);
+	const { extensions, ...options } = marked.defaults;
+	const tokenizer = new BoundedTokenizer();
+	return new BoundedLexer({ ...options, tokenizer, extensions: mayHaveMath(source) ? extensions : null }).lex(source);
 }
 
 /** The elements of some blocks, safe to insert, for `Trace.paint` and `furnish`. */
 export function render(tokens) {
-  return purify.sanitize(marked.parser(tokens), ALLOWED);
+	return purify.sanitize(marked.parser(tokens), ALLOWED);
 }
 
 /**
@@ -144,52 +144,52 @@ export function render(tokens) {
  * direction of each block by its own text.
  */
 export function furnish(root) {
-  for (const child of root.children) if (!child.matches("pre, hr, var")) child.dir = "auto";
-  for (const part of root.querySelectorAll("p[title]")) {
-    part.removeAttribute("title");
-    part.className = "source";
-  }
-  for (const pre of root.querySelectorAll("pre")) {
-    const language = pre.title || "code";
-    pre.removeAttribute("title");
-    const box = element("div", { class: "code", dir: "ltr" }, codeHead(pre, language));
-    const code = pre.querySelector("code");
-    addLines(code, [...code.childNodes]);
-    pre.replaceWith(box);
-    pre.tabIndex = 0; // it scrolls
-    pre.setAttribute("role", "region");
-    pre.setAttribute("aria-label", language);
-    box.append(pre);
-  }
-  for (const table of root.querySelectorAll("table")) boxed(table);
-  for (const link of root.querySelectorAll("a")) {
-    link.target = "_blank";
-    link.rel = "noopener noreferrer nofollow";
-    link.title = link.href;
-  }
-  for (const source of root.querySelectorAll("var")) {
-    const parts = element("span", { class: "tex" }, ...source.childNodes);
-    source.replaceWith(element("span", { class: source.title === "block" ? "math display" : "math", dir: "ltr" }, parts));
-  }
-  if (root.querySelector(".math")) showFormulas(root);
-  return root;
+	for (const child of root.children) if (!child.matches("pre, hr, var")) child.dir = "auto";
+	for (const part of root.querySelectorAll("p[title]")) {
+		part.removeAttribute("title");
+		part.className = "source";
+	}
+	for (const pre of root.querySelectorAll("pre")) {
+		const language = pre.title || "code";
+		pre.removeAttribute("title");
+		const box = element("div", { class: "code", dir: "ltr" }, codeHead(pre, language));
+		const code = pre.querySelector("code");
+		addLines(code, [...code.childNodes]);
+		pre.replaceWith(box);
+		pre.tabIndex = 0; // it scrolls
+		pre.setAttribute("role", "region");
+		pre.setAttribute("aria-label", language);
+		box.append(pre);
+	}
+	for (const table of root.querySelectorAll("table")) boxed(table);
+	for (const link of root.querySelectorAll("a")) {
+		link.target = "_blank";
+		link.rel = "noopener noreferrer nofollow";
+		link.title = link.href;
+	}
+	for (const source of root.querySelectorAll("var")) {
+		const parts = element("span", { class: "tex" }, ...source.childNodes);
+		source.replaceWith(element("span", { class: source.title === "block" ? "math display" : "math", dir: "ltr" }, parts));
+	}
+	if (root.querySelector(".math")) showFormulas(root);
+	return root;
 }
 
 let formulas = null; // math.js, when it is there
 let loading = false;
 
 function showFormulas(root) {
-  if (formulas) formulas.showFormulas(root);
-  else if (!loading) {
-    loading = true;
-    import("./math.js").then(
-      (module) => {
-        formulas = module;
-        formulas.showFormulas(document);
-      },
-      () => {
-        loading = false; // the sources are shown; the next formula tries again
-      },
-    );
-  }
+	if (formulas) formulas.showFormulas(root);
+	else if (!loading) {
+		loading = true;
+		import("./math.js").then(
+			(module) => {
+				formulas = module;
+				formulas.showFormulas(document);
+			},
+			() => {
+				loading = false; // the sources are shown; the next formula tries again
+			},
+		);
+	}
 }

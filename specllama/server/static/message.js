@@ -22,225 +22,225 @@ const BLINK = 500; // milliseconds
  * depends on other messages.
  */
 export function questionView(message, actions) {
-  const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
-  const files = element("ul", { class: "files" });
-  const showFiles = (shown = message.files ?? [], remove = null) => {
-    files.replaceChildren(...shown.map((file) => fileView(file, remove)));
-    files.hidden = !shown.length;
-  };
-  showFiles();
-  body.hidden = !message.content;
-  const copy = copyButton(message);
-  const edit = button("Edit", () => begin());
-  const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
-  const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
-  const begin = () => {
-    let kept = message.files ?? [];
-    const drop = (file) => {
-      kept = kept.filter((one) => one !== file);
-      showFiles(kept, drop);
-      area.focus();
-    };
-    showFiles(kept, drop);
-    const end = () => {
-      form.replaceWith(body, tools);
-      showFiles();
-      edit.focus();
-    };
-    const words = {
-      label: "Edit the question", hint: "It is asked as a new version; this one and what followed it stay.", save: "Send",
-    };
-    const save = (text) => {
-      end();
-      actions.edit(text, kept);
-    };
-    const { form, area } = editForm(message.content, words, { save, end });
-    body.replaceWith(form);
-    tools.remove();
-    area.focus();
-  };
-  return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
+	const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
+	const files = element("ul", { class: "files" });
+	const showFiles = (shown = message.files ?? [], remove = null) => {
+		files.replaceChildren(...shown.map((file) => fileView(file, remove)));
+		files.hidden = !shown.length;
+	};
+	showFiles();
+	body.hidden = !message.content;
+	const copy = copyButton(message);
+	const edit = button("Edit", () => begin());
+	const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
+	const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
+	const begin = () => {
+		let kept = message.files ?? [];
+		const drop = (file) => {
+			kept = kept.filter((one) => one !== file);
+			showFiles(kept, drop);
+			area.focus();
+		};
+		showFiles(kept, drop);
+		const end = () => {
+			form.replaceWith(body, tools);
+			showFiles();
+			edit.focus();
+		};
+		const words = {
+			label: "Edit the question", hint: "It is asked as a new version; this one and what followed it stay.", save: "Send",
+		};
+		const save = (text) => {
+			end();
+			actions.edit(text, kept);
+		};
+		const { form, area } = editForm(message.content, words, { save, end });
+		body.replaceWith(form);
+		tools.remove();
+		area.focus();
+	};
+	return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
 }
 
 function copyButton({ content }, props = {}) {
-  const copy = button("Copy", async () => flash(copy, (await copyText(content)) ? "Copied" : "Not allowed"), props);
-  return copy;
+	const copy = button("Copy", async () => flash(copy, (await copyText(content)) ? "Copied" : "Not allowed"), props);
+	return copy;
 }
 
 /** A file of a question, folded. remove(file): null where it stays. */
 function fileView(file, remove) {
-  const { name, text } = file;
-  const shown = element("pre", { tabindex: 0, role: "region", "aria-label": name });
-  const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
-  fold.addEventListener("toggle", () => {
-    shown.textContent = fold.open ? text : "";
-  });
-  return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
+	const { name, text } = file;
+	const shown = element("pre", { tabindex: 0, role: "region", "aria-label": name });
+	const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
+	fold.addEventListener("toggle", () => {
+		shown.textContent = fold.open ? text : "";
+	});
+	return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
 }
 
 /** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), versions, note}. */
 export class AnswerView {
-  #actions;
-  #body = element("div", { class: "body" });
-  #thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
-  #summary = element("summary", {}, "Reasoning");
-  #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
-  #repeats = element("div", { class: "repeats", role: "status", hidden: true });
-  #repeated = new RepetitionWatch();
-  #outcome = element("p", { class: "outcome", hidden: true });
-  #foot = element("footer", {});
-  #stream;
-  #thought = 0; // characters of the reasoning that are shown
-  #blinking = 0; // the timer of the mark at the end of the text
-  #begun = () => {}; // ends the view of the prompt
+	#actions;
+	#body = element("div", { class: "body" });
+	#thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
+	#summary = element("summary", {}, "Reasoning");
+	#reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+	#repeats = element("div", { class: "repeats", role: "status", hidden: true });
+	#repeated = new RepetitionWatch();
+	#outcome = element("p", { class: "outcome", hidden: true });
+	#foot = element("footer", {});
+	#stream;
+	#thought = 0; // characters of the reasoning that are shown
+	#blinking = 0; // the timer of the mark at the end of the text
+	#begun = () => {}; // ends the view of the prompt
 
-  constructor(actions) {
-    this.#actions = actions;
-    this.element = element(
-      "article",
-      { class: "message answer", "aria-label": "Answer" },
-      this.#reasoning,
-      this.#body,
-      this.#repeats,
-      this.#outcome,
-      this.#foot,
-      actions.note,
-    );
-  }
+	constructor(actions) {
+		this.#actions = actions;
+		this.element = element(
+			"article",
+			{ class: "message answer", "aria-label": "Answer" },
+			this.#reasoning,
+			this.#body,
+			this.#repeats,
+			this.#outcome,
+			this.#foot,
+			actions.note,
+		);
+	}
 
-  /** Begin to show an answer that grows: a generate.Answer, or a stored message. */
-  begin(answer) {
-    this.#stream = new MarkdownStream(this.#body, answer.trace);
-    this.#body.classList.add("writing");
-    this.#begun = watchPrefill(answer, this.#body);
-    // An animation of the style sheet would have the whole conversation painted again in each frame.
-    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
-    }
-    this.element.setAttribute("aria-busy", "true");
-  }
+	/** Begin to show an answer that grows: a generate.Answer, or a stored message. */
+	begin(answer) {
+		this.#stream = new MarkdownStream(this.#body, answer.trace);
+		this.#body.classList.add("writing");
+		this.#begun = watchPrefill(answer, this.#body);
+		// An animation of the style sheet would have the whole conversation painted again in each frame.
+		if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
+			this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
+		}
+		this.element.setAttribute("aria-busy", "true");
+	}
 
-  push(text) {
-    this.#stream.push(text);
-  }
+	push(text) {
+		this.#stream.push(text);
+	}
 
-  show(answer) {
-    this.#begun();
-    this.#showReasoning(answer);
-    this.#stream.show();
-    this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
-  }
+	show(answer) {
+		this.#begun();
+		this.#showReasoning(answer);
+		this.#stream.show();
+		this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
+	}
 
-  #showRepetition(found) {
-    if (this.#repeats.hidden === !found) return;
-    this.#repeats.hidden = !found;
-    if (!found) return;
-    const part = found.part.trim().replace(/\s+/g, " ").slice(0, 60);
-    const stop = button("Stop", () => this.#actions.stop(), { "aria-label": "Stop the answer that repeats itself" });
-    this.#repeats.replaceChildren(element("p", {}, `The answer repeats itself: "${part}".`), stop);
-  }
+	#showRepetition(found) {
+		if (this.#repeats.hidden === !found) return;
+		this.#repeats.hidden = !found;
+		if (!found) return;
+		const part = found.part.trim().replace(/\s+/g, " ").slice(0, 60);
+		const stop = button("Stop", () => this.#actions.stop(), { "aria-label": "Stop the answer that repeats itself" });
+		this.#repeats.replaceChildren(element("p", {}, `The answer repeats itself: "${part}".`), stop);
+	}
 
-  #showReasoning(answer) {
-    if (answer.reasoning.length === this.#thought) return;
-    this.#reasoning.hidden = false;
-    const added = answer.reasoning.slice(this.#thought);
-    this.#thoughts.append(...answer.reasoningTrace.spans(added, this.#thought));
-    this.#thought = answer.reasoning.length;
-    this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
-  }
+	#showReasoning(answer) {
+		if (answer.reasoning.length === this.#thought) return;
+		this.#reasoning.hidden = false;
+		const added = answer.reasoning.slice(this.#thought);
+		this.#thoughts.append(...answer.reasoningTrace.spans(added, this.#thought));
+		this.#thought = answer.reasoning.length;
+		this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
+	}
 
-  remove() {
-    clearInterval(this.#blinking);
-    this.#begun();
-    this.element.remove();
-  }
+	remove() {
+		clearInterval(this.#blinking);
+		this.#begun();
+		this.element.remove();
+	}
 
-  /**
-   * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
-   * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
-   */
-  end(message) {
-    if (this.#stream) return this.#end(message);
-    this.#body.textContent = message.content;
-    return later(this.element, () => {
-      try {
-        this.#end(message);
-      } catch {
-        // figures of a file that are none
-        this.#end({ role: "assistant", content: message.content, outcome: "Its figures cannot be read." });
-      }
-    });
-  }
+	/**
+	 * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
+	 * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+	 */
+	end(message) {
+		if (this.#stream) return this.#end(message);
+		this.#body.textContent = message.content;
+		return later(this.element, () => {
+			try {
+				this.#end(message);
+			} catch {
+				// figures of a file that are none
+				this.#end({ role: "assistant", content: message.content, outcome: "Its figures cannot be read." });
+			}
+		});
+	}
 
-  #end(message) {
-    const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
-    if (!this.#stream) {
-      this.begin(answer);
-      this.push(message.content);
-    }
-    if (message.reasoning) {
-      this.#showReasoning(answer);
-      this.#summary.textContent = "Reasoning";
-    }
-    this.#begun();
-    this.#stream.finish();
-    this.#repeats.hidden = true;
-    clearInterval(this.#blinking);
-    this.#body.classList.remove("writing", "blink");
-    this.element.removeAttribute("aria-busy");
-    this.#outcome.hidden = !message.outcome;
-    this.#outcome.textContent = message.outcome ?? "";
-    this.#outcome.classList.toggle("bad", Boolean(message.failed));
-    this.#foot.replaceChildren(...this.#footer(message, answer));
-  }
+	#end(message) {
+		const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
+		if (!this.#stream) {
+			this.begin(answer);
+			this.push(message.content);
+		}
+		if (message.reasoning) {
+			this.#showReasoning(answer);
+			this.#summary.textContent = "Reasoning";
+		}
+		this.#begun();
+		this.#stream.finish();
+		this.#repeats.hidden = true;
+		clearInterval(this.#blinking);
+		this.#body.classList.remove("writing", "blink");
+		this.element.removeAttribute("aria-busy");
+		this.#outcome.hidden = !message.outcome;
+		this.#outcome.textContent = message.outcome ?? "";
+		this.#outcome.classList.toggle("bad", Boolean(message.failed));
+		this.#foot.replaceChildren(...this.#footer(message, answer));
+	}
 
-  #footer(message, answer) {
-    const found = [];
-    const line = figuresLine(message.figures);
-    if (line) found.push(line);
-    found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
-    const copy = copyButton(message, { "aria-label": "Copy the answer" });
-    const { regenerate, resume, remove, versions } = this.#actions;
-    const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
-    if (message.partial && (message.content || message.reasoning)) {
-      tools.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
-    }
-    if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
-    tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer", class: "when-idle" }));
-    tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
-    found.push(element("div", { class: "actions" }, ...tools));
-    const about = aboutAnswer(message);
-    if (about) found.push(element("p", { class: "about" }, about));
-    return found;
-  }
+	#footer(message, answer) {
+		const found = [];
+		const line = figuresLine(message.figures);
+		if (line) found.push(line);
+		found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
+		const copy = copyButton(message, { "aria-label": "Copy the answer" });
+		const { regenerate, resume, remove, versions } = this.#actions;
+		const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
+		if (message.partial && (message.content || message.reasoning)) {
+			tools.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
+		}
+		if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
+		tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer", class: "when-idle" }));
+		tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
+		found.push(element("div", { class: "actions" }, ...tools));
+		const about = aboutAnswer(message);
+		if (about) found.push(element("p", { class: "about" }, about));
+		return found;
+	}
 
-  #edit(message) {
-    const end = () => {
-      form.replaceWith(this.#body);
-      this.#foot.hidden = false;
-      this.#foot.querySelector("[aria-label='Edit the answer']")?.focus();
-    };
-    const words = {
-      label: "Edit the answer", hint: "Your text becomes a version of the answer, which Continue goes on with.", save: "Save",
-    };
-    const save = (text) => {
-      end();
-      this.#actions.amend(text);
-    };
-    const { form, area } = editForm(message.content, words, { save, end });
-    this.#body.replaceWith(form);
-    this.#foot.hidden = true;
-    area.focus();
-  }
+	#edit(message) {
+		const end = () => {
+			form.replaceWith(this.#body);
+			this.#foot.hidden = false;
+			this.#foot.querySelector("[aria-label='Edit the answer']")?.focus();
+		};
+		const words = {
+			label: "Edit the answer", hint: "Your text becomes a version of the answer, which Continue goes on with.", save: "Save",
+		};
+		const save = (text) => {
+			end();
+			this.#actions.amend(text);
+		};
+		const { form, area } = editForm(message.content, words, { save, end });
+		this.#body.replaceWith(form);
+		this.#foot.hidden = true;
+		area.focus();
+	}
 }
 
 /** Which model wrote an answer, and how much of the prompt it had read before. */
 function aboutAnswer({ model, edited, prompt, cached }) {
-  const parts = [];
-  if (model) parts.push(model);
-  if (edited) parts.push("edited by you");
-  if (cached && prompt) {
-    parts.push(`${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} tokens of the prompt were kept`);
-  }
-  return parts.join(" · ");
+	const parts = [];
+	if (model) parts.push(model);
+	if (edited) parts.push("edited by you");
+	if (cached && prompt) {
+		parts.push(`${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} tokens of the prompt were kept`);
+	}
+	return parts.join(" · ");
 }

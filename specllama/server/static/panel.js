@@ -6,169 +6,169 @@ import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
 
 const WORDS = {
-  target: "the model itself",
-  model: "the draft model",
-  head: "the model's own draft head",
-  copy: "copied from the conversation",
-  memory: "copied from earlier answers",
-  grammar: "forced by the grammar",
+	target: "the model itself",
+	model: "the draft model",
+	head: "the model's own draft head",
+	copy: "copied from the conversation",
+	memory: "copied from earlier answers",
+	grammar: "forced by the grammar",
 };
 const AGREEMENT = 1.15; // of a speed-up and the tokens a round
 const EVERY = 250; // milliseconds between two drawings while an answer is written
 
 export class Panel {
-  #drawn = 0;
-  #state = element("p", { class: "state" });
-  #tiles = element("dl", { class: "tiles" });
-  #reason = element("p", { class: "hint" });
-  #sources = element("ul", { class: "sources" });
-  #charts = element("div", {});
-  #latest = null; // what the charts show
+	#drawn = 0;
+	#state = element("p", { class: "state" });
+	#tiles = element("dl", { class: "tiles" });
+	#reason = element("p", { class: "hint" });
+	#sources = element("ul", { class: "sources" });
+	#charts = element("div", {});
+	#latest = null; // what the charts show
 
-  /** gain(): opens the card. */
-  constructor(gain) {
-    const box = element("input", { type: "checkbox", role: "switch" });
-    box.checked = tinted();
-    const apply = () => document.body.classList.toggle("tint", box.checked);
-    box.addEventListener("change", () => {
-      setTinted(box.checked);
-      apply();
-    });
-    apply();
-    byId("panel").replaceChildren(
-      element("h2", {}, "Speculation"),
-      this.#state,
-      this.#tiles,
-      this.#reason,
-      button("What does it gain here?", gain, { class: "gain" }),
-      element("label", { class: "switch" }, box, " Show where tokens came from"),
-      this.#sources,
-      this.#charts,
-    );
-  }
+	/** gain(): opens the card. */
+	constructor(gain) {
+		const box = element("input", { type: "checkbox", role: "switch" });
+		box.checked = tinted();
+		const apply = () => document.body.classList.toggle("tint", box.checked);
+		box.addEventListener("change", () => {
+			setTinted(box.checked);
+			apply();
+		});
+		apply();
+		byId("panel").replaceChildren(
+			element("h2", {}, "Speculation"),
+			this.#state,
+			this.#tiles,
+			this.#reason,
+			button("What does it gain here?", gain, { class: "gain" }),
+			element("label", { class: "switch" }, box, " Show where tokens came from"),
+			this.#sources,
+			this.#charts,
+		);
+	}
 
-  /**
-   * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
-   * model cannot be used.
-   */
-  describe(props, speculate, problem = "") {
-    this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
-    this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
-  }
+	/**
+	 * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
+	 * model cannot be used.
+	 */
+	describe(props, speculate, problem = "") {
+		this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
+		this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
+	}
 
-  /** Show an answer: a generate.Answer. props: of the model. live: it is being written. */
-  show(answer, props, live) {
-    const now = performance.now();
-    if (live && now - this.#drawn < EVERY) return;
-    this.#drawn = now;
-    this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
-    this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
-    this.#sources.replaceChildren(...sources(answer));
-    this.#draw(answer, props);
-  }
+	/** Show an answer: a generate.Answer. props: of the model. live: it is being written. */
+	show(answer, props, live) {
+		const now = performance.now();
+		if (live && now - this.#drawn < EVERY) return;
+		this.#drawn = now;
+		this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
+		this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
+		this.#sources.replaceChildren(...sources(answer));
+		this.#draw(answer, props);
+	}
 
-  /** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
-  async #draw(answer, props, before = null) {
-    const own = (this.#latest = {});
-    const { charts } = await import("./panel_charts.js");
-    if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
-  }
+	/** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
+	async #draw(answer, props, before = null) {
+		const own = (this.#latest = {});
+		const { charts } = await import("./panel_charts.js");
+		if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
+	}
 
-  clear(props) {
-    const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
-    this.#tiles.replaceChildren();
-    this.#reason.textContent = "";
-    this.#sources.replaceChildren();
-    this.#draw(null, props, none);
-  }
+	clear(props) {
+		const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
+		this.#tiles.replaceChildren();
+		this.#reason.textContent = "";
+		this.#sources.replaceChildren();
+		this.#draw(null, props, none);
+	}
 }
 
 /** The head and the draft model by name, as many as there are; `more` follows the name of the draft model. */
 export function draftNames({ speculation, model_path: target, draft_model_path: file }, more = "") {
-  const { draft, head, head_in_target: inside } = speculation;
-  if (!draft) return [];
-  const name = `${draft.name}${draft.quant ? ` ${draft.quant}` : ""}`;
-  if (head && !inside) return [`head ${name} (${head})`];
-  const names = head ? [`head of the model (${head})`] : [];
-  if (!head || file !== target) names.push(`draft ${name}${more}`);
-  return names;
+	const { draft, head, head_in_target: inside } = speculation;
+	if (!draft) return [];
+	const name = `${draft.name}${draft.quant ? ` ${draft.quant}` : ""}`;
+	if (head && !inside) return [`head ${name} (${head})`];
+	const names = head ? [`head of the model (${head})`] : [];
+	if (!head || file !== target) names.push(`draft ${name}${more}`);
+	return names;
 }
 
 /** Why speculation is on or off, as a sentence. */
 export function inWords(props, speculate) {
-  const { reason, drafters, draft_max: max } = props.speculation;
-  if (!speculate) return "Off, because you switched it off. The text is the same, token for token.";
-  if (reason) return `Off: ${reason}.`.replace("..", ".");
-  const named = draftNames(props);
-  const parts = drafters.flatMap((word) => (word === "model" && named.length ? named : word));
-  const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
-  return `On: ${parts.join(" + ")}, ${length}.`;
+	const { reason, drafters, draft_max: max } = props.speculation;
+	if (!speculate) return "Off, because you switched it off. The text is the same, token for token.";
+	if (reason) return `Off: ${reason}.`.replace("..", ".");
+	const named = draftNames(props);
+	const parts = drafters.flatMap((word) => (word === "model" && named.length ? named : word));
+	const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
+	return `On: ${parts.join(" + ")}, ${length}.`;
 }
 
 /** What the model runs on. */
 export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
-  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
-  if (!gpus.length) return cpu;
-  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
-  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
+	const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
+	if (!gpus.length) return cpu;
+	const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
+	return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
 /** Tokens per second of plain decoding by the measured time of one row; null without it. */
 export function plainRate(props) {
-  const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
-  return one ? 1 / one[1] : null;
+	const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
+	return one ? 1 / one[1] : null;
 }
 
 function tile(name, explanation, value, note = "") {
-  const found = element("div", {}, element("dt", {}, term(name, explanation)), element("dd", {}, value, element("small", {}, note)));
-  return explained(found, explanation);
+	const found = element("div", {}, element("dt", {}, term(name, explanation)), element("dd", {}, value, element("small", {}, note)));
+	return explained(found, explanation);
 }
 
 /** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
 function tiles(f, stored, live) {
-  const { plain, rounds, drafted, accepted: kept, prompt } = f;
-  const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
-  const found = [
-    tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
-    tile("over plain", "gain", ...gain(f, stored, live, a)),
-    tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${numeral(kept)} of ${counted(drafted, "draft token")}` : "no drafts"),
-    tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${counted(f.counted ?? f.n, "token")}, ${counted(rounds, "round")}` : ""),
-  ];
-  if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
-  if (prompt?.n) {
-    const kept_ = prompt.cached ? `, ${prompt.cached} kept` : "";
-    found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${prompt.n} tokens read${kept_}`));
-  }
-  return found;
+	const { plain, rounds, drafted, accepted: kept, prompt } = f;
+	const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
+	const found = [
+		tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
+		tile("over plain", "gain", ...gain(f, stored, live, a)),
+		tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${numeral(kept)} of ${counted(drafted, "draft token")}` : "no drafts"),
+		tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${counted(f.counted ?? f.n, "token")}, ${counted(rounds, "round")}` : ""),
+	];
+	if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
+	if (prompt?.n) {
+		const kept_ = prompt.cached ? `, ${prompt.cached} kept` : "";
+		found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${prompt.n} tokens read${kept_}`));
+	}
+	return found;
 }
 
 const SOURCES = { run: "plain measured in this answer", stored: "plain measured before", compared: "compared" };
 
 /** The speed over plain decoding and what it stands on. An estimate while the answer is written. */
 function gain(f, stored, live, tokens) {
-  if (Number.isFinite(f.speedup)) {
-    const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";
-    const close = f.verdict === "alike" ? "too close to call, " : "";
-    return [`${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}`];
-  }
-  if (!live) return ["–", f.why];
-  const estimate = stored && f.rate && f.drafted ? f.rate / stored : null;
-  if (!estimate || estimate > AGREEMENT * Math.max(1, tokens)) return ["–", ""]; // more than a round writes cannot be
-  return [`${Math.min(estimate, tokens).toFixed(2)}×`, "so far, plain measured before"];
+	if (Number.isFinite(f.speedup)) {
+		const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";
+		const close = f.verdict === "alike" ? "too close to call, " : "";
+		return [`${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}`];
+	}
+	if (!live) return ["–", f.why];
+	const estimate = stored && f.rate && f.drafted ? f.rate / stored : null;
+	if (!estimate || estimate > AGREEMENT * Math.max(1, tokens)) return ["–", ""]; // more than a round writes cannot be
+	return [`${Math.min(estimate, tokens).toFixed(2)}×`, "so far, plain measured before"];
 }
 
 function sources(answer) {
-  const found = new Map();
-  for (const { shares } of answer.traces) {
-    for (const [source, n] of shares) found.set(source, (found.get(source) ?? 0) + n);
-  }
-  const all = [...found.values()].reduce((sum, n) => sum + n, 0);
-  return [...found].sort((a, b) => b[1] - a[1]).map(([source, n]) =>
-    element(
-      "li",
-      {},
-      element("span", { class: "sample", "data-source": source }, source),
-      element("span", {}, `${percent(n / all)} of the text, ${WORDS[source] ?? "another drafter"}`),
-    ),
-  );
+	const found = new Map();
+	for (const { shares } of answer.traces) {
+		for (const [source, n] of shares) found.set(source, (found.get(source) ?? 0) + n);
+	}
+	const all = [...found.values()].reduce((sum, n) => sum + n, 0);
+	return [...found].sort((a, b) => b[1] - a[1]).map(([source, n]) =>
+		element(
+			"li",
+			{},
+			element("span", { class: "sample", "data-source": source }, source),
+			element("span", {}, `${percent(n / all)} of the text, ${WORDS[source] ?? "another drafter"}`),
+		),
+	);
 }

@@ -18,90 +18,90 @@ const LONGEST = 120; // seconds after which no further pair begins, once there a
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
 export function openRace({ prompt, system, model, settings, props }) {
-  const controller = new AbortController();
-  const area = element("textarea", { id: "race-prompt", rows: 3, dir: "auto" });
-  area.value = prompt;
-  const length = element(
-    "select",
-    { id: "race-length" },
-    ...LENGTHS.map((n) => element("option", { value: n, selected: n === 128 }, `${n} tokens`)),
-  );
-  const start = element("button", { class: "primary" }, "Start the race");
-  const place = element("div", { class: "race" });
-  const run = async (event) => {
-    event.preventDefault();
-    if (!area.value.trim()) return area.focus();
-    start.disabled = true;
-    try {
-      const more = { ...settings, max_tokens: Number(length.value), seed: settings.seed ?? seed() };
-      const asks = { prompt: area.value, system, model, settings: more, props };
-      await race(asks, place, controller.signal);
-    } catch (error) {
-      if (error.name === "AbortError") return undefined;
-      place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
-    }
-    start.disabled = false;
-    return undefined;
-  };
-  openDialog(
-    "Race: plain against speculative",
-    [
-      element("p", { class: "hint" },
-        "The same prompt and seed without and with drafts, in turn, until it is certain which is faster or " +
-          `${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
-      element(
-        "form",
-        { class: "race-form", on: { submit: run } },
-        element("label", { for: "race-prompt" }, "Prompt"),
-        area,
-        element("label", { for: "race-length" }, "Length"),
-        length,
-        start,
-      ),
-      place,
-    ],
-    { wide: true, closed: () => controller.abort() },
-  );
+	const controller = new AbortController();
+	const area = element("textarea", { id: "race-prompt", rows: 3, dir: "auto" });
+	area.value = prompt;
+	const length = element(
+		"select",
+		{ id: "race-length" },
+		...LENGTHS.map((n) => element("option", { value: n, selected: n === 128 }, `${n} tokens`)),
+	);
+	const start = element("button", { class: "primary" }, "Start the race");
+	const place = element("div", { class: "race" });
+	const run = async (event) => {
+		event.preventDefault();
+		if (!area.value.trim()) return area.focus();
+		start.disabled = true;
+		try {
+			const more = { ...settings, max_tokens: Number(length.value), seed: settings.seed ?? seed() };
+			const asks = { prompt: area.value, system, model, settings: more, props };
+			await race(asks, place, controller.signal);
+		} catch (error) {
+			if (error.name === "AbortError") return undefined;
+			place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+		}
+		start.disabled = false;
+		return undefined;
+	};
+	openDialog(
+		"Race: plain against speculative",
+		[
+			element("p", { class: "hint" },
+				"The same prompt and seed without and with drafts, in turn, until it is certain which is faster or " +
+					`${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
+			element(
+				"form",
+				{ class: "race-form", on: { submit: run } },
+				element("label", { for: "race-prompt" }, "Prompt"),
+				area,
+				element("label", { for: "race-length" }, "Length"),
+				length,
+				start,
+			),
+			place,
+		],
+		{ wide: true, closed: () => controller.abort() },
+	);
 }
 
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
 export function aboutServer(props, model, settings = null) {
-  if (!props) return [];
-  const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
-  const [name, quant] = [model || props.target.name, props.target.quant];
-  const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
-  return [
-    `${name.includes(quant) ? name : `${name} ${quant}`}; drafts: ${names.join(", ") || "none"}.${run}`,
-    `${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
-  ];
+	if (!props) return [];
+	const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
+	const [name, quant] = [model || props.target.name, props.target.quant];
+	const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
+	return [
+		`${name.includes(quant) ? name : `${name} ${quant}`}; drafts: ${names.join(", ") || "none"}.${run}`,
+		`${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
+	];
 }
 
 /** The slots of a model that are busy. */
 export async function busySlots(model) {
-  return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
+	return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
 }
 
 /** What of a complete answer is compared and shown again, by the server's time of decoding. */
 export function runOf(answer) {
-  const { figures, timings } = answer;
-  const first = (answer.firstAt - answer.began) / 1000;
-  const shown = (answer.lastAt - answer.firstAt) / 1000;
-  const seconds = (timings?.predicted_ms ?? 0) / 1000 || shown;
-  const scale = shown > 0 ? seconds / shown : 1; // events wait on their way: the server's clock counts
-  return {
-    seconds,
-    rate: timings?.predicted_per_second || 0,
-    n: answer.n,
-    rounds: figures?.rounds ?? 0,
-    drafted: (figures?.n_drafted ?? 0) + (figures?.forced_tokens ?? 0),
-    reason: figures?.reason ?? "",
-    near_ties: figures?.near_ties ?? 0,
-    text: answer.reasoning + answer.content,
-    parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
-    times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first) * scale, n]),
-  };
+	const { figures, timings } = answer;
+	const first = (answer.firstAt - answer.began) / 1000;
+	const shown = (answer.lastAt - answer.firstAt) / 1000;
+	const seconds = (timings?.predicted_ms ?? 0) / 1000 || shown;
+	const scale = shown > 0 ? seconds / shown : 1; // events wait on their way: the server's clock counts
+	return {
+		seconds,
+		rate: timings?.predicted_per_second || 0,
+		n: answer.n,
+		rounds: figures?.rounds ?? 0,
+		drafted: (figures?.n_drafted ?? 0) + (figures?.forced_tokens ?? 0),
+		reason: figures?.reason ?? "",
+		near_ties: figures?.near_ties ?? 0,
+		text: answer.reasoning + answer.content,
+		parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
+		times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first) * scale, n]),
+	};
 }
 
 /**
@@ -109,151 +109,151 @@ export function runOf(answer) {
  * said(name, answer, i): called as pair i goes on; pair(i): before it. Returns [{plain, speculative}, …].
  */
 export async function* alternating({ messages, system, model, settings }, { signal, said = () => {} }) {
-  const once = (enabled, more = {}, grown = undefined) => {
-    const body = asked({ messages, system, model, settings: { ...settings, ...more }, speculation: { enabled, memory: false } });
-    return generate(body, { signal, grown });
-  };
-  await once(false, { max_tokens: 1 });
-  for (let i = 0; ; i++) {
-    const pair = {};
-    for (const name of i % 2 ? ["speculative", "plain"] : ["plain", "speculative"]) {
-      pair[name] = runOf(await once(name === "speculative", {}, (answer) => said(name, answer, i)));
-    }
-    yield pair;
-  }
+	const once = (enabled, more = {}, grown = undefined) => {
+		const body = asked({ messages, system, model, settings: { ...settings, ...more }, speculation: { enabled, memory: false } });
+		return generate(body, { signal, grown });
+	};
+	await once(false, { max_tokens: 1 });
+	for (let i = 0; ; i++) {
+		const pair = {};
+		for (const name of i % 2 ? ["speculative", "plain"] : ["plain", "speculative"]) {
+			pair[name] = runOf(await once(name === "speculative", {}, (answer) => said(name, answer, i)));
+		}
+		yield pair;
+	}
 }
 
 /** How pairs of runs compare, as in gain.js. */
 export function comparedPairs(pairs) {
-  const all = pairs.map(({ speculative }) => speculative);
-  const sum = (what) => all.reduce((total, run) => total + run[what], 0);
-  const written = all.reduce((total, { n }) => total + n - 1, 0); // the first token is of the prompt's decode
-  const tokens = Math.max(1, written / Math.max(1, sum("rounds")));
-  return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted") });
+	const all = pairs.map(({ speculative }) => speculative);
+	const sum = (what) => all.reduce((total, run) => total + run[what], 0);
+	const written = all.reduce((total, { n }) => total + n - 1, 0); // the first token is of the prompt's decode
+	const tokens = Math.max(1, written / Math.max(1, sum("rounds")));
+	return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted") });
 }
 
 /** Why a comparison with drafts would tell nothing, as sentences; "" where it can. */
 export function whyNot(props) {
-  const off = props?.speculation.reason;
-  if (props && !off) return "";
-  const why = props ? `Nothing is drafted here: ${off}.` : "The model is not loaded yet.";
-  return `${why} There is nothing to compare before that changes.`.replace("..", ".");
+	const off = props?.speculation.reason;
+	if (props && !off) return "";
+	const why = props ? `Nothing is drafted here: ${off}.` : "The model is not loaded yet.";
+	return `${why} There is nothing to compare before that changes.`.replace("..", ".");
 }
 
 async function race({ prompt, system, model, settings, props }, place, signal) {
-  const why = whyNot(props);
-  if (why) {
-    place.replaceChildren(element("p", { role: "alert" }, why));
-    return;
-  }
-  const status = element("p", { role: "status" }, "Evaluating the prompt…");
-  const own = new AbortController();
-  const stopped = AbortSignal.any([signal, own.signal]);
-  const stop = button("Stop and judge", () => own.abort());
-  place.replaceChildren(status, stop);
-  const busy = await busySlots(model);
-  const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
-  const pairs = [];
-  const said = (name, answer, i) => {
-    status.textContent = `Pair ${i + 1}, ${name}: ${answer.n} tokens… ${soFar(pairs)}`;
-  };
-  const began = performance.now();
-  try {
-    for await (const pair of alternating(request, { signal: stopped, said })) {
-      pairs.push(pair);
-      const seconds = (performance.now() - began) / 1000;
-      if (!pair.speculative.drafted && pairs.length === 1) break; // more runs would tell no more
-      if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_PAIRS) break;
-      if (pairs.length >= LEAST_PAIRS && seconds > LONGEST) break;
-    }
-  } catch (error) {
-    if (!own.signal.aborted || signal.aborted) throw error;
-  }
-  if (!pairs.length) {
-    place.replaceChildren(element("p", { role: "status" }, "Stopped before both had run once."));
-    return;
-  }
-  await show(pairs, { prompt, model, settings, props, busy, place, signal });
+	const why = whyNot(props);
+	if (why) {
+		place.replaceChildren(element("p", { role: "alert" }, why));
+		return;
+	}
+	const status = element("p", { role: "status" }, "Evaluating the prompt…");
+	const own = new AbortController();
+	const stopped = AbortSignal.any([signal, own.signal]);
+	const stop = button("Stop and judge", () => own.abort());
+	place.replaceChildren(status, stop);
+	const busy = await busySlots(model);
+	const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
+	const pairs = [];
+	const said = (name, answer, i) => {
+		status.textContent = `Pair ${i + 1}, ${name}: ${answer.n} tokens… ${soFar(pairs)}`;
+	};
+	const began = performance.now();
+	try {
+		for await (const pair of alternating(request, { signal: stopped, said })) {
+			pairs.push(pair);
+			const seconds = (performance.now() - began) / 1000;
+			if (!pair.speculative.drafted && pairs.length === 1) break; // more runs would tell no more
+			if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_PAIRS) break;
+			if (pairs.length >= LEAST_PAIRS && seconds > LONGEST) break;
+		}
+	} catch (error) {
+		if (!own.signal.aborted || signal.aborted) throw error;
+	}
+	if (!pairs.length) {
+		place.replaceChildren(element("p", { role: "status" }, "Stopped before both had run once."));
+		return;
+	}
+	await show(pairs, { prompt, model, settings, props, busy, place, signal });
 }
 
 function soFar(pairs) {
-  const found = pairs.length ? comparedPairs(pairs) : { speedup: null };
-  return found.speedup === null ? "" : `So far ${inFigures(found)}.`;
+	const found = pairs.length ? comparedPairs(pairs) : { speedup: null };
+	return found.speedup === null ? "" : `So far ${inFigures(found)}.`;
 }
 
 async function show(pairs, { prompt, model, settings, props, busy, place, signal }) {
-  const typical = typicalOf(pairs);
-  const { verdict, details } = judge(pairs);
-  if (!typical.speculative.drafted) {
-    place.replaceChildren(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
-    return;
-  }
-  const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
-  results.race = {
-    prompt, verdict, details: notes, model, props,
-    settings: { max_tokens: settings.max_tokens, seed: settings.seed },
-    plain: typical.plain, speculative: typical.speculative,
-  };
-  const lanes = lanesOf(typical);
-  const said = element("p", { class: "verdict", role: "status" });
-  const hint = element("p", { class: "hint" });
-  const again = button("Replay", async () => {
-    again.disabled = true;
-    await replay(lanes, signal);
-    again.disabled = false;
-  });
-  const keep = button("Save as a file", () => share(), { title: "An HTML file that shows this race again" });
-  place.replaceChildren(
-    element("div", { class: "lanes" }, ...lanes.map((found) => found.element)),
-    said,
-    hint,
-    element("div", { class: "actions" }, again, keep),
-  );
-  again.disabled = true;
-  await replay(lanes, signal);
-  again.disabled = false;
-  said.textContent = verdict;
-  hint.textContent = notes;
-  announce(verdict);
+	const typical = typicalOf(pairs);
+	const { verdict, details } = judge(pairs);
+	if (!typical.speculative.drafted) {
+		place.replaceChildren(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
+		return;
+	}
+	const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
+	results.race = {
+		prompt, verdict, details: notes, model, props,
+		settings: { max_tokens: settings.max_tokens, seed: settings.seed },
+		plain: typical.plain, speculative: typical.speculative,
+	};
+	const lanes = lanesOf(typical);
+	const said = element("p", { class: "verdict", role: "status" });
+	const hint = element("p", { class: "hint" });
+	const again = button("Replay", async () => {
+		again.disabled = true;
+		await replay(lanes, signal);
+		again.disabled = false;
+	});
+	const keep = button("Save as a file", () => share(), { title: "An HTML file that shows this race again" });
+	place.replaceChildren(
+		element("div", { class: "lanes" }, ...lanes.map((found) => found.element)),
+		said,
+		hint,
+		element("div", { class: "actions" }, again, keep),
+	);
+	again.disabled = true;
+	await replay(lanes, signal);
+	again.disabled = false;
+	said.textContent = verdict;
+	hint.textContent = notes;
+	announce(verdict);
 }
 
 const ratio = ({ plain, speculative }) => speculative.rate / plain.rate;
 
 /** The pair whose ratio is the median. */
 function typicalOf(pairs) {
-  return [...pairs].sort((a, b) => ratio(a) - ratio(b))[Math.floor(pairs.length / 2)];
+	return [...pairs].sort((a, b) => ratio(a) - ratio(b))[Math.floor(pairs.length / 2)];
 }
 
 /** The sentences about pairs of runs of one request, of which each has {plain, speculative} as of runOf. */
 export function judge(pairs) {
-  const found = comparedPairs(pairs);
-  const { plain, speculative } = typicalOf(pairs);
-  const many = `${counted(pairs.length, "pair")} of runs`;
-  const over = `over ${many}`;
-  const reason = speculative.reason ? `: ${speculative.reason}` : "";
-  let verdict = `No winner: ${found.reason}.`;
-  if (!speculative.drafted) verdict = `No winner: nothing was drafted${reason}.`;
-  else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${over}.`;
-  else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${over}.`;
-  else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call, ${over}.`;
-  const same = sameText(pairs);
-  const [before, after] = [plain, speculative].map(({ seconds, rate }) => `${duration(seconds)} (${numeral(rate)} tokens/s)`);
-  const shown = `times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${before}, speculative ${after}: ${ratio({ plain, speculative }).toFixed(2)} ×.`;
-  return {
-    found,
-    verdict: `${verdict} ${same}`,
-    details: `${many}, alternating${speculative.drafted ? `; ${shown}` : "."}`,
-  };
+	const found = comparedPairs(pairs);
+	const { plain, speculative } = typicalOf(pairs);
+	const many = `${counted(pairs.length, "pair")} of runs`;
+	const over = `over ${many}`;
+	const reason = speculative.reason ? `: ${speculative.reason}` : "";
+	let verdict = `No winner: ${found.reason}.`;
+	if (!speculative.drafted) verdict = `No winner: nothing was drafted${reason}.`;
+	else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${over}.`;
+	else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${over}.`;
+	else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call, ${over}.`;
+	const same = sameText(pairs);
+	const [before, after] = [plain, speculative].map(({ seconds, rate }) => `${duration(seconds)} (${numeral(rate)} tokens/s)`);
+	const shown = `times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${before}, speculative ${after}: ${ratio({ plain, speculative }).toFixed(2)} ×.`;
+	return {
+		found,
+		verdict: `${verdict} ${same}`,
+		details: `${many}, alternating${speculative.drafted ? `; ${shown}` : "."}`,
+	};
 }
 
 /** Whether all texts are the same, in a sentence. */
 export function sameText(pairs) {
-  const runs = pairs.flatMap(({ plain, speculative }) => [plain, speculative]);
-  const [first] = runs;
-  const other = runs.find(({ text }) => text !== first.text);
-  if (!other) return `All texts are identical, ${counted(first.n, "token")}.`;
-  let at = 0;
-  while (first.text[at] === other.text[at]) at++;
-  const ties = runs.some((run) => run.near_ties);
-  return `The texts differ from character ${at + 1} on${ties ? ", where two tokens were almost equally likely" : ""}.`;
+	const runs = pairs.flatMap(({ plain, speculative }) => [plain, speculative]);
+	const [first] = runs;
+	const other = runs.find(({ text }) => text !== first.text);
+	if (!other) return `All texts are identical, ${counted(first.n, "token")}.`;
+	let at = 0;
+	while (first.text[at] === other.text[at]) at++;
+	const ties = runs.some((run) => run.near_ties);
+	return `The texts differ from character ${at + 1} on${ties ? ", where two tokens were almost equally likely" : ""}.`;
 }

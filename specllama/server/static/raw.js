@@ -5,19 +5,19 @@ import { button, element } from "./dom.js";
 
 /** A button that shows the Markdown of an answer, with the sources of its text, and what is rendered again. */
 export function rawButton(body, text, trace) {
-  let rendered = null;
-  const toggle = button("Source", () => {
-    const raw = !rendered;
-    if (raw) {
-      rendered = [...body.childNodes];
-      const source = element("div", { class: "source-text", dir: "auto" });
-      addLines(source, trace.spans(text, 0));
-      body.replaceChildren(source);
-    } else {
-      body.replaceChildren(...rendered);
-      rendered = null;
-    }
-    toggle.setAttribute("aria-pressed", String(raw));
-  }, { "aria-pressed": "false", title: "The text as the model wrote it, before it is rendered" });
-  return toggle;
+	let rendered = null;
+	const toggle = button("Source", () => {
+		const raw = !rendered;
+		if (raw) {
+			rendered = [...body.childNodes];
+			const source = element("div", { class: "source-text", dir: "auto" });
+			addLines(source, trace.spans(text, 0));
+			body.replaceChildren(source);
+		} else {
+			body.replaceChildren(...rendered);
+			rendered = null;
+		}
+		toggle.setAttribute("aria-pressed", String(raw));
+	}, { "aria-pressed": "false", title: "The text as the model wrote it, before it is rendered" });
+	return toggle;
 }

@@ -8,36 +8,36 @@ const TIMES = 5;
 
 /** How a text ends in repetitions: {part, times}; null if it does not. */
 export function repetition(text) {
-  const end = text.slice(-TAIL);
-  const n = end.length;
-  // The failure function of Knuth, Morris and Pratt, of the text read backwards: the shortest period of each ending.
-  const border = new Uint16Array(n);
-  let found = null;
-  for (let i = 1, k = 0; i < n; i++) {
-    while (k && end[n - 1 - i] !== end[n - 1 - k]) k = border[k - 1];
-    if (end[n - 1 - i] === end[n - 1 - k]) k += 1;
-    border[i] = k;
-    const length = i + 1;
-    const period = length - k;
-    if (length < LEAST || length / period < TIMES) continue;
-    const part = end.slice(n - period);
-    if (length < SIGNS && !/[\p{L}\p{N}]/u.test(part)) continue;
-    found = { part, times: Math.floor(length / period) };
-  }
-  return found;
+	const end = text.slice(-TAIL);
+	const n = end.length;
+	// The failure function of Knuth, Morris and Pratt, of the text read backwards: the shortest period of each ending.
+	const border = new Uint16Array(n);
+	let found = null;
+	for (let i = 1, k = 0; i < n; i++) {
+		while (k && end[n - 1 - i] !== end[n - 1 - k]) k = border[k - 1];
+		if (end[n - 1 - i] === end[n - 1 - k]) k += 1;
+		border[i] = k;
+		const length = i + 1;
+		const period = length - k;
+		if (length < LEAST || length / period < TIMES) continue;
+		const part = end.slice(n - period);
+		if (length < SIGNS && !/[\p{L}\p{N}]/u.test(part)) continue;
+		found = { part, times: Math.floor(length / period) };
+	}
+	return found;
 }
 
 /** Looks at a text that grows, now and then. */
 export class RepetitionWatch {
-  #looked = 0;
-  #found = null;
+	#looked = 0;
+	#found = null;
 
-  /** How the text repeats itself at its end, as far as it has been looked at. */
-  look(text) {
-    if (text.length - this.#looked >= EVERY) {
-      this.#looked = text.length;
-      this.#found = repetition(text);
-    }
-    return this.#found;
-  }
+	/** How the text repeats itself at its end, as far as it has been looked at. */
+	look(text) {
+		if (text.length - this.#looked >= EVERY) {
+			this.#looked = text.length;
+			this.#found = repetition(text);
+		}
+		return this.#found;
+	}
 }

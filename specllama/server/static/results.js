@@ -4,6 +4,6 @@ export const results = { race: null, card: null };
 
 /** Save them as one HTML file. */
 export async function share() {
-  const { saveShared } = await import("./share.js");
-  await saveShared(results);
+	const { saveShared } = await import("./share.js");
+	await saveShared(results);
 }

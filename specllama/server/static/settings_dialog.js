@@ -7,26 +7,26 @@ import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settin
 
 const SAFE = Number.MAX_SAFE_INTEGER; // larger whole numbers would be sent as others
 const LABELS = {
-  max_tokens: "Longest answer", temperature: "Temperature", top_k: "Top k", top_p: "Top p", min_p: "Min p", seed: "Seed",
-  stop: "Stop texts, one a line", ignore_eos: "Ignore end tokens", draft_max: "Longest draft", repeat_last_n: "Penalties look back",
+	max_tokens: "Longest answer", temperature: "Temperature", top_k: "Top k", top_p: "Top p", min_p: "Min p", seed: "Seed",
+	stop: "Stop texts, one a line", ignore_eos: "Ignore end tokens", draft_max: "Longest draft", repeat_last_n: "Penalties look back",
 };
 // What the field does, for those who do not know it: shown while one points at it or is in it.
 const HELP = {
-  max_tokens: "The answer ends after so many tokens, -1: when the model ends it, -2: when the context is full.",
-  seed: "The same seed and settings give the same answer to the same question. -1: another one each time.",
-  temperature:
-    "0 always takes the likeliest token. 1 draws by the model's own probabilities; more is more surprising, and in the end nonsense.",
-  top_k: "Only so many of the likeliest tokens can be drawn. 0: all.",
-  top_p: "Only the likeliest tokens that together have this probability can be drawn. 1: all.",
-  min_p: "Tokens below this share of the likeliest one's probability cannot be drawn. 0: all can.",
-  repeat_penalty: "Above 1, tokens that were written lately become less likely: against answers that repeat themselves.",
-  repeat_last_n: "How many of the last tokens the penalties are for. -1: all, 0: none.",
-  presence_penalty: "Above 0, tokens that were written lately become less likely, however often they were.",
-  frequency_penalty: "Above 0, tokens become less likely with each time they were written lately.",
-  ignore_eos: "The answer goes on until its longest length or the end of the context.",
-  infill_sampling: "llama.cpp's way of sampling for gaps in code, which ends texts early.",
-  stop: "The answer ends before the first of these texts.",
-  draft_max: "At most so many tokens are drafted in a round. The text is the same with any length.",
+	max_tokens: "The answer ends after so many tokens, -1: when the model ends it, -2: when the context is full.",
+	seed: "The same seed and settings give the same answer to the same question. -1: another one each time.",
+	temperature:
+		"0 always takes the likeliest token. 1 draws by the model's own probabilities; more is more surprising, and in the end nonsense.",
+	top_k: "Only so many of the likeliest tokens can be drawn. 0: all.",
+	top_p: "Only the likeliest tokens that together have this probability can be drawn. 1: all.",
+	min_p: "Tokens below this share of the likeliest one's probability cannot be drawn. 0: all can.",
+	repeat_penalty: "Above 1, tokens that were written lately become less likely: against answers that repeat themselves.",
+	repeat_last_n: "How many of the last tokens the penalties are for. -1: all, 0: none.",
+	presence_penalty: "Above 0, tokens that were written lately become less likely, however often they were.",
+	frequency_penalty: "Above 0, tokens become less likely with each time they were written lately.",
+	ignore_eos: "The answer goes on until its longest length or the end of the context.",
+	infill_sampling: "llama.cpp's way of sampling for gaps in code, which ends texts early.",
+	stop: "The answer ends before the first of these texts.",
+	draft_max: "At most so many tokens are drafted in a round. The text is the same with any length.",
 };
 const DRAFT = { name: "draft_max", type: "integer", minimum: 1, maximum: 64, description: "" };
 
@@ -34,72 +34,72 @@ const title = (name) => LABELS[name] ?? `${name[0].toUpperCase()}${name.slice(1)
 
 /** A default as people write it; "" where the field says enough without one. */
 function shownDefault({ name }, value) {
-  if (name === "seed") return "random";
-  if (name === "draft_max") return "automatic";
-  if (name === "max_tokens" && value === -1) return "until its end";
-  return typeof value === "number" ? String(Number(value.toPrecision(6))) : "";
+	if (name === "seed") return "random";
+	if (name === "draft_max") return "automatic";
+	if (name === "max_tokens" && value === -1) return "until its end";
+	return typeof value === "number" ? String(Number(value.toPrecision(6))) : "";
 }
 
 /** A field: {name, row, read(), set(value), clear()}, whose value is undefined where nothing is set. */
 function fieldOf(parameter, value, standard) {
-  const { name, type, minimum: min, maximum: max } = parameter;
-  const shared = { id: `set-${name}`, "aria-describedby": `hint-${name} help-${name}` };
-  const shown = shownDefault(parameter, standard);
-  let input;
-  let read;
-  let set = (next) => {
-    input.value = next === undefined ? "" : String(next);
-  };
-  if (type === "boolean") {
-    input = element("input", { ...shared, type: "checkbox" });
-    set = (next) => {
-      input.checked = next === true;
-    };
-    read = () => input.checked || undefined;
-  } else if (parameter.many) {
-    input = element("textarea", { ...shared, rows: 2, placeholder: "none" });
-    set = (next) => {
-      input.value = (Array.isArray(next) ? next : []).join("\n");
-    };
-    read = () => {
-      const lines = input.value.split("\n").filter(Boolean);
-      return lines.length ? lines : undefined;
-    };
-  } else {
-    // Any value in the range, in steps of whole numbers where it must be one: the arrow keys go by tenths elsewhere.
-    const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
-    input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
-    read = () => (input.value === "" ? undefined : Number(input.value));
-    const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
-    const write = set;
-    set = (next) => {
-      write(next);
-      check();
-    };
-    input.addEventListener("input", check);
-  }
-  const row = element(
-    "div",
-    { class: type === "boolean" ? "field check" : "field", data: { name } },
-    element("label", { for: shared.id }, title(name)),
-    input,
-    element("span", { class: "hint", id: `hint-${name}` }, shown ? `default ${shown}` : ""),
-    element("span", { id: `help-${name}`, hidden: true }, HELP[name] ?? parameter.description),
-  );
-  set(value);
-  return { name, row, read, set, clear: () => set() };
+	const { name, type, minimum: min, maximum: max } = parameter;
+	const shared = { id: `set-${name}`, "aria-describedby": `hint-${name} help-${name}` };
+	const shown = shownDefault(parameter, standard);
+	let input;
+	let read;
+	let set = (next) => {
+		input.value = next === undefined ? "" : String(next);
+	};
+	if (type === "boolean") {
+		input = element("input", { ...shared, type: "checkbox" });
+		set = (next) => {
+			input.checked = next === true;
+		};
+		read = () => input.checked || undefined;
+	} else if (parameter.many) {
+		input = element("textarea", { ...shared, rows: 2, placeholder: "none" });
+		set = (next) => {
+			input.value = (Array.isArray(next) ? next : []).join("\n");
+		};
+		read = () => {
+			const lines = input.value.split("\n").filter(Boolean);
+			return lines.length ? lines : undefined;
+		};
+	} else {
+		// Any value in the range, in steps of whole numbers where it must be one: the arrow keys go by tenths elsewhere.
+		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
+		input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
+		read = () => (input.value === "" ? undefined : Number(input.value));
+		const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
+		const write = set;
+		set = (next) => {
+			write(next);
+			check();
+		};
+		input.addEventListener("input", check);
+	}
+	const row = element(
+		"div",
+		{ class: type === "boolean" ? "field check" : "field", data: { name } },
+		element("label", { for: shared.id }, title(name)),
+		input,
+		element("span", { class: "hint", id: `hint-${name}` }, shown ? `default ${shown}` : ""),
+		element("span", { id: `help-${name}`, hidden: true }, HELP[name] ?? parameter.description),
+	);
+	set(value);
+	return { name, row, read, set, clear: () => set() };
 }
 
 /** Show what a field does while one points at it or is in it. */
 function helpOf(fields) {
-  const line = element("p", { class: "help", "aria-hidden": "true" });
-  const show = (target) => {
-    const name = target?.closest?.(".field")?.dataset.name;
-    line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
-  };
-  for (const entered of ["pointerover", "focusin"]) fields.addEventListener(entered, ({ target }) => show(target));
-  for (const left of ["pointerleave", "focusout"]) fields.addEventListener(left, () => show(document.activeElement));
-  return line;
+	const line = element("p", { class: "help", "aria-hidden": "true" });
+	const show = (target) => {
+		const name = target?.closest?.(".field")?.dataset.name;
+		line.textContent = name ? fields.querySelector(`#help-${name}`).textContent : "";
+	};
+	for (const entered of ["pointerover", "focusin"]) fields.addEventListener(entered, ({ target }) => show(target));
+	for (const left of ["pointerleave", "focusout"]) fields.addEventListener(left, () => show(document.activeElement));
+	return line;
 }
 
 /**
@@ -107,50 +107,50 @@ function helpOf(fields) {
  * stores it.
  */
 export function openSettings(props, conversation, saved) {
-  const stored = currentSettings();
-  const defaults = props?.default_generation_settings.params ?? {};
-  const system = element("textarea", { id: "system", rows: 4, placeholder: "none", dir: "auto" });
-  system.value = conversation.system;
-  const parameters = props ? [...props.sampling_parameters, { ...DRAFT, maximum: props.speculation.longest_draft ?? 64 }] : [];
-  const sampling = parameters.map((parameter) => fieldOf(parameter, stored[parameter.name], defaults[parameter.name]));
-  const fields = props ? [...answerFields(props, stored), ...sampling] : [];
-  const always = forNewOnes(system.value !== "" && newSystem() === system.value);
-  const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
-  const submit = (event) => {
-    event.preventDefault();
-    if (props) saveSampling(Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined)));
-    if (always.box.checked) setNewSystem(system.value);
-    else if (newSystem() === conversation.system) setNewSystem("");
-    conversation.system = system.value;
-    saved();
-    closeDialog();
-  };
-  const reset = () => {
-    for (const { clear } of fields) clear();
-  };
-  openDialog("Settings", [
-    element(
-      "form",
-      { class: "settings", on: { submit } },
-      element("label", { for: "system" }, "System prompt of this conversation"),
-      system,
-      always.row,
-      element("h3", {}, "Answers"),
-      props && presetRow(fields),
-      props ? rows : element("p", { class: "hint" }, "The other settings are shown when the model is in memory."),
-      element("h3", {}, "Page"),
-      themeField(),
-      element(
-        "div",
-        { class: "foot" },
-        helpOf(rows),
-        element(
-          "div",
-          { class: "actions" },
-          element("button", { class: "primary" }, "Save"),
-          props && button("Server's defaults", reset),
-        ),
-      ),
-    ),
-  ]);
+	const stored = currentSettings();
+	const defaults = props?.default_generation_settings.params ?? {};
+	const system = element("textarea", { id: "system", rows: 4, placeholder: "none", dir: "auto" });
+	system.value = conversation.system;
+	const parameters = props ? [...props.sampling_parameters, { ...DRAFT, maximum: props.speculation.longest_draft ?? 64 }] : [];
+	const sampling = parameters.map((parameter) => fieldOf(parameter, stored[parameter.name], defaults[parameter.name]));
+	const fields = props ? [...answerFields(props, stored), ...sampling] : [];
+	const always = forNewOnes(system.value !== "" && newSystem() === system.value);
+	const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
+	const submit = (event) => {
+		event.preventDefault();
+		if (props) saveSampling(Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined)));
+		if (always.box.checked) setNewSystem(system.value);
+		else if (newSystem() === conversation.system) setNewSystem("");
+		conversation.system = system.value;
+		saved();
+		closeDialog();
+	};
+	const reset = () => {
+		for (const { clear } of fields) clear();
+	};
+	openDialog("Settings", [
+		element(
+			"form",
+			{ class: "settings", on: { submit } },
+			element("label", { for: "system" }, "System prompt of this conversation"),
+			system,
+			always.row,
+			element("h3", {}, "Answers"),
+			props && presetRow(fields),
+			props ? rows : element("p", { class: "hint" }, "The other settings are shown when the model is in memory."),
+			element("h3", {}, "Page"),
+			themeField(),
+			element(
+				"div",
+				{ class: "foot" },
+				helpOf(rows),
+				element(
+					"div",
+					{ class: "actions" },
+					element("button", { class: "primary" }, "Save"),
+					props && button("Server's defaults", reset),
+				),
+			),
+		),
+	]);
 }

@@ -18,7 +18,7 @@ const INVALID = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-
 
 /** JSON that no HTML parser reads as anything but the text of its element. */
 const embedded = (data) =>
-  JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+	JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 const escaped = (text) => text.replace(/[<>&"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
@@ -29,16 +29,16 @@ const shownRun = ({ parts, times, seconds }) => ({ parts, times, seconds });
 
 /** The file. code: of exhibit.js; style: exhibit.css; results: as in results.js. */
 export function sharedFile(code, style, { race, card }) {
-  const nonce = random();
-  const shown = race && {
-    prompt: race.prompt, verdict: race.verdict, details: race.details,
-    plain: shownRun(race.plain), speculative: shownRun(race.speculative),
-  };
-  const about = race ? aboutServer(race.props, race.model, race.settings) : [];
-  const title = `specllama: ${[race && "race", card && "what drafts gain"].filter(Boolean).join(" and ")}`;
-  const policy = `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'`;
-  const script = code.replace(/^export /gm, "");
-  const text = `<!doctype html>
+	const nonce = random();
+	const shown = race && {
+		prompt: race.prompt, verdict: race.verdict, details: race.details,
+		plain: shownRun(race.plain), speculative: shownRun(race.speculative),
+	};
+	const about = race ? aboutServer(race.props, race.model, race.settings) : [];
+	const title = `specllama: ${[race && "race", card && "what drafts gain"].filter(Boolean).join(" and ")}`;
+	const policy = `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'`;
+	const script = code.replace(/^export /gm, "");
+	const text = `<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="${policy}">
@@ -52,24 +52,24 @@ ${script}
 exhibit(document.querySelector("main"), JSON.parse(document.getElementById("data").textContent));
 </script></body></html>
 `;
-  return text.replace(INVALID, "\ufffd");
+	return text.replace(INVALID, "\ufffd");
 }
 
 const textOf = async (name) => (await fetch(new URL(name, import.meta.url))).text();
 
 /** Save what was measured on this page as a file. */
 export async function saveShared(results) {
-  try {
-    const names = ["exhibit.js", "exhibit.css", "style.css"];
-    const [code, style, page] = await Promise.all(names.map(textOf));
-    const [colours] = page.match(/^:root \{.*?^\}/ms);
-    const blob = new Blob([sharedFile(code, colours + style, results)], { type: "text/html" });
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  } catch (error) {
-    say(`The file could not be made: ${error.message}`);
-  }
+	try {
+		const names = ["exhibit.js", "exhibit.css", "style.css"];
+		const [code, style, page] = await Promise.all(names.map(textOf));
+		const [colours] = page.match(/^:root \{.*?^\}/ms);
+		const blob = new Blob([sharedFile(code, colours + style, results)], { type: "text/html" });
+		const link = document.createElement("a");
+		link.href = URL.createObjectURL(blob);
+		link.download = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
+		link.click();
+		setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+	} catch (error) {
+		say(`The file could not be made: ${error.message}`);
+	}
 }

@@ -10,124 +10,124 @@ const EVERY = 2000; // milliseconds between two looks
 
 /** Open the view. model: its name; session: {near_ties, answers} of this page. */
 export function openStatus(model, session) {
-  const place = element("div", { class: "status" }, element("p", {}, "Asking the server…"));
-  let open = true;
-  openDialog("Status", [place], {
-    closed: () => {
-      open = false;
-    },
-  });
-  const look = async () => {
-    while (open) {
-      try {
-        show(place, await gathered(model), session);
-      } catch (error) {
-        place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
-      }
-      await new Promise((resolve) => setTimeout(resolve, EVERY));
-    }
-  };
-  return look();
+	const place = element("div", { class: "status" }, element("p", {}, "Asking the server…"));
+	let open = true;
+	openDialog("Status", [place], {
+		closed: () => {
+			open = false;
+		},
+	});
+	const look = async () => {
+		while (open) {
+			try {
+				show(place, await gathered(model), session);
+			} catch (error) {
+				place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+			}
+			await new Promise((resolve) => setTimeout(resolve, EVERY));
+		}
+	};
+	return look();
 }
 
 async function gathered(model) {
-  const query = `?model=${encodeURIComponent(model)}`;
-  const [props, slots, metrics] = await Promise.all([
-    json(`/props${query}`),
-    json(`/slots${query}`),
-    request(`/metrics${query}`).then((response) => response.text()),
-  ]);
-  return { props, slots, metrics: parsed(metrics) };
+	const query = `?model=${encodeURIComponent(model)}`;
+	const [props, slots, metrics] = await Promise.all([
+		json(`/props${query}`),
+		json(`/slots${query}`),
+		request(`/metrics${query}`).then((response) => response.text()),
+	]);
+	return { props, slots, metrics: parsed(metrics) };
 }
 
 /** The values of a text in Prometheus' format, by name; those with several labels are added up. */
 function parsed(text) {
-  const found = new Map();
-  for (const line of text.split("\n")) {
-    const match = /^(\w+)(?:\{[^}]*\})? (\S+)$/.exec(line);
-    if (match) found.set(match[1], (found.get(match[1]) ?? 0) + Number(match[2]));
-  }
-  return found;
+	const found = new Map();
+	for (const line of text.split("\n")) {
+		const match = /^(\w+)(?:\{[^}]*\})? (\S+)$/.exec(line);
+		if (match) found.set(match[1], (found.get(match[1]) ?? 0) + Number(match[2]));
+	}
+	return found;
 }
 
 /** Show the facts; where they have the same names as before, their elements stay, and so does the focus. */
 function show(place, found, session) {
-  const rows = rowsOf(found, session);
-  const values = [...place.querySelectorAll(":scope > .facts > dd")];
-  const names = [...place.querySelectorAll(":scope > .facts > dt")].map((dt) => dt.textContent);
-  if (names.join("\n") !== rows.map(([name]) => name).join("\n")) {
-    const facts = rows.flatMap(([name, value, explanation]) => [
-      element("dt", {}, explanation ? term(name, explanation) : name), element("dd", {}, value),
-    ]);
-    place.replaceChildren(element("dl", { class: "facts" }, ...facts), slotTable(found.slots));
-    return;
-  }
-  rows.forEach(([, value], i) => {
-    if (values[i].textContent !== value) values[i].textContent = value;
-  });
-  place.lastElementChild.replaceWith(slotTable(found.slots));
+	const rows = rowsOf(found, session);
+	const values = [...place.querySelectorAll(":scope > .facts > dd")];
+	const names = [...place.querySelectorAll(":scope > .facts > dt")].map((dt) => dt.textContent);
+	if (names.join("\n") !== rows.map(([name]) => name).join("\n")) {
+		const facts = rows.flatMap(([name, value, explanation]) => [
+			element("dt", {}, explanation ? term(name, explanation) : name), element("dd", {}, value),
+		]);
+		place.replaceChildren(element("dl", { class: "facts" }, ...facts), slotTable(found.slots));
+		return;
+	}
+	rows.forEach(([, value], i) => {
+		if (values[i].textContent !== value) values[i].textContent = value;
+	});
+	place.lastElementChild.replaceWith(slotTable(found.slots));
 }
 
 /** The facts as [name, text, name of its explanation]. */
 function rowsOf({ props, slots, metrics }, session) {
-  const { target, machine } = props;
-  const busy = slots.filter((slot) => slot.is_processing).length;
-  const waiting = metrics.get("specllama_texts_waiting") ?? 0;
-  const kv = metrics.get("specllama_kv_used_ratio");
-  const restarts = metrics.get("specllama_engine_restarts") ?? 0;
-  const drafted = metrics.get("specllama_draft_tokens_total") ?? 0;
-  const accepted = metrics.get("specllama_draft_tokens_accepted_total") ?? 0;
-  const took = metrics.get("specllama_compared_decode_seconds_total") ?? 0;
-  const plain = metrics.get("specllama_compared_plain_seconds_total") ?? 0;
-  return [
-    ["Version", props.build_info],
-    ["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
-    ["Draft", drafters(props)],
-    ["Speculation", inWords(props, true)],
-    ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`, "slots"],
-    ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
-    ["Memory", memory(machine)],
-    ["Device", deviceInWords(machine)],
-    ["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
-    ["Gain", took > 0 ? `${(plain / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
-    ["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
-    ...props.notes.map((note) => ["Note", note]),
-  ];
+	const { target, machine } = props;
+	const busy = slots.filter((slot) => slot.is_processing).length;
+	const waiting = metrics.get("specllama_texts_waiting") ?? 0;
+	const kv = metrics.get("specllama_kv_used_ratio");
+	const restarts = metrics.get("specllama_engine_restarts") ?? 0;
+	const drafted = metrics.get("specllama_draft_tokens_total") ?? 0;
+	const accepted = metrics.get("specllama_draft_tokens_accepted_total") ?? 0;
+	const took = metrics.get("specllama_compared_decode_seconds_total") ?? 0;
+	const plain = metrics.get("specllama_compared_plain_seconds_total") ?? 0;
+	return [
+		["Version", props.build_info],
+		["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
+		["Draft", drafters(props)],
+		["Speculation", inWords(props, true)],
+		["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`, "slots"],
+		["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
+		["Memory", memory(machine)],
+		["Device", deviceInWords(machine)],
+		["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
+		["Gain", took > 0 ? `${(plain / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
+		["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
+		...props.notes.map((note) => ["Note", note]),
+	];
 }
 
 function drafters(props) {
-  const { drafters: words, vocabulary, memory: remembers } = props.speculation;
-  const names = draftNames(props, vocabulary ? ` (vocabulary ${vocabulary})` : "");
-  const parts = [...names, ...words.filter((word) => word !== "model")];
-  if (remembers) parts.push("memory of earlier answers");
-  return parts.join(", ") || "none";
+	const { drafters: words, vocabulary, memory: remembers } = props.speculation;
+	const names = draftNames(props, vocabulary ? ` (vocabulary ${vocabulary})` : "");
+	const parts = [...names, ...words.filter((word) => word !== "model")];
+	if (remembers) parts.push("memory of earlier answers");
+	return parts.join(", ") || "none";
 }
 
 function memory({ host_bytes: host, device_bytes: gpu }) {
-  return gpu ? `${bytes(host)} of the machine, ${bytes(gpu)} of its GPUs` : `${bytes(host)}`;
+	return gpu ? `${bytes(host)} of the machine, ${bytes(gpu)} of its GPUs` : `${bytes(host)}`;
 }
 
 function slotTable(slots) {
-  const rows = slots.map((slot) => {
-    const token = slot.next_token?.[0];
-    const cells = [
-      slot.id,
-      slot.is_processing ? "busy" : "idle",
-      numeral(slot.n_past || null),
-      numeral(token?.n_decoded),
-      slot.draft_n === undefined ? "–" : `${numeral(slot.draft_n_accepted)} of ${numeral(slot.draft_n)}`,
-    ];
-    return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
-  });
-  const head = ["Slot", "State", "Tokens in cache", "Written", "Draft tokens accepted"];
-  return element(
-    "div",
-    { class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots" },
-    element(
-      "table",
-      {},
-      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
-      element("tbody", {}, ...rows),
-    ),
-  );
+	const rows = slots.map((slot) => {
+		const token = slot.next_token?.[0];
+		const cells = [
+			slot.id,
+			slot.is_processing ? "busy" : "idle",
+			numeral(slot.n_past || null),
+			numeral(token?.n_decoded),
+			slot.draft_n === undefined ? "–" : `${numeral(slot.draft_n_accepted)} of ${numeral(slot.draft_n)}`,
+		];
+		return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
+	});
+	const head = ["Slot", "State", "Tokens in cache", "Written", "Draft tokens accepted"];
+	return element(
+		"div",
+		{ class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots" },
+		element(
+			"table",
+			{},
+			element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+			element("tbody", {}, ...rows),
+		),
+	);
 }

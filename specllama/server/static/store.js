@@ -15,7 +15,7 @@ const erased = new Set(); // by this tab
 const unsaved = new Map(); // conversations with changes that could not be stored, by their ids
 
 addEventListener("beforeunload", (event) => {
-  if (unsaved.size) event.preventDefault();
+	if (unsaved.size) event.preventDefault();
 });
 
 const text = (value) => (typeof value === "string" ? value : "");
@@ -24,60 +24,60 @@ const isId = (value) => typeof value === "string" && /^[a-z0-9]{1,40}$/.test(val
 
 /** A message with its fields in the types that the page relies on; null where that is impossible. */
 export function checked(data) {
-  if (!data || !["user", "assistant"].includes(data.role) || typeof data.content !== "string") return null;
-  const { conversation: _, ...rest } = data;
-  return {
-    ...rest,
-    id: isId(data.id) ? data.id : newId(),
-    parent: isId(data.parent) ? data.parent : null,
-    at: number(data.at),
-    reasoning: text(data.reasoning),
-    outcome: text(data.outcome),
-    model: text(data.model),
-    tokens: number(data.tokens) || null,
-    files: filesOf(data.files),
-    trace: traceOf(data.trace),
-    reasoningTrace: traceOf(data.reasoningTrace),
-  };
+	if (!data || !["user", "assistant"].includes(data.role) || typeof data.content !== "string") return null;
+	const { conversation: _, ...rest } = data;
+	return {
+		...rest,
+		id: isId(data.id) ? data.id : newId(),
+		parent: isId(data.parent) ? data.parent : null,
+		at: number(data.at),
+		reasoning: text(data.reasoning),
+		outcome: text(data.outcome),
+		model: text(data.model),
+		tokens: number(data.tokens) || null,
+		files: filesOf(data.files),
+		trace: traceOf(data.trace),
+		reasoningTrace: traceOf(data.reasoningTrace),
+	};
 }
 
 function filesOf(data) {
-  if (!Array.isArray(data)) return [];
-  const good = data.filter((file) => file && typeof file.text === "string");
-  return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
+	if (!Array.isArray(data)) return [];
+	const good = data.filter((file) => file && typeof file.text === "string");
+	return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
 }
 
 function traceOf(data) {
-  const runs = Array.isArray(data?.runs) ? data.runs : [];
-  const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
-  const good =
-    runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
-    rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && (r[5] ?? []).every?.((one) => Array.isArray(one) && one.every((part) => typeof part === "string")));
-  return good ? { runs, rounds } : { runs: [], rounds: [] };
+	const runs = Array.isArray(data?.runs) ? data.runs : [];
+	const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
+	const good =
+		runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
+		rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && (r[5] ?? []).every?.((one) => Array.isArray(one) && one.every((part) => typeof part === "string")));
+	return good ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
 /** The fields of a conversation besides its messages. */
 export function checkedHead(data) {
-  return {
-    id: isId(data?.id) ? data.id : newId(),
-    title: text(data?.title).slice(0, 200),
-    system: text(data?.system),
-    created: number(data?.created),
-    changed: number(data?.changed),
-    leaf: isId(data?.leaf) ? data.leaf : null,
-  };
+	return {
+		id: isId(data?.id) ? data.id : newId(),
+		title: text(data?.title).slice(0, 200),
+		system: text(data?.system),
+		created: number(data?.created),
+		changed: number(data?.changed),
+		leaf: isId(data?.leaf) ? data.leaf : null,
+	};
 }
 
 /** {id, title, changed} of all conversations, the one changed last first. */
 export async function titles() {
-  const stored = (await database.heads()).map(checkedHead).filter(({ id }) => !unsaved.has(id));
-  const found = [...stored, ...unsaved.values()];
-  return found.sort((a, b) => b.changed - a.changed);
+	const stored = (await database.heads()).map(checkedHead).filter(({ id }) => !unsaved.has(id));
+	const found = [...stored, ...unsaved.values()];
+	return found.sort((a, b) => b.changed - a.changed);
 }
 
 async function read(id) {
-  const found = isId(id) ? await database.load(id) : null;
-  return found && [{ ...checkedHead(found[0]), id }, found[1].map(checked).filter(Boolean)];
+	const found = isId(id) ? await database.load(id) : null;
+	return found && [{ ...checkedHead(found[0]), id }, found[1].map(checked).filter(Boolean)];
 }
 
 /** The conversations with changes that could not be stored. */
@@ -85,16 +85,16 @@ export const notStored = () => [...unsaved.values()];
 
 /** A conversation; null without it. */
 export async function conversation(id) {
-  if (unsaved.has(id)) return unsaved.get(id);
-  const found = await read(id);
-  return found && Object.assign(new Conversation(...found), { stored: true });
+	if (unsaved.has(id)) return unsaved.get(id);
+	const found = await read(id);
+	return found && Object.assign(new Conversation(...found), { stored: true });
 }
 
 /** Take over what another tab has changed. keep: see Conversation.merge. Returns whether it is still there. */
 export async function refresh(data, keep) {
-  const found = await read(data.id);
-  if (found) data.merge(...found, keep);
-  return Boolean(found);
+	const found = await read(data.id);
+	if (found) data.merge(...found, keep);
+	return Boolean(found);
 }
 
 /** A message without its rounds, which it can lose first. */
@@ -102,8 +102,8 @@ export const withoutRounds = ({ trace: _, reasoningTrace: __, ...rest }) => rest
 
 /** Changes with at most `most` characters of rounds an answer. */
 function bounded(changes, most) {
-  const size = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length;
-  return { ...changes, put: changes.put.map((one) => (size(one) > most ? withoutRounds(one) : one)) };
+	const size = ({ trace, reasoningTrace }) => JSON.stringify([trace, reasoningTrace]).length;
+	return { ...changes, put: changes.put.map((one) => (size(one) > most ? withoutRounds(one) : one)) };
 }
 
 /**
@@ -111,61 +111,61 @@ function bounded(changes, most) {
  * meanwhile. Throws StorageError.
  */
 export async function save(data, changed = Date.now()) {
-  if (erased.has(data.id)) return false;
-  const changes = data.takeChanges();
-  if (!changes.fresh && !changes.put.length && !changes.drop.length && !Object.keys(changes.patch).length) return true;
-  changes.patch.changed = data.changed = changed;
-  let there;
-  try {
-    there = await database.change(data.id, bounded(changes, ROUNDS)).catch(() => database.change(data.id, bounded(changes, 0)));
-  } catch (error) {
-    data.giveBack(changes);
-    unsaved.set(data.id, data);
-    throw error;
-  }
-  unsaved.delete(data.id);
-  if (there) {
-    data.stored = true;
-    channel?.postMessage(data.id);
-  } else data.giveBack(changes);
-  return there;
+	if (erased.has(data.id)) return false;
+	const changes = data.takeChanges();
+	if (!changes.fresh && !changes.put.length && !changes.drop.length && !Object.keys(changes.patch).length) return true;
+	changes.patch.changed = data.changed = changed;
+	let there;
+	try {
+		there = await database.change(data.id, bounded(changes, ROUNDS)).catch(() => database.change(data.id, bounded(changes, 0)));
+	} catch (error) {
+		data.giveBack(changes);
+		unsaved.set(data.id, data);
+		throw error;
+	}
+	unsaved.delete(data.id);
+	if (there) {
+		data.stored = true;
+		channel?.postMessage(data.id);
+	} else data.giveBack(changes);
+	return there;
 }
 
 /** Store a conversation that has been deleted again. */
 export function revive(data) {
-  erased.delete(data.id);
-  data.stored = false;
+	erased.delete(data.id);
+	data.stored = false;
 }
 
 export async function remove(id) {
-  erased.add(id);
-  unsaved.delete(id);
-  await database.erase(id);
-  write(`specllama.unfinished.${id}`, null);
-  channel?.postMessage(id);
+	erased.add(id);
+	unsaved.delete(id);
+	await database.erase(id);
+	write(`specllama.unfinished.${id}`, null);
+	channel?.postMessage(id);
 }
 
 /** Call `changed(id)` when another tab has changed or removed a conversation. */
 export function onChange(changed) {
-  channel?.addEventListener("message", ({ data }) => changed(data));
+	channel?.addEventListener("message", ({ data }) => changed(data));
 }
 
 /** Ids of the conversations that have these words, in their order. signal: ends the search. */
 export async function search(words, signal) {
-  const wanted = words.toLowerCase();
-  const found = new Set();
-  for (const { id, title } of await titles()) if (title.toLowerCase().includes(wanted)) found.add(id);
-  await database.eachMessage(({ conversation: id, content }) => {
-    if (!found.has(id) && typeof content === "string" && content.toLowerCase().includes(wanted)) found.add(id);
-    return signal.aborted;
-  });
-  return found;
+	const wanted = words.toLowerCase();
+	const found = new Set();
+	for (const { id, title } of await titles()) if (title.toLowerCase().includes(wanted)) found.add(id);
+	await database.eachMessage(({ conversation: id, content }) => {
+		if (!found.has(id) && typeof content === "string" && content.toLowerCase().includes(wanted)) found.add(id);
+		return signal.aborted;
+	});
+	return found;
 }
 
 /** The settings of this browser; those that are not set are absent. */
 export function settings() {
-  const found = readJson(SETTINGS);
-  return found && typeof found === "object" && !Array.isArray(found) ? found : {};
+	const found = readJson(SETTINGS);
+	return found && typeof found === "object" && !Array.isArray(found) ? found : {};
 }
 
 /** Returns whether they last longer than the page. */

@@ -6,18 +6,18 @@ const THEMES = ["light", "dark"];
 
 /** "light", "dark", or "" for the system's. */
 export function theme() {
-  const found = store.settings().theme;
-  return THEMES.includes(found) ? found : "";
+	const found = store.settings().theme;
+	return THEMES.includes(found) ? found : "";
 }
 
 export function setTheme(value) {
-  store.saveSettings({ ...store.settings(), theme: value });
-  applyTheme();
+	store.saveSettings({ ...store.settings(), theme: value });
+	applyTheme();
 }
 
 /** Show the page in the theme that is set. */
 export function applyTheme() {
-  const { dataset } = document.documentElement;
-  if (theme()) dataset.theme = theme();
-  else delete dataset.theme;
+	const { dataset } = document.documentElement;
+	if (theme()) dataset.theme = theme();
+	else delete dataset.theme;
 }

@@ -5,8 +5,8 @@ const nameOf = (name) => name.replace(/[\p{C}\s]+/gu, " ").trim().slice(0, 120) 
 
 /** The text of a question with its files before it, so that later questions about them find them evaluated. */
 export function textOf({ content, files = [] }) {
-  const parts = files.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
-  return [...parts, content].filter(Boolean).join("\n\n");
+	const parts = files.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
+	return [...parts, content].filter(Boolean).join("\n\n");
 }
 
 const isEmpty = ({ role, content }) => role === "assistant" && !content;
@@ -16,31 +16,31 @@ const isEmpty = ({ role, content }) => role === "assistant" && !content;
  * question, are not sent: templates that demand turns would refuse them. going: an answer that goes on, at the end.
  */
 export function turns(messages, going = null) {
-  const shown = messages.filter((message) => !message.out && !isEmpty(message) && message !== going);
-  const found = [];
-  for (const [i, message] of shown.entries()) {
-    if (isUnanswered(message, shown[i + 1])) continue;
-    const text = textOf(message);
-    const last = found.at(-1);
-    if (message.role === "assistant" && last?.role === "assistant") last.content += `\n\n${text}`;
-    else found.push({ role: message.role, content: text });
-  }
-  if (going) append(found, going);
-  return found;
+	const shown = messages.filter((message) => !message.out && !isEmpty(message) && message !== going);
+	const found = [];
+	for (const [i, message] of shown.entries()) {
+		if (isUnanswered(message, shown[i + 1])) continue;
+		const text = textOf(message);
+		const last = found.at(-1);
+		if (message.role === "assistant" && last?.role === "assistant") last.content += `\n\n${text}`;
+		else found.push({ role: message.role, content: text });
+	}
+	if (going) append(found, going);
+	return found;
 }
 
 function append(found, { content, reasoning }) {
-  const last = found.at(-1);
-  if (last?.role === "assistant") {
-    last.content += `\n\n${content}`;
-    return;
-  }
-  found.push({ role: "assistant", content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
+	const last = found.at(-1);
+	if (last?.role === "assistant") {
+		last.content += `\n\n${content}`;
+		return;
+	}
+	found.push({ role: "assistant", content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
 }
 
 /** Where requests may begin instead: indices among the messages that are sent. */
 export function starts(messages) {
-  return messages.filter(({ out }) => !out).flatMap(({ role }, i) => (role === "user" && i > 0 ? [i] : []));
+	return messages.filter(({ out }) => !out).flatMap(({ role }, i) => (role === "user" && i > 0 ? [i] : []));
 }
 
 /** Whether a question is not sent because another one follows it. next: the message after it. */

@@ -130,7 +130,7 @@ def test_settings_are_the_sampling_parameters() -> None:
     assert set(re.findall(r'"(\w+)"', listed[1])) == known | {"draft_max"}
     help_of = re.search(r"const HELP = \{(.*?)\n\};", SCRIPTS["settings_dialog.js"], re.S)
     assert help_of is not None
-    assert set(re.findall(r"(?m)^  (\w+):", help_of[1])) == known | {"draft_max"}
+    assert set(re.findall(r"(?m)^\t(\w+):", help_of[1])) == known | {"draft_max"}
 
 
 def test_elements_that_scripts_use_are_there() -> None:
