@@ -29,11 +29,12 @@ class RunningClock:
 
     def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
         self._source = source
-        self._state = source(), 0.0, 0  # of the last tick: time by the source, seconds left out, pauses
+        now = source()
+        self._state = now, now, 0  # of the last tick: time by the source, time by this clock, pauses
 
     def __call__(self) -> float:
-        ticked, left_out, _ = self._state
-        return min(self._source(), ticked + MOST_SECONDS) - left_out
+        ticked, time_then, _ = self._state
+        return time_then + min(self._source() - ticked, MOST_SECONDS)
 
     @property
     def n_pauses(self) -> int:
@@ -45,10 +46,10 @@ class RunningClock:
 
     def tick(self) -> None:
         """The process runs. To be called by one thread, every TICK_SECONDS."""
-        ticked, left_out, n = self._state
+        ticked, time_then, n = self._state
         now = self._source()
-        pause = now - ticked - MOST_SECONDS
-        self._state = (now, left_out + pause, n + 1) if pause > 0 else (now, left_out, n)
+        # The sum of a reading at this moment, so that rounding never turns the clock back.
+        self._state = now, time_then + min(now - ticked, MOST_SECONDS), n + (now - ticked > MOST_SECONDS)
 
 
 class ProcessClock(RunningClock):
