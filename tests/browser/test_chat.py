@@ -197,9 +197,10 @@ def test_export_and_import(page: Page, tmp_path: Path) -> None:
     page.js("document.getElementById('import-file').hidden = false")
     page.driver.find_element("id", "import-file").send_keys(str(file))
     page.until(lambda: "1 conversation imported" in page.notice)
+    page.press("Dismiss")
+    assert not page.notice
     page.press("Keep this")
     page.until(lambda: page.answers == ["Kept."])
-    page.press("Dismiss")
     page.until(lambda: not page.notice)
     page.driver.find_element("id", "import-file").send_keys(str(file))
     page.until(lambda: page.notice == "0 conversations imported. 1 there already.")
