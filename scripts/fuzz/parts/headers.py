@@ -57,13 +57,13 @@ class Headers:
             (check_model if header.tensors or not len(header.tokens) else check_tokenizer)(header)
             other = _plain(self._files[0])
             verdict = check_pair(header, other)
-            lines = list(pair_check._lines(header, other, verdict, 80))
+            lines = list(pair_check._lines(header, other, verdict, verdict.ok, 80))
         except GGUFError as error:
             assert error.hint
             assert error.message.isprintable(), error.message[:500]
             return "refused"
         assert all(line.isprintable() for line in lines)
-        json.dumps(pair_check._object(header, other, verdict))
+        json.dumps(pair_check._object(header, other, verdict, None, False))
         return verdict.verdict
 
     def close(self) -> None:
