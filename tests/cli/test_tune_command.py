@@ -278,7 +278,7 @@ def test_ctrl_c_stores_and_shows_what_was_measured(command: Command) -> None:
     assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
 
 
-def test_figures_beside_other_programs_are_not_stored_and_give_no_advice(command: Command) -> None:
+def test_figures_of_a_busy_machine_are_not_stored_and_give_no_advice(command: Command) -> None:
     spin = [sys.executable, "-c", "while True: pass"]
     # Sessions of their own: Linux shares processors among sessions first.
     others = [psutil.Popen(spin, start_new_session=True) for _ in range(4 * (os.cpu_count() or 1))]

@@ -99,7 +99,7 @@ class PairGain:
     """The average gain from using a priced drafter over all requests, and the average time that it adds to a
     round, in t(1), by what it competed with (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits:
     range of stored gains. max_time: largest stored time. n_seen: rounds that the averages are from; stored
-    ones count as many.
+    ones count as many. n_unused: rounds of all requests since it was used, counted while it cannot gain.
     """
 
     limits: tuple[float, float] = DEFAULT.stored_gain
@@ -107,6 +107,7 @@ class PairGain:
     gains: list[float | None] = field(default_factory=lambda: [None, None, None])
     times: list[float | None] = field(default_factory=lambda: [None, None, None])
     n_seen: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    n_unused: int = 0
 
     def restore(self, gains: object, times: object = None) -> None:
         """Continue from stored lists; what is something else is ignored."""
@@ -128,17 +129,16 @@ class PricedState:
     """What is learnt about a drafter whose tokens cost decodes. steps: times of its steps. gain: the gain
     from using it. next_token: acceptance of its token after an accepted one, by the bin of that one. trial:
     what trying it in place of a drafter that is expected to be better may lose, in t(1). n_waited: rounds
-    with another drafter since it was used. n_trial: rounds that are left of a trial. n_unused: rounds of all
-    requests since it was used, counted while it can gain nothing.
+    with another drafter since it was used. n_trial: rounds that are left of a trial.
     """
 
-    __slots__ = ("config", "gain", "n_trial", "n_unused", "n_waited", "next_token", "steps", "trial")
+    __slots__ = ("config", "gain", "n_trial", "n_waited", "next_token", "steps", "trial")
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         c = self.config = config
         self.steps, self.gain = StepCosts(c), PairGain(c.stored_gain, c.stored_added_time)
         self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget, c.max_chance)
-        self.trial, self.n_trial, self.n_waited, self.n_unused = c.trial_allowance, 0, 0, 0
+        self.trial, self.n_trial, self.n_waited = c.trial_allowance, 0, 0
 
     def next_chance(self, bin_: int) -> float:
         """The chance of a token after an accepted one of this bin."""
@@ -172,7 +172,7 @@ class PricedState:
             "gains": list(self.gain.gains),
             "times": list(self.gain.times),
             "trial": self.trial,
-            "unused": self.n_unused,
+            "unused": self.gain.n_unused,
         }
 
     def restore(self, data: object) -> None:
@@ -184,8 +184,8 @@ class PricedState:
         self.gain.restore(data.get("gains"), data.get("times"))
         if is_number(trial := data.get("trial")):
             self.trial = max(-self.config.max_trial, min(self.config.max_trial, float(trial)))
-        if is_number(unused := data.get("unused"), 0, self.config.hopeless_wait):
-            self.n_unused = int(unused)
+        if is_number(unused := data.get("unused"), 0, self.config.no_gain_wait):
+            self.gain.n_unused = int(unused)
 
 
 class LearntFrom(Protocol):

@@ -14,7 +14,8 @@ class SpeculationBudget:
 
     credit: what may still be lost. Rounds that spent time on drafts change it; `config.overhead` refills it
     up to the allowance. It is stored, so that the allowance is granted once per pair, not once per answer.
-    since_plain: time since the last round without drafts.
+    since_plain: time since the last round without drafts. gained: what drafting has gained in this process,
+    at most `max_gain`, so that old gains cannot be lost again.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
@@ -58,8 +59,11 @@ class SpeculationBudget:
         return self.config.round_share * self.credit
 
     def begin(self) -> None:
-        """A text begins: where drafting has gained more than it lost, it may lose the allowance."""
-        if self.gained > 0:
+        """A text begins: where a change of the width costs something, and drafting has gained more than it
+        lost, it may lose the allowance. Refilled by rounds alone, the credit would rule out drafts in many
+        texts.
+        """
+        if self.there_and_back and self.gained > 0:
             self.credit = max(self.credit, self.allowance)
 
     def plain(self, worth: float) -> None:
@@ -73,7 +77,7 @@ class SpeculationBudget:
         """
         self.since_plain += cost
         c = self.config
-        self.gained += worth - cost
+        self.gained = min(c.max_gain, self.gained + worth - cost)
         limit = self.allowance + (c.changing_max_gain if self.there_and_back else c.max_gain)
         self.credit = min(limit, self.credit + worth - cost)
         self._refill(worth)

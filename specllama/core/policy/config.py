@@ -86,7 +86,7 @@ class PolicyConfig:
     good_share: float = 0.2  # prior: share of good drafts
     wasted_steps: float = 0.7  # prior: steps lost on each of the others
     enough_tokens: float = 24.0  # first tokens of drafts after which their chances tell what can be gained
-    hopeless_wait: int = 256  # rounds without a drafter that can gain nothing, before it is tried again
+    no_gain_wait: int = 256  # rounds without a drafter that cannot gain, before it is tried again
     likely_copy_gain: float = 0.5  # prior: gain of a likely copy that the model has to exceed
     forgone_share: float = 0.5  # share of a forgone gain that counts towards catching up
     gate_by_copy: bool = True  # separate gains by the copy that the model competes with

@@ -18,7 +18,6 @@ from specllama.core.policy.acceptance import (
     AcceptanceTable,
     PairGain,
     PairState,
-    PricedState,
 )
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
@@ -82,8 +81,8 @@ def can_gain(
 class DraftGate:
     """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
     has none. head: it is a trained head. competes: there are other priced drafters; the first rounds with
-    this one then outweigh the prior. hopeless: what is learnt about a drafter that can gain nothing; it then
-    competes with likely copies only, and is tried now and then, soon again after each gain in a row.
+    this one then outweigh the prior. can_gain: False for a drafter that cannot gain (see `can_gain`): it is
+    used only in place of likely copies, and tried after `no_gain_wait` rounds, sooner after gains in a row.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class DraftGate:
         config: PolicyConfig = DEFAULT,
         head: bool = False,
         competes: bool = False,
-        hopeless: PricedState | None = None,
+        can_gain: bool = True,
     ) -> None:
-        self.pair, self.config, self._competes, self._hopeless = pair, config, competes, hopeless
+        self.pair, self.config, self._competes, self._can_gain = pair, config, competes, can_gain
         self._rate = config.steady_request_rate if head or competes else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
@@ -114,10 +113,10 @@ class DraftGate:
         """
         gain, share = self.gains[kind] - other, self.config.forgone_share
         self._since[kind] += 1
-        if self._hopeless is not None and kind != LIKELY_COPY:
-            wait = self.config.hopeless_wait
-            self._hopeless.n_unused = min(wait, self._hopeless.n_unused + 1)
-            return self._hopeless.n_unused >= wait >> 3 * self._n_gains
+        if not self._can_gain and kind != LIKELY_COPY:
+            wait, pair = self.config.no_gain_wait, self.pair
+            pair.n_unused = min(wait, pair.n_unused + 1)
+            return pair.n_unused >= wait >> 3 * self._n_gains
         if gain <= 0:
             return self._since[kind] >= self._wait[kind] * n_drafters
         self._forgone += share * gain
@@ -125,8 +124,7 @@ class DraftGate:
 
     def record_use(self, kind: int) -> None:
         """Record that the drafter is used in this round."""
-        if self._hopeless is not None:
-            self._hopeless.n_unused = 0
+        self.pair.n_unused = 0
         self._since[kind], self._forgone = 0, 0.0
 
     def observe(self, kind: int, gain: float, added: float) -> None:

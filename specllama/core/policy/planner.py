@@ -285,8 +285,7 @@ class Planner(PolicyBase):
                 prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
                 several, table = len(self._priced) > 1, self.learnt.tables[name]
                 pays = can_gain(self.costs.predict, step, table, state.next_token, self.config)
-                hopeless = None if pays else state
-                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several, hopeless)
+                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several, pays)
                 plan.gates[name] = gate
             catch_up = priced.catch_up(
                 seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1

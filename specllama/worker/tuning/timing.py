@@ -192,7 +192,7 @@ def median_ratio(times: Sequence[float]) -> float:
 
 
 def is_disturbed(times: Mapping[int, Sequence[float]]) -> bool:
-    """Whether decodes of one row differ as they do beside other programs, or take longer than wider ones."""
+    """Whether decodes of one row differ as on a busy machine, or take longer than wider ones."""
     ones = times.get(1)
     if not ones:
         return False

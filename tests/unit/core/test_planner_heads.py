@@ -79,7 +79,7 @@ def test_a_head_that_knows_nothing_costs_no_more_than_the_budget() -> None:
     assert took < N_TEXT * rows(1) * (1 + DEFAULT.overhead) + (DEFAULT.allowance + 0.5) * rows(1)
 
 
-def dear_rows(n: int) -> float:
+def expensive_rows(n: int) -> float:
     """Seconds of a decode of n rows where a second one costs nearly half of a decode."""
     return 0.010 * (1 + 0.4 * (n - 1))
 
@@ -107,13 +107,13 @@ def learnt_from(traces: Sequence[Trace], n_steps: list[int], learnt: object = No
             costs = CostCurve()
             for n in range(1, DEFAULT.max_rows + 1):
                 for _ in range(DEFAULT.min_samples):
-                    costs.observe(n, dear_rows(n))
+                    costs.observe(n, expensive_rows(n))
             made.append(Planner(drafters, clock, costs, stored))
             return made[-1]
 
         n_steps.append(0)
         draft = partial(Counted, n_kept=256)
-        Replay(make, dear_rows, lambda n: 0.003 + 0.00015 * n, None, draft=draft).replay([text])
+        Replay(make, expensive_rows, lambda n: 0.003 + 0.00015 * n, None, draft=draft).replay([text])
         stored = json.loads(json.dumps(made[0].learnt.to_dict()))
     return stored
 
@@ -137,7 +137,7 @@ def test_a_head_that_can_gain_nothing_is_not_used_in_short_answers() -> None:
 
 def test_a_head_that_can_gain_nothing_is_tried_now_and_then_over_all_answers() -> None:
     steps: list[int] = []
-    n = 3 * DEFAULT.hopeless_wait // N_TEXT + 1
+    n = 3 * DEFAULT.no_gain_wait // N_TEXT + 1
     learnt_from([trace(i, 0.45) for i in range(n)], steps, known_head(0.45))
     assert 2 <= sum(steps) <= 6
 
