@@ -117,6 +117,8 @@ class KeptPrefixes:
         key = found.candidate.name, found.scope
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
+            if not self._has_memory(found.candidate.n_bytes):  # others were read since it was found
+                return None
             others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
             record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
             if record is None or WHOLE not in record.parts:
@@ -187,11 +189,13 @@ class KeptPrefixes:
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
+        row_seconds = self._engine.store.row_seconds
+        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
+        if not can or len(ids) * row_seconds < self._kept_seconds:
+            return False
         known = max((n_common(ids, other) for of, other in self._written if of == scope), default=0)
         n_new = len(ids) - known
-        seconds = n_new * self._engine.store.row_seconds
-        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
-        return can and n_new > 0 and seconds >= self._kept_seconds
+        return n_new > 0 and n_new * row_seconds >= self._kept_seconds
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._engine.store.row_seconds
