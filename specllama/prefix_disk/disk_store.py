@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from specllama.prefix_disk.contents import DirectoryContents
 from specllama.prefix_disk.directory import Say, StateDirectory, silent
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
-from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
+from specllama.prefix_disk.record import DiskStats, PrefixCandidate, PrefixRecord
 from specllama.prefix_disk.state_file import (
     BadStateFileError,
     forget_pages,
@@ -40,21 +39,6 @@ PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
 _FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.05  # most that a look-up waits for what other processes have written
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Figures since the start. n_states: of this model, now. n_bytes: of all models, now. seconds_saved: that
-    reading the texts of the states that were read would have cost, less their loads.
-    """
-
-    n_states: int
-    n_bytes: int
-    n_read: int
-    bytes_read: int
-    n_written: int
-    bytes_written: int
-    seconds_saved: float
 
 
 class DiskStore:
@@ -188,12 +172,11 @@ class DiskStore:
                     raise BadStateFileError("it is of another text than its name")
                 found = read_parts(number, header, parts)
                 forget_pages(number)
-        except BadStateFileError as error:
-            self._directory.discard(state.name, str(error))
-            self._forget(state.name)
-            return None
-        except OSError:
-            self._forget(state.name)
+        except (BadStateFileError, OSError) as error:
+            if isinstance(error, BadStateFileError):
+                self._directory.discard(state.name, str(error))
+            with self._changed:
+                self._contents.forget(state.name)
             return None
         self._was_read(state.name, header.meta.seconds, sum(map(len, found.values())), self._clock() - began)
         if not found:
@@ -207,10 +190,6 @@ class DiskStore:
             self._n_read, self._bytes_read = self._n_read + 1, self._bytes_read + n_bytes
             self._saved += max(0.0, cost - seconds)
             self._writer.used(name)
-
-    def _forget(self, name: str) -> None:
-        with self._changed:
-            self._contents.forget(name)
 
     def delay(self, n_bytes: int) -> float | None:
         """Seconds after which `put` may accept so many bytes; None where it will not for long."""

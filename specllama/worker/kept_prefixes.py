@@ -157,7 +157,8 @@ class KeptPrefixes:
             if delay:
                 self._due = now + delay
             elif delay is not None:
-                self._put(text.scope, text.ids, self._parts(text.saved, text.partials, text.draft))
+                parts = text_parts(text.saved, text.partials, text.draft, self._draft_part)
+                self._put(text.scope, text.ids, parts)
 
     def close(self) -> None:
         """Write what is worth it, in bounded time."""
@@ -179,13 +180,9 @@ class KeptPrefixes:
         saved = self._engine.target.save(slot.seq_id)
         if saved is None:
             return False
-        parts = self._parts(saved, slot.partials, self._engine.store.copies.draft_of(slot))
+        draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
+        parts = text_parts(saved, slot.partials, draft, self._draft_part)
         return self._put(slot.scope, as_ids(slot.ids), parts)
-
-    def _parts(self, saved: Any, partials: Sequence[PartialState], draft: Any) -> dict[str, Any]:
-        """The parts of the record of a text."""
-        drafts = {self._draft_part: draft} if draft is not None and self._draft_part else {}
-        return {WHOLE: saved, **drafts, **partial_parts(partials)}
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
@@ -221,10 +218,13 @@ def draft_part(key: str) -> str:
     return f"{_DRAFT} {key}" if key else ""
 
 
-def partial_parts(partials: Sequence[PartialState]) -> dict[str, Any]:
-    """The parts of a record for these states, those worth most."""
+def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_name: str) -> dict[str, Any]:
+    """The parts of the record of a text: its cache, the draft model's, and the partial states worth most.
+    draft: None for none. draft_name: see `draft_part`.
+    """
+    drafts = {draft_name: draft} if draft is not None and draft_name else {}
     there = sorted((p for p in partials if p.state is not None), key=lambda p: -p.priority)
-    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
+    return {WHOLE: saved, **drafts} | {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
 
 
 def _place(name: str) -> tuple[int, str] | None:
