@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from specllama.clock import sleep
 from specllama.core.engine import Engine
 from specllama.core.prefix.boundaries import KINDS
 from specllama.core.prefix.finder import MIN_SHARED
@@ -164,8 +165,10 @@ class KeptPrefixes:
         """Write what is worth it, in bounded time."""
         until = self._clock() + END_SECONDS
         self.keep()
-        while self._due is not None and self._disk is not None and self._clock() < until:
-            self._disk.flush(min(_WAIT_SECONDS, until - self._clock()))
+        while (due := self.due_in) is not None and self._disk is not None and self._clock() < until:
+            wait = min(due, _WAIT_SECONDS)
+            if self._disk.flush(wait):
+                sleep(wait)  # for memory: nothing is being written
             self.keep()
         if self._disk is not None:
             self._disk.flush(max(0.0, until - self._clock()))
