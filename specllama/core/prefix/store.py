@@ -88,7 +88,7 @@ class PrefixStore:
             others = [s for s in idle if s is not holder]
             copies = self._copies(holder, found[0], others)
             giving_way = self._victim(others) if copies else holder
-        return giving_way is None or self.copies.may_now(giving_way)
+        return giving_way is None or self.copies.can_put_away(giving_way)
 
     def _sources(self, wanted: Ids, scope: str, stored: StoredText | None = None) -> list[PrefixSource]:
         return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
@@ -281,7 +281,7 @@ class PrefixStore:
         for slot in self.idle():
             if not slot.ids or slot.last_used >= before:
                 continue
-            if not self.copies.may_now(slot):
+            if not self.copies.can_put_away(slot):
                 return
             if self.copies.put_away(slot):
                 empty(self.target, slot)
