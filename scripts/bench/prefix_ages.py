@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def recorded(path: Path) -> list[Turn]:
             if message["role"] == "user" and text:
                 places.append(Boundary(len(text) // 4, "user"))
             text += json.dumps(message)
-        tokens = [4 + hash(text[i : i + 4]) % (N_VOCAB - 4) for i in range(0, len(text), 4)]
+        tokens = [4 + zlib.crc32(text[i : i + 4].encode()) % (N_VOCAB - 4) for i in range(0, len(text), 4)]
         found.append((tokens, places[-4:]))
     return found
 

@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts import cli
+from scripts.bench.prefix_restart import ask, wait_for_state
 from scripts.bench.random_shapes import SHAPES, write
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.prefix_disk.directory import default_directory
-
-_SETTLE_SECONDS = 1.5
-_MOST_SECONDS = 60.0  # to wait for the disk
 
 
 class Stream:
@@ -69,26 +67,6 @@ class Stream:
         self._thread.join(30)
 
 
-def ask(client: EngineClient, ids: list[int], on_token: Callable[[], None] = lambda: None) -> m.Done:
-    """Evaluate ids and write one token. on_token: called when it arrives."""
-    params = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
-    for event in client.generate(m.Generate(client.next_id(), ids=ids, params=params)):
-        if isinstance(event, m.Tokens):
-            on_token()
-        if isinstance(event, m.Done):
-            return event
-    raise SystemExit("no answer")
-
-
-def written(n: int) -> None:
-    """Wait until n states are in the directory."""
-    until = time.monotonic() + _MOST_SECONDS
-    while len(list(default_directory().glob("*.state"))) < n:
-        if time.monotonic() > until:
-            raise SystemExit("the state was not written")
-        time.sleep(0.05)
-
-
 def measure(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     target = ModelSettings(path=str(path), n_ctx=2 * n_tokens + 8192, n_threads=n_threads)
     settings = LoadSettings(
@@ -106,15 +84,15 @@ def measure(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     client = EngineClient()
     try:
         client.load(settings)
-        ask(client, text)
+        ask(client, text, 1)
         stream = Stream(client)
-        written(1)  # an engine that is never idle writes between rounds
+        wait_for_state()  # an engine that is never idle writes between rounds
         found["nothing"] = stream.longest_gap(lambda: time.sleep(5))[1]
         more = [*text, *other]
-        ask(client, more[: n_tokens + 100])
+        ask(client, more[: n_tokens + 100], 1)
         for state in default_directory().glob("*.state"):
             state.unlink()
-        found["give_way"] = stream.longest_gap(lambda: ask(client, other))[1]
+        found["give_way"] = stream.longest_gap(lambda: ask(client, other, 1))[1]
         found["written"] = stream.longest_gap(lambda: time.sleep(20))[1]
         found["n_written"] = len(list(default_directory().glob("*.state")))
         stream.end()
@@ -125,7 +103,7 @@ def measure(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     try:
         client.load(settings)
         stream = Stream(client)
-        done, found["read"] = stream.longest_gap(lambda: ask(client, [*text, *other[:8]]))
+        (done, _), found["read"] = stream.longest_gap(lambda: ask(client, [*text, *other[:8]], 1))
         found["n_reused"] = done.stats.n_reused
         stream.end()
     finally:

@@ -54,6 +54,16 @@ def ask(client: EngineClient, ids: list[int], n: int) -> tuple[m.Done, list[int]
     raise SystemExit("no answer")
 
 
+def wait_for_state() -> Path:
+    """The file of a state, once there is one."""
+    until = time.monotonic() + _MOST_SECONDS
+    while not (states := list(default_directory().glob("*.state"))):
+        if time.monotonic() > until:
+            raise SystemExit("the state was not written")
+        time.sleep(0.05)
+    return states[0]
+
+
 def prompt(n: int, seed: int = 5) -> list[int]:
     return [seed + i * 7 % 1900 for i in range(n)]
 
@@ -64,12 +74,7 @@ def restart(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     with EngineClient() as client:
         client.load(loads)
         first, answer = ask(client, ids, _N_ANSWER)
-        until = time.monotonic() + _MOST_SECONDS
-        while not (states := list(default_directory().glob("*.state"))):
-            if time.monotonic() > until:
-                raise SystemExit("the state was not written")
-            time.sleep(0.05)
-        state_bytes = states[0].stat().st_size
+        state_bytes = wait_for_state().stat().st_size
         os.kill(client.pid, signal.SIGKILL)
     with EngineClient() as client:
         client.load(loads)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
+from scripts.demo_pair.random_vocab import byte_tokens
 from specllama.client.trim_messages import Trim
 from specllama.config.load import ModelSettings
 from specllama.core.heads import HeadRow
@@ -56,9 +57,8 @@ def random_rows(rng: np.random.Generator, kind: str, n_rows: int, n: int) -> Byt
 
 def vocabulary(n: int) -> tuple[list[str], list[str]]:
     """The 256 characters of bytes, then merges of them until there are n tokens."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    tokens, merges = list(letters), []
+    letters = byte_tokens()
+    tokens, merges = list(letters), list[str]()
     first = 0
     while len(tokens) < n:
         for letter in letters[: min(len(letters), n - len(tokens))]:

@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from specllama.prefix_disk.contents import DirectoryContents
 from specllama.prefix_disk.directory import Say, StateDirectory, silent
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
-from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
+from specllama.prefix_disk.record import DiskStats, PrefixCandidate, PrefixRecord
 from specllama.prefix_disk.state_file import (
     BadStateFileError,
     forget_pages,
@@ -40,21 +39,6 @@ PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
 _FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.05  # most that a look-up waits for what other processes have written
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Figures since the start. n_states: of this model, now. n_bytes: of all models, now. seconds_saved: that
-    reading the texts of the states that were read would have cost, less their loads.
-    """
-
-    n_states: int
-    n_bytes: int
-    n_read: int
-    bytes_read: int
-    n_written: int
-    bytes_written: int
-    seconds_saved: float
 
 
 class DiskStore:
@@ -101,7 +85,9 @@ class DiskStore:
         )
         self._queue = deque[PrefixRecord]()
         self._n_read = self._bytes_read = 0
-        self._saved, self._busy, self._closing, self._stale = 0.0, True, False, False
+        self._saved, self._closing = 0.0, False
+        self._writing = True  # the thread writes, or tidies up
+        self._stale = False  # a look-up has seen that the directory has changed
         self._paused_until = float("-inf")
         self._thread: threading.Thread | None = None
         if self._is_on:
@@ -142,16 +128,19 @@ class DiskStore:
         """The states that serve a request of this scope, those with most tokens in common first; of two the
         one with fewer tokens is only there if it has fewer bytes too. ids: int32, shape (n_tokens,).
 
-        Where the directory has changed, waits shortly until what another process has written is known.
+        Where the directory has changed, waits shortly until what another process has written is known. It
+        does not wait while this store writes, which takes seconds and changes the directory too, nor for a
+        reading of the directory that an earlier look-up has waited for.
         """
         if self._thread is None:
             return []
         raw = ids.astype(np.dtype("<i4"), copy=False).tobytes()
         with self._changed:
             if self._directory.changed_at() != self._contents.read_at:
-                self._stale = True
+                waits, self._stale = not self._writing and not self._stale, True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._stale and not self._busy, _REFRESH_SECONDS)
+                if waits:
+                    self._changed.wait_for(lambda: not self._stale, _REFRESH_SECONDS)
             found = self._contents.lookup.find(scope, raw)
             return [
                 PrefixCandidate(
@@ -183,12 +172,11 @@ class DiskStore:
                     raise BadStateFileError("it is of another text than its name")
                 found = read_parts(number, header, parts)
                 forget_pages(number)
-        except BadStateFileError as error:
-            self._directory.discard(state.name, str(error))
-            self._forget(state.name)
-            return None
-        except OSError:
-            self._forget(state.name)
+        except (BadStateFileError, OSError) as error:
+            if isinstance(error, BadStateFileError):
+                self._directory.discard(state.name, str(error))
+            with self._changed:
+                self._contents.forget(state.name)
             return None
         self._was_read(state.name, header.meta.seconds, sum(map(len, found.values())), self._clock() - began)
         if not found:
@@ -203,33 +191,37 @@ class DiskStore:
             self._saved += max(0.0, cost - seconds)
             self._writer.used(name)
 
-    def _forget(self, name: str) -> None:
-        with self._changed:
-            self._contents.forget(name)
-
     def delay(self, n_bytes: int) -> float | None:
         """Seconds after which `put` may accept so many bytes; None where it will not for long."""
         with self._changed:
-            if self._thread is None or self._closing or self._clock() < self._paused_until:
+            if not self._accepts(n_bytes):
                 return None
-            waiting = sum(one.n_bytes for one in self._queue)
-            is_full = waiting and waiting + n_bytes > self._queue_bytes
-            return _FULL_SECONDS if is_full else 0.0
+            return _FULL_SECONDS if self._is_full(n_bytes) else 0.0
+
+    def _accepts(self, n_bytes: int) -> bool:
+        """Whether a state of so many bytes can be written once the queue has room."""
+        if self._thread is None or self._closing or self._clock() < self._paused_until:
+            return False
+        if n_bytes > self.budget_bytes:
+            self._say_once(f"states of {n_bytes} bytes do not fit the {self.budget_bytes} on disk")
+            return False
+        return True
+
+    def _is_full(self, n_bytes: int) -> bool:
+        """Whether so many bytes have to wait for others to be written."""
+        waiting = sum(one.n_bytes for one in self._queue)
+        return waiting > 0 and waiting + n_bytes > self._queue_bytes
 
     def put(self, record: PrefixRecord) -> bool:
         """Queue a state to be written; False where it is not: too large, too many wait, or the disk fails. It
         is not written where it is worth less than what would have to go, or is there already.
         """
         with self._changed:
-            if self._thread is None or self._closing or self._clock() < self._paused_until:
-                return False
-            if record.n_bytes > self.budget_bytes:
-                self._say_once(f"states of {record.n_bytes} bytes do not fit the {self.budget_bytes} on disk")
+            if not self._accepts(record.n_bytes):
                 return False
             for one in [one for one in self._queue if record.replaces(one)]:
                 self._queue.remove(one)
-            waiting = sum(one.n_bytes for one in self._queue)
-            if waiting and waiting + record.n_bytes > self._queue_bytes:
+            if self._is_full(record.n_bytes):
                 return False
             self._queue.append(record)
             self._changed.notify_all()
@@ -245,7 +237,7 @@ class DiskStore:
 
         def done(seconds: float) -> bool:
             with self._changed:
-                return self._changed.wait_for(lambda: not self._queue and not self._busy, seconds)
+                return self._changed.wait_for(lambda: not self._queue and not self._writing, seconds)
 
         try:
             return wait_until(done, timeout_s, self._clock)
@@ -267,15 +259,16 @@ class DiskStore:
         self._guarded(self._writer.tidy)
         while True:
             with self._changed:
-                self._busy = False
+                self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._closing or self._stale)
                 if self._closing:
                     break
-                self._busy, self._stale = True, False
-                record = self._queue.popleft() if self._queue else None
+                record = self._queue.popleft() if not self._stale else None
+                self._writing = record is not None
             if record is None:
                 self._guarded(self._writer.refresh)
+                self._stale = False
             elif self._clock() >= self._paused_until:
                 self._guarded(self._writer.write, record)
             del record  # and its memory, while this thread waits

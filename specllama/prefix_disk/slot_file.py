@@ -45,9 +45,9 @@ def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "")
     return n_bytes
 
 
-def read_slot_file(path: Path, key: str, scope: str) -> PrefixRecord:
-    """The state in a file, for the model with this key and for this scope. Raises BadStateFileError, which
-    says why it cannot be used, and OSError.
+def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRecord:
+    """The state in a file, for the model with this key and for this scope. max_bytes: of its parts in
+    memory. Raises BadStateFileError, which says why it cannot be used, and OSError.
     """
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -59,6 +59,8 @@ def read_slot_file(path: Path, key: str, scope: str) -> PrefixRecord:
             raise BadStateFileError(
                 "it was saved with another model, other settings of the context, or another llama.cpp"
             )
+        if meta.n_bytes > max_bytes:
+            raise BadStateFileError(f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free")
         parts = read_parts(number, header)
     finally:
         os.close(number)

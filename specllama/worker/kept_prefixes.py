@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from specllama.clock import sleep
 from specllama.core.engine import Engine
 from specllama.core.prefix.boundaries import KINDS
 from specllama.core.prefix.finder import MIN_SHARED
@@ -117,6 +118,8 @@ class KeptPrefixes:
         key = found.candidate.name, found.scope
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
+            if not self._has_memory(found.candidate.n_bytes):  # others were read since it was found
+                return None
             others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
             record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
             if record is None or WHOLE not in record.parts:
@@ -155,14 +158,17 @@ class KeptPrefixes:
             if delay:
                 self._due = now + delay
             elif delay is not None:
-                self._put(text.scope, text.ids, self._parts(text.saved, text.partials, text.draft))
+                parts = text_parts(text.saved, text.partials, text.draft, self._draft_part)
+                self._put(text.scope, text.ids, parts)
 
     def close(self) -> None:
         """Write what is worth it, in bounded time."""
         until = self._clock() + END_SECONDS
         self.keep()
-        while self._due is not None and self._disk is not None and self._clock() < until:
-            self._disk.flush(min(_WAIT_SECONDS, until - self._clock()))
+        while (due := self.due_in) is not None and self._disk is not None and self._clock() < until:
+            wait = min(due, _WAIT_SECONDS)
+            if self._disk.flush(wait):
+                sleep(wait)  # for memory: nothing is being written
             self.keep()
         if self._disk is not None:
             self._disk.flush(max(0.0, until - self._clock()))
@@ -177,21 +183,19 @@ class KeptPrefixes:
         saved = self._engine.target.save(slot.seq_id)
         if saved is None:
             return False
-        parts = self._parts(saved, slot.partials, self._engine.store.copies.draft_of(slot))
+        draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
+        parts = text_parts(saved, slot.partials, draft, self._draft_part)
         return self._put(slot.scope, as_ids(slot.ids), parts)
-
-    def _parts(self, saved: Any, partials: Sequence[PartialState], draft: Any) -> dict[str, Any]:
-        """The parts of the record of a text."""
-        drafts = {self._draft_part: draft} if draft is not None and self._draft_part else {}
-        return {WHOLE: saved, **drafts, **partial_parts(partials)}
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether reading what no text on disk has of these ids would cost enough."""
+        row_seconds = self._engine.store.row_seconds
+        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
+        if not can or len(ids) * row_seconds < self._kept_seconds:
+            return False
         known = max((n_common(ids, other) for of, other in self._written if of == scope), default=0)
         n_new = len(ids) - known
-        seconds = n_new * self._engine.store.row_seconds
-        can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
-        return can and n_new > 0 and seconds >= self._kept_seconds
+        return n_new > 0 and n_new * row_seconds >= self._kept_seconds
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._engine.store.row_seconds
@@ -217,10 +221,13 @@ def draft_part(key: str) -> str:
     return f"{_DRAFT} {key}" if key else ""
 
 
-def partial_parts(partials: Sequence[PartialState]) -> dict[str, Any]:
-    """The parts of a record for these states, those worth most."""
+def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_name: str) -> dict[str, Any]:
+    """The parts of the record of a text: its cache, the draft model's, and the partial states worth most.
+    draft: None for none. draft_name: see `draft_part`.
+    """
+    drafts = {draft_name: draft} if draft is not None and draft_name else {}
     there = sorted((p for p in partials if p.state is not None), key=lambda p: -p.priority)
-    return {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
+    return {WHOLE: saved, **drafts} | {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
 
 
 def _place(name: str) -> tuple[int, str] | None:

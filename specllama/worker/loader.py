@@ -127,7 +127,9 @@ def load(
     if checked.head is not None and open_draft:
         head, problem = open_head(settings, checked.head.head, header, context, plan, send)
         problems.append(problem)
-    if checked.model is not None and open_draft:
+    draft_files: tuple[FileIdentity, ...] = ()
+    if checked.model is not None and settings.draft is not None and open_draft:
+        draft_files = _model_files(settings, checked.model, settings.draft)
         draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
         problems.append(problem)
     memory = RequestHistory() if settings.memory else None
@@ -158,21 +160,18 @@ def load(
         head,
         memory,
         running_time() - started,
-        prefix_key(header, context, files, settings) if files else "",
+        prefix_key(header, context, files, settings),
         row_times,
-        _draft_prefix_key(settings, draft) if draft is not None else "",
+        prefix_key(draft.header, draft.context, draft_files, settings) if draft is not None else "",
     )
 
 
-def _draft_prefix_key(settings: LoadSettings, draft: LoadedDraft) -> str:
-    files = _model_files(settings, draft.header, draft.settings)
-    return prefix_key(draft.header, draft.context, files, settings) if files else ""
-
-
-def _model_files(settings: LoadSettings, header: Header, fitted: ModelSettings) -> tuple[FileIdentity, ...]:
-    """What tells the target's files from others, () where that is not known, or held by other machines."""
+def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
+    """What tells a model's files from others, () where that is not known, or held by other machines. own: the
+    model's settings.
+    """
     try:
-        return model_files(header, fitted) if not settings.rpc else ()
+        return model_files(header, own) if not settings.rpc else ()
     except OSError:
         return ()
 

@@ -35,12 +35,13 @@ def model_files(header: Header, settings: ModelSettings) -> tuple[FileIdentity, 
 def prefix_key(
     header: Header, context: LlamaContext, files: Sequence[FileIdentity], settings: LoadSettings
 ) -> str:
-    """The key of the states of a context, "" where a file was replaced while it was loaded: nothing is to be
-    kept or found then.
+    """The key of the states of a context, "" where the files are not known or one was replaced while it was
+    loaded: nothing is to be kept or found then.
 
-    files: from `model_files`. settings: of the load; those of the context's own model are `context.model`'s.
+    files: from `model_files`, () where they are not known. settings: of the load; those of the context's own
+    model are `context.model`'s.
     """
-    if not all(file.unchanged() for file in files):
+    if not files or not all(file.unchanged() for file in files):
         return ""
     own = context.model.settings
     scales = [scale for _, scale in own.lora]

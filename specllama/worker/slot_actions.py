@@ -14,10 +14,11 @@ from specllama.core.engine import Engine
 from specllama.core.prefix.slot import Slot, empty
 from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
+from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.record import PrefixRecord
 from specllama.prefix_disk.slot_file import read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
-from specllama.worker.kept_prefixes import WHOLE, draft_part, partial_parts, partials_of
+from specllama.worker.kept_prefixes import WHOLE, draft_part, partials_of, text_parts
 
 
 class SlotActions:
@@ -65,13 +66,13 @@ class SlotActions:
         """The number of its tokens, and the bytes written."""
         if not slot.ids or slot.scope not in ("", action.owner):
             return 0, 0
-        saved = self._engine.target.save(slot.seq_id)
+        target, saved = self._engine.target, None
+        if target.size(slot.seq_id) <= available_memory():
+            saved = target.save(slot.seq_id)
         if saved is None:
             raise EngineError("there is not enough memory to save the slot")
-        parts = {WHOLE: saved, **partial_parts(slot.partials)}
         draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
-        if draft is not None:
-            parts[self._draft_part] = draft
+        parts = text_parts(saved, slot.partials, draft, self._draft_part)
         seconds = min(len(slot.ids) * self._engine.store.row_seconds, 1e8)
         record = PrefixRecord(action.disk_scope, as_ids(slot.ids), "whole", parts, seconds)
         try:
@@ -86,7 +87,8 @@ class SlotActions:
         target = self._engine.target
         try:
             path = Path(action.path)
-            record, n_bytes = read_slot_file(path, self._key, action.disk_scope), path.stat().st_size
+            record = read_slot_file(path, self._key, action.disk_scope, available_memory())
+            n_bytes = path.stat().st_size
         except BadStateFileError as error:
             raise UsageError(f"the slot cannot be restored: {error}") from None
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.model import ModelDrafter
+from specllama.worker import loader
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
 
@@ -195,3 +198,24 @@ def test_a_head_drafts_from_where_a_restored_text_goes_on(opened, tmp_path, buil
     assert plain.stats.n_accept == 0
     assert done.stats.n_reused > 500
     assert done.stats.n_accept >= 1, "fewer than with the features of the whole text, but not none"
+
+
+def test_a_draft_that_is_replaced_while_it_is_loaded_keeps_nothing(
+    opened: Callable[..., Front], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    draft, new = tmp_path / "draft.gguf", tmp_path / "new.gguf"
+    for path in (draft, new):
+        shutil.copy2(EMBEDDED_DRAFT, path)
+    load_model = loader.open_model
+
+    def replaced(*arguments: Any) -> Any:
+        found = load_model(*arguments)
+        new.replace(draft)
+        return found
+
+    monkeypatch.setattr(loader, "open_model", replaced)
+    loaded = opened(EMBEDDED_TARGET, draft).core.loaded
+    assert loaded is not None
+    assert loaded.draft is not None
+    assert loaded.prefix_key
+    assert loaded.draft_prefix_key == ""

@@ -13,7 +13,7 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.prefix_disk.directory import default_directory
-from specllama.worker import prefix_key
+from specllama.worker import kept_prefixes, prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 
@@ -233,3 +233,30 @@ def test_several_slots_and_texts_that_were_moved_out_are_kept(opened):
         done, again = ask(second, **one)
         assert again == answer
         assert done.stats.n_evaluated <= 70
+
+
+def test_an_engine_that_ends_waits_for_memory_without_asking_all_the_time(
+    opened: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kept_prefixes, "END_SECONDS", 0.5)
+    front = opened("llama")
+    ask(front)
+    asked: list[int] = []
+    assert front.core.loaded is not None
+    monkeypatch.setattr(front.core.loaded.context, "prepare_save", asked.append)
+    end(front)
+    assert 1 <= len(asked) <= 20
+
+
+def test_a_state_is_not_read_where_the_memory_has_gone_since_it_was_found(opened: Callable[..., Front]):
+    first = opened("llama")
+    ask(first)
+    end(first)
+    second = opened("llama")
+    copies = second.core.engine.store.copies
+    answers = iter([True, False])
+    copies.room = lambda _: next(answers)
+    done, _ = ask(second)
+    assert done.stats.n_from_disk == 0
+    assert next(answers, None) is None, "asked twice"
+    copies.room = lambda _: True

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specllama.client import protocol as m
+from specllama.worker import slot_actions
 from tests.support.front import Front
 from tests.worker.test_kept_prefixes import ask, opened  # noqa: F401
 
@@ -56,6 +57,23 @@ def test_what_cannot_be_restored_leaves_the_slot_as_it_is(opened: Callable[..., 
     assert ask(front)[0].stats.n_reused > 0
     failed = act(front, m.SaveSlot(9, 5, str(bad)))
     assert isinstance(failed, m.Failed)
+
+
+def test_states_beyond_the_free_memory_are_neither_saved_nor_restored(
+    opened: Callable[..., Front],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    front = opened("llama", cache_disk=0)
+    ask(front)
+    path = str(tmp_path / "slots" / "a.bin")
+    assert isinstance(act(front, m.SaveSlot(9, 0, path)), m.SlotDone)
+    monkeypatch.setattr(slot_actions, "available_memory", lambda: 1000)
+    for action in (m.SaveSlot(9, 0, path), m.RestoreSlot(9, 0, path)):
+        failed = act(front, action)
+        assert isinstance(failed, m.Failed)
+        assert "memory" in str(failed.error["message"])
+    assert ask(front)[0].stats.n_reused > 0
 
 
 def test_a_slot_in_use_is_saved_once_it_is_idle(opened: Callable[..., Front], tmp_path: Path):  # noqa: F811

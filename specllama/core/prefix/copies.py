@@ -32,9 +32,9 @@ class TextCopies:
         self.room, self.rate = room, CopyRate()
         self.drafter: SavingDrafter | None = None
 
-    def may_now(self, slot: Slot) -> bool:
-        """Whether putting the text of an idle slot away need not wait for memory, which is provided
-        meanwhile where it is lacking.
+    def can_put_away(self, slot: Slot) -> bool:
+        """Whether `put_away` need not wait for memory. Where it would, a thread prepares the memory, and a
+        later call returns True.
         """
         ids = as_ids(slot.ids)
         if self.room is None or len(ids) < MIN_SHARED or self._memory.containing(ids, slot.scope) is not None:

@@ -61,8 +61,10 @@ class StateMemory:
         if n_bytes > self.budget:
             return None
         missing, victims = self.n_bytes + n_bytes - self.budget, list[StoredText | PartialState]()
+        if missing <= 0:
+            return victims
         held: list[StoredText | PartialState] = [*self.texts, *self.partials()]
-        for one in held if missing > 0 else ():
+        for one in held:
             one.priority = self._priority(one)
         for one in sorted(held, key=lambda s: s.priority):
             if missing <= 0 or one.priority > priority:

@@ -88,7 +88,7 @@ class PrefixStore:
             others = [s for s in idle if s is not holder]
             copies = self._copies(holder, found[0], others)
             giving_way = self._victim(others) if copies else holder
-        return giving_way is None or self.copies.may_now(giving_way)
+        return giving_way is None or self.copies.can_put_away(giving_way)
 
     def _sources(self, wanted: Ids, scope: str, stored: StoredText | None = None) -> list[PrefixSource]:
         return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
@@ -274,15 +274,19 @@ class PrefixStore:
 
     def offload(self, before: float) -> None:
         """Copy the texts of slots unused since `before` (seconds of the engine's clock) out of the context
-        and free their cells, because a decode reads all cells of the context.
+        and free their cells, because a decode reads all cells of the context. The other texts wait for the
+        next call while memory for one is prepared, and once copying has held up a round for a moment.
         """
         began = self.clock()
         for slot in self.idle():
-            unused = slot.ids and slot.last_used < before
-            if unused and self.copies.may_now(slot) and self.copies.put_away(slot):
+            if not slot.ids or slot.last_used >= before:
+                continue
+            if not self.copies.can_put_away(slot):
+                return
+            if self.copies.put_away(slot):
                 empty(self.target, slot)
                 if self.clock() - began > _OFFLOAD_SECONDS:
-                    return  # the others the next time: a round waits
+                    return
 
     def clear(self) -> None:
         """Forget all texts, as after a failed decode: the state of the caches is unknown."""

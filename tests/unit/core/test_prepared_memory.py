@@ -17,16 +17,16 @@ N_VOCAB = 64
 
 
 class Server:
-    """Two slots over a table model."""
+    """Slots over a table model."""
 
-    def __init__(self, budget: float = 1e9) -> None:
-        ticks = itertools.count()
-        self.target = TableContext(N_VOCAB, 8192, 2, "full", n_batch=512)
+    def __init__(self, budget: float = 1e9, n_slots: int = 2) -> None:
+        self.ticks = itertools.count()
+        self.target = TableContext(N_VOCAB, 8192, n_slots, "full", n_batch=512)
         self.engine = Engine(
             self.target,
             Fixed([], 0),
             end_ids={3},
-            clock=lambda: next(ticks) * 1e-6,
+            clock=lambda: next(self.ticks) * 1e-6,
             room=lambda _: True,
             cache_budget=budget,
         )
@@ -109,3 +109,24 @@ def test_a_text_from_the_disk_of_another_scope_is_not_used():
     server = Server()
     foreign = StoredText(as_ids(ids), "another", source.target.save(0), len(ids), [], 300)
     assert server.run(server.submit(OTHER, 8, foreign)).stats.n_reused == 0
+
+
+def test_memory_is_prepared_for_one_text_at_a_time():
+    server = Server(n_slots=4)
+    others = [server.submit(prompt) for prompt in (OTHER, NEXT, [8] * 300)]
+    for one in others:
+        server.run(one)
+    server.submit(LONG, n=3000)
+    server.target.has_memory = False
+    asked = set[int]()
+    prepare = server.target.prepare_save
+    server.target.prepare_save = lambda seq_id: asked.add(seq_id) or prepare(seq_id)
+    server.ticks = itertools.count(10**9)
+    for _ in range(20):
+        server.engine.step()
+    assert len(asked) == 1
+    server.target.has_memory = True
+    for _ in range(20):
+        server.ticks = itertools.count(next(server.ticks) + 10**9)
+        server.engine.step()
+    assert len(server.engine.store.memory.texts) == 3

@@ -39,12 +39,12 @@ def test_a_saved_slot_is_read_again(tmp_path: Path) -> None:
     n_bytes = write_slot_file(path, saved, "key", "a model")
     assert n_bytes == path.stat().st_size
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert equal(read_slot_file(path, "key", "owner"), saved)
+    assert equal(read_slot_file(path, "key", "owner", 2_000_000), saved)
     copied = tmp_path / "copy"
     shutil.copy(path, copied)
-    assert equal(read_slot_file(copied, "key", "owner"), saved)
+    assert equal(read_slot_file(copied, "key", "owner", 2_000_000), saved)
     write_slot_file(path, record(ids((2, 10)), scope="owner"), "key")
-    assert equal(read_slot_file(path, "key", "owner"), record(ids((2, 10)), scope="owner"))
+    assert equal(read_slot_file(path, "key", "owner", 2_000_000), record(ids((2, 10)), scope="owner"))
     assert [p.name for p in path.parent.iterdir()] == ["slot.bin"]
 
 
@@ -52,7 +52,14 @@ def test_a_saved_slot_is_read_again(tmp_path: Path) -> None:
 def test_a_saved_slot_is_for_its_model_and_its_owner(tmp_path: Path, key: str, scope: str) -> None:
     write_slot_file(tmp_path / "slot", record(ids((1, 500)), scope="owner"), "key")
     with pytest.raises(BadStateFileError):
-        read_slot_file(tmp_path / "slot", key, scope)
+        read_slot_file(tmp_path / "slot", key, scope, 2_000_000)
+
+
+def test_a_saved_slot_that_needs_more_memory_is_not_read(tmp_path: Path) -> None:
+    write_slot_file(tmp_path / "slot", record(ids((1, 500)), 10_000), "key")
+    read_slot_file(tmp_path / "slot", "key", "local", 10_000)
+    with pytest.raises(BadStateFileError, match="it needs 10000 bytes of memory, and 9999 are free"):
+        read_slot_file(tmp_path / "slot", "key", "local", 9_999)
 
 
 def test_files_that_are_no_saved_slots(tmp_path: Path) -> None:
@@ -62,12 +69,12 @@ def test_files_that_are_no_saved_slots(tmp_path: Path) -> None:
     for damaged in (b"", data[:-1], data[:-1] + bytes([data[-1] ^ 1]), b"ggsq" * 100):
         path.write_bytes(damaged)
         with pytest.raises(BadStateFileError):
-            read_slot_file(path, "key", "local")
+            read_slot_file(path, "key", "local", 2_000_000)
     path.unlink()
     os.mkfifo(path)
     for wrong in (path, tmp_path, tmp_path / "nothing"):
         with pytest.raises((OSError, BadStateFileError)):
-            read_slot_file(wrong, "key", "local")
+            read_slot_file(wrong, "key", "local", 2_000_000)
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:

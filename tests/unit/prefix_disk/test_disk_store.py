@@ -7,12 +7,14 @@ import os
 import shutil
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specllama.prefix_disk import disk_store
 from specllama.prefix_disk.record import PrefixRecord
 from tests.support.prefixes import content, equal, ids, record, states, store, written
 
@@ -348,6 +350,48 @@ def test_what_another_process_has_written_is_found_at_once(tmp_path: Path) -> No
         for n in range(1, 4):
             written(tmp_path / "p", record(ids((n, 300)), 3000, seed=n))
             assert reader.find("local", ids((n, 300)))
+
+
+def test_a_look_up_does_not_wait_while_its_own_store_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "_REFRESH_SECONDS", 30.0)
+    with store(tmp_path / "p", write_rate=1 * MB) as one:
+        assert one.put(record(ids((1, 300)), 4 * MB))
+        while not list((tmp_path / "p").glob(".*.state.*.tmp")):
+            time.sleep(0.01)
+        assert not one.find("local", ids((1, 300)))
+        assert not one.stats.n_written
+
+
+def test_a_slow_reading_of_the_directory_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "p", record(ids((1, 300)), 3000))
+    with store(tmp_path / "p") as one:
+        assert one.flush(20)
+        go_on, refresh = threading.Event(), one._writer.refresh
+        monkeypatch.setattr(one._writer, "refresh", lambda: go_on.wait(20) and refresh())
+        written(tmp_path / "p", record(ids((2, 300)), 3000))
+        assert not one.find("local", ids((2, 300)))
+        monkeypatch.setattr(disk_store, "_REFRESH_SECONDS", 30.0)
+        timer = threading.Timer(5, go_on.set)
+        timer.start()
+        assert not one.find("local", ids((2, 300)))
+        assert not go_on.is_set()
+        timer.cancel()
+        go_on.set()
+        while one._stale:
+            time.sleep(0.01)
+        assert one.find("local", ids((2, 300)))
+
+
+def test_a_state_beyond_the_budget_will_not_be_accepted(tmp_path: Path) -> None:
+    with store(tmp_path / "p", 1 * MB) as one:
+        assert one.delay(MB // 2) == 0.0
+        assert one.delay(2 * MB) is None
+        assert not one.put(record(ids((1, 300)), 2 * MB))
+        assert len(one.lines) == 1  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
