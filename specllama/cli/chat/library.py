@@ -92,6 +92,12 @@ class ChatLibrary:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
         return list(self._chats())
 
+    def names(self, other_than: Path | None = None) -> list[str]:
+        """The names of all conversations but one, the newest first; quicker than to read them. Raises
+        ResourceError.
+        """
+        return [_name_in(path) for path, _ in self._files() if path != other_than]
+
     def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
         """(The newest conversation, newer ones that cannot be read). Raises NotFoundError, ResourceError."""
         damaged = list[SavedChat]()
@@ -115,7 +121,7 @@ class ChatLibrary:
 
     def unused(self, name: str, of: Path | None = None) -> str:
         """The name, with a number where another conversation than `of` has it. Raises ResourceError."""
-        taken = {_folded(_name_in(path)) for path, _ in self._files() if path != of}
+        taken = set(map(_folded, self.names(other_than=of)))
         found, n = name, 1
         while _folded(found) in taken:
             n += 1
