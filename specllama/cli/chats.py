@@ -54,7 +54,7 @@ def ls(given: Mapping[str, Any]) -> int:
     console.data("".join(f"{line}\n" for line in lines))
     for chat in chats:
         if chat.problem:
-            console.warning(f"{printable(chat.problem)} (id {chat.id})")
+            console.warning(f"{printable(f'{chat.name!r} cannot be read: {chat.problem}')} (id {chat.id})")
     return 0
 
 

@@ -72,7 +72,7 @@ def chat_names(incomplete: str) -> list[str]:
     from specllama.errors import ResourceError
 
     with contextlib.suppress(ResourceError):
-        names = [chat.name for chat in ChatLibrary().chats() if chat.name.isprintable()]
+        names = [name for name in ChatLibrary().names() if name.isprintable()]
         return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
     return []
 

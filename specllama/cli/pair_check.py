@@ -73,14 +73,14 @@ def pair_check(given: Mapping[str, Any]) -> int:
     if name := changed_source(draft):
         changed = warning(f"{printable(name)} has changed since it was trimmed: trim it again")
         verdict = replace(verdict, notes=(*verdict.notes, changed))
+    usable = verdict.ok or (shared is not None and translates)
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
-        console.data(json.dumps(_object(target, draft, verdict, shared, translates)) + "\n")
+        console.data(json.dumps(_object(target, draft, verdict, usable, shared)) + "\n")
     else:
-        usable = verdict.ok or (shared is not None and translates)
         lines = _lines(target, draft, verdict, usable, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in lines))
-    return 0 if verdict.ok or (shared is not None and translates) else IncompatiblePairError.exit_code
+    return 0 if usable else IncompatiblePairError.exit_code
 
 
 def _translates(given: Mapping[str, Any]) -> bool:
@@ -141,15 +141,15 @@ def _object(
     target: Header,
     draft: Header,
     verdict: PairVerdict | HeadVerdict,
+    usable: bool,
     shared: Overlap | None,
-    translates: bool,
 ) -> dict[str, Any]:
     """Schema specllama.pair-check/1; texts are null where the vocabulary lacks the id."""
     v = _vocabularies(verdict, target)
     return {
         "schema": "specllama.pair-check/1",
         "verdict": verdict.verdict,
-        "ok": verdict.ok or (shared is not None and translates),
+        "ok": usable,
         "reason": verdict.reason,
         "target": _about(target, v.target),
         "draft": _about(draft, v.draft),

@@ -475,8 +475,8 @@ class SequenceDelta(NamedTuple):
     source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
     and emitted. logprobs: one for each id, None unless requested. rounds: decodes that this took: more than
     one where a near-tie was decided again, 0 where the token is the one that the prompt's decode gave.
-    seconds: of these rounds.
-    rejected: the draft tokens from the first one that was wrong, as (text, drafter); empty unless requested.
+    seconds: of these rounds. rejected: the first draft tokens from the one that was wrong, as (text,
+    drafter), at most MAX_REJECTED of worker/output.py; empty unless requested.
     """
 
     id: int

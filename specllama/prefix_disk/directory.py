@@ -76,7 +76,7 @@ class StateDirectory:
                 self.path.mkdir(mode=0o700)
         try:
             os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             if create:
                 raise
             return False

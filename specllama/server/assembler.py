@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from specllama.calls.pieces import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.client import protocol
@@ -61,7 +62,7 @@ class EventAssembler:
         self._result = GenerationResult()
         self._places: TokenPlaces | None = None  # of the tokens with logprobs
         self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
-        self._round: RoundEvent | None = None  # not yet attached to an event
+        self._rounds: list[RoundEvent] = []  # not yet attached to an event
         self._last = 0.0
         self._progress_asked, self._filling_since = progress, 0.0
         self._first_token = 0.0
@@ -102,9 +103,10 @@ class EventAssembler:
         result = self._result
         self._first_token = self._first_token or now
         total = RunTotals(len(result.ids), result.n_drafted, result.n_accept, now - self._first_token)
-        left = (*self._round.earlier, self._round) if self._round is not None else ()
-        seconds, rejected = delta.seconds or now - self._last, delta.rejected
-        self._round = RoundEvent(delta.drafted, delta.accepted, seconds, total, delta.rounds, rejected, left)
+        seconds = delta.seconds or now - self._last
+        self._rounds.append(
+            RoundEvent(delta.drafted, delta.accepted, seconds, total, delta.rounds, delta.rejected)
+        )
         self._last = now
         self._ids += delta.ids
         if delta.logprobs is not None:
@@ -133,6 +135,13 @@ class EventAssembler:
         rest = self._places.rest() if self._places is not None and self._ends_with_text else []
         shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason, rest
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown, self._round)]
+
+    @property
+    def _round(self) -> RoundEvent | None:
+        """The last round that no event has, with those before it; None without any."""
+        if len(self._rounds) < 2:
+            return self._rounds[0] if self._rounds else None
+        return replace(self._rounds[-1], earlier=tuple(self._rounds[:-1]))
 
     def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
         runs = self._places.label(delta.runs) if self._places is not None else delta.runs
@@ -171,7 +180,7 @@ class EventAssembler:
             else:
                 self._has_text = True
                 events.append(self._text(piece.text, piece.runs))
-            self._round = None  # only the first event of a round has it
+            self._rounds.clear()  # only the first event of a round has it
         return events
 
     def _reasoning(self, piece: ReasoningPiece | ThoughtPiece) -> Reasoning:
@@ -198,7 +207,7 @@ class EventAssembler:
             else:
                 events.append(CallClose(self.index, self._n_calls - 1))
                 continue
-            self._round = None
+            self._rounds.clear()
         return events
 
 

@@ -179,10 +179,7 @@ class ModelPool:
         """
         if self._pulls is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
-        found = self._catalogue.find(name)
-        if found is None:
-            self._catalogue.require(name)
-            raise NotFoundError(name)
+        found = self._catalogue.find(name) or self._catalogue.require(name)
         if stop:
             self._pulls.stop(found)
         elif not found.on_disk:

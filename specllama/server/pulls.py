@@ -72,6 +72,9 @@ class Pulls:
         except SpecllamaError as error:
             self._say(f"{model.id}: {error.message}")
             self._end(model, error.message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, another download may begin
+            self._say(f"{model.id}: unexpected: {type(error).__name__}: {error}")
+            self._end(model, "the download failed unexpectedly; the server's log says why")
         else:
             self._say(f"{model.id} is on this disk")
             self._end(model, "")

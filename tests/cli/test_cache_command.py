@@ -123,6 +123,9 @@ def test_a_path_that_is_no_directory_is_an_error(command: Command) -> None:
     (command.cache / "prefixes").write_text("mine")
     assert_error(command("cache"), 8, "prefixes cannot be used")
     assert_error(command("cache", "clear"), 8, "prefixes cannot be used")
+    for args in (("cache",), ("cache", "clear"), ("cache", "rm", "abcd")):
+        found = command(*args, env={"SPECLLAMA_CACHE": str(command.cache / "prefixes" / "below")})
+        assert_error(found, 8, "cannot be used: Not a directory")
 
 
 def test_doctor_counts_them(command: Command, kept: Path) -> None:

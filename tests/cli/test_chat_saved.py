@@ -84,7 +84,9 @@ def test_what_is_saved_and_listed(command: Command) -> None:
 
 def test_what_a_pipe_says_is_not_saved_without_a_name(command: Command) -> None:
     assert chat(command, "zip").code == 0
-    assert chat(command, "zip", args=(*FEW, "--no-save", "--name", "x")).code == 0
+    unsaved = chat(command, "zip", args=(*FEW, "--no-save", "--name", "x"))
+    assert unsaved.code == 0
+    assert "note: --name has no effect" in unsaved.err
     assert not (command.home / "data").exists()
     assert_error(chat(command, "x", args=("--continue",)), 3, "there is no saved conversation")
 
@@ -142,7 +144,7 @@ def test_damaged_and_newer_files(command: Command) -> None:
     bad = {
         "0" * 16: text[: len(text) // 2],
         "1" * 16: "",
-        "2" * 16: text.replace("specllama.chat/1", "specllama.chat/2"),
+        "2" * 16: text.replace("specllama.chat/1", "specllama.chat/2").replace('"good"', '"strange"'),
         "3" * 16: json.dumps({**content(good), "tokens": {"ids": "x"}}),
         "4" * 16: json.dumps({**content(good), "options": {"n_ctx": [1]}}),
     }
@@ -153,7 +155,13 @@ def test_damaged_and_newer_files(command: Command) -> None:
     listed = command("chats")
     assert listed.code == 0
     assert len(listed.lines) == len(bad)
-    assert "a newer specllama wrote it" in listed.err
+    for name, why in {
+        "good": "its end is missing", "1" * 16: "it is empty", "strange": "a newer specllama wrote it",
+    }.items():  # fmt: skip
+        assert re.search(f"warning: '{name}' cannot be read: .*{why}", listed.err)
+    assert "Unterminated" not in listed.err
+    assert "strange" in listed.out
+    assert_error(chat(command, args=("--continue", "STRANGE")), 6, "'strange' cannot be read: a newer")
     result = chat(command, "sort", args=("--continue", "--no-calibrate"))
     assert result.code == 0
     assert result.err.count("a newer conversation cannot be read") == 3
@@ -189,6 +197,9 @@ def test_a_directory_that_cannot_be_used(command: Command) -> None:
     nowhere = {"HOME": os.devnull, "SPECLLAMA_DATA": None, "XDG_DATA_HOME": None}
     result = chat(command, "zip", args=(*FEW, "--name", "x"), env=nowhere)
     assert (result.code, result.err.count("the conversation is not saved: ")) == (0, 1)
+    for args in (("chats",), ("chats", "clear"), ("chats", "rm", "x"), ("chat", "--continue")):
+        assert_error(command(*args), 8, "cannot be read: Not a directory")
+        assert_error(command(*args, env=nowhere), 8, "cannot be read: Not a directory")
     (command.home / "data").unlink()
     chat(command, "zip", args=(*FEW, "--name", "x"))
     (path,) = files(command)
@@ -319,6 +330,18 @@ class TestTerminal:
         assert "the last message has no answer; /regen asks for one" in result.err
         assert [m["role"] for m in content(path)["messages"]] == ["user", "assistant"] * 2
 
+    def test_a_hang_up_saves_and_says_so_in_one_line(self, command: Command) -> None:
+        with Terminal(command, *FEW) as user:
+            user.prompt()
+            user.ask("zip")
+            user.prompt()
+            user.process.send_signal(signal.SIGHUP)
+            assert user.wait() == 129
+            assert user.text().count("saved") == 1
+            assert "the conversation is saved: specllama chat --continue zip goes on with it" in user.text()
+        (path,) = files(command)
+        assert questions(path) == ["zip"]
+
     def test_full_context_refuse_then_accept(self, command: Command) -> None:
         with Terminal(command, *FULL) as user:
             for word in ("one", "two"):
@@ -331,8 +354,10 @@ class TestTerminal:
                 user.expect("type y to drop them")
                 user.prompt()
                 user.type(answer if answer == CTRL_C else f"{answer}\r")
-                user.expect(r"error: the prompt has [^\n]*\n+it was not sent")
+                user.expect("note: no turns were dropped; /trim")
+                user.expect("the message is taken back")
             user.prompt()
+            assert "error:" not in user.text()
             user.enter(f"three {SHORT}{SHORT}")
             user.expect("type y to drop them")
             user.prompt()

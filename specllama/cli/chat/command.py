@@ -86,7 +86,8 @@ def chat(given: Mapping[str, Any]) -> int:
         _greet(session, values.get("show_draft", False))
         with _rescuing(session):
             code = _converse(session, reader)
-        _say_where(session)
+        if not code:  # otherwise it is said already
+            _say_where(session)
         saver.close()
         last = session.totals.last
         if not session.interactive and last is not None and last.unmeasured:
@@ -100,6 +101,8 @@ def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | N
     """
     typed = sys.stdin is not None and sys.stdin.isatty()
     wanted = not values.get("no_save", False) and (typed or taken is not None or "name" in values)
+    if not wanted and "name" in values:
+        console.note("note: --name has no effect, since --no-save is set")
     saver = ChatSaver(library if wanted else None, as_name(values.get("name", "")))
     if taken is not None:
         saver.take_up(taken)
@@ -107,7 +110,9 @@ def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | N
 
 
 def _may_drop(reader: InputReader, always: bool) -> Callable[[], bool] | None:
-    """Whether the oldest turns may go where the context is full: a user is asked, a script has an option."""
+    """Whether the oldest turns may go where the context is full: a user is asked, for whom Ctrl-C is no; a
+    script has an option.
+    """
     if always or not reader.interactive:
         return (lambda: True) if always else None
 

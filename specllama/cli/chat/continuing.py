@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from specllama.cli import console
 from specllama.cli.chat.file import Saved
 from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
 from specllama.config.options import CHAT
-from specllama.errors import NotFoundError, UsageError
+from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.text.terminal import visible
 
 _MODEL, _DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")
@@ -38,7 +39,8 @@ def chosen(given: Mapping[str, Any], library: ChatLibrary) -> SavedChat | None:
         return library.find(given["continued"])
     chat, damaged = library.last()
     for one in damaged[:_MAX_WARNINGS]:
-        console.warning(f"a newer conversation cannot be read: {visible(one.problem)}")
+        why = visible(f"{one.name!r}: {one.problem}")
+        console.warning(f"a newer conversation cannot be read, {why} (id {one.id})")
     return chat
 
 
@@ -48,7 +50,10 @@ def _check_name(given: Mapping[str, Any], library: ChatLibrary) -> None:
     name = as_name(given["name"])
     if not name:
         raise UsageError("needs a letter or another visible character", option="name")
-    if library.unused(name) != name:
+    unused = name
+    with contextlib.suppress(ResourceError):  # the chat goes on, and says that it is not saved
+        unused = library.unused(name)
+    if unused != name:
         raise UsageError(
             f": there is a conversation {name!r} already", f"{command(name)} goes on with it", option="name"
         )

@@ -169,14 +169,25 @@ def _path(name: str) -> Path:
 def _object(text: str, path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: {_NOT_ONE}: {str(error)[:100]}") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}: {_NOT_ONE}, or it is damaged: {_damage(text, error)}") from None
+    except (ValueError, RecursionError):  # a number of too many digits; too deeply nested
+        raise UsageError(f"{path}: {_NOT_ONE}") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), str):
         raise UsageError(f"{path}: {_NOT_ONE}")
     if data["schema"] != SCHEMA:
-        newer = "; a newer specllama wrote it" if _SCHEMA.fullmatch(data["schema"]) else ""
-        raise UsageError(f"{path}: its schema is {data['schema'][:60]!r}, not {SCHEMA!r}{newer}")
+        why = f"its schema is {data['schema'][:60]!r}, not {SCHEMA!r}"
+        newer = "a newer specllama wrote it: " if _SCHEMA.fullmatch(data["schema"]) else ""
+        raise UsageError(f"{path}: {newer}{why}")
     return data
+
+
+def _damage(text: str, error: json.JSONDecodeError) -> str:
+    """What is wrong with a text that is no JSON, in a clause."""
+    if not text.strip():
+        return "it is empty"
+    is_cut = error.msg.startswith("Unterminated") or not text[error.pos :].strip()
+    return "its end is missing" if is_cut else f"line {error.lineno} is not valid JSON"
 
 
 def _turns(path: Path, messages: Any, key: str) -> list[Turn]:

@@ -70,11 +70,13 @@ class FullContext:
         self, engine: ChatEngine, variables: Mapping[str, Any], may_drop: Callable[[], bool] | None
     ) -> None:
         self._engine, self._variables, self._may_drop = engine, variables, may_drop
+        self._was_refused = False
 
     def make_room(self, conversation: Conversation, n_tokens: int | None, prefix: str = "") -> bool:
         """Drop the oldest turns, if that makes room and the user agrees. The system message, the last message
         and what belongs to it stay. n_tokens: that there are, None for unknown. prefix: of the answer.
         """
+        self._was_refused = False
         engine, n_ctx = self._engine, self._engine.info.n_ctx
 
         def count(n: int) -> int | None:
@@ -88,13 +90,18 @@ class FullContext:
         turns = f"the oldest {counted(room.n_turns, 'turn')}"
         console.note(f"the context of {n_ctx} tokens is full: dropping {turns} {frees}{stays}")
         if not self._may_drop():
+            self._was_refused = True
             return False
         conversation.trim(room.n_turns)
         return True
 
-    def refusal(self, error: ContextLengthError) -> ContextLengthError:
-        """The error for a message that was not sent."""
-        return ContextLengthError(error.message, f"it was not sent; {self._ways}", error.details)
+    def say_refused(self, error: ContextLengthError) -> None:
+        """Say that no turns were dropped for a message, where the user decided so. Raises ContextLengthError
+        where dropping them was not possible.
+        """
+        if not self._was_refused:
+            raise ContextLengthError(error.message, f"it was not sent; {self._ways}", error.details)
+        console.note(f"note: no turns were dropped; {self._ways}")
 
     def say_cut(self) -> None:
         """Say that the answer ends where the context does."""

@@ -34,11 +34,12 @@ HINT = "specllama chats lists them"
 
 @dataclass(frozen=True, slots=True)
 class SavedChat:
-    """A conversation in the library. changed: seconds since 1970. saved: what is in it, None where it cannot
-    be read; problem: why not, "" where it can.
+    """A conversation in the library. name: that of the file where it has none. changed: seconds since 1970.
+    saved: what is in it, None where it cannot be read; problem: why not, "" where it can.
     """
 
     path: Path
+    name: str
     changed: float
     n_bytes: int
     saved: Saved | None
@@ -48,11 +49,6 @@ class SavedChat:
     def id(self) -> str:
         """The name of the file, without its ending."""
         return self.path.stem
-
-    @property
-    def name(self) -> str:
-        """Its name, that of the file where it has none."""
-        return (self.saved.name if self.saved is not None else "") or self.id
 
     @property
     def n_turns(self) -> int:
@@ -78,7 +74,7 @@ class ChatLibrary:
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """The files of conversations, the newest first. Raises ResourceError."""
         found = list[tuple[Path, os.stat_result]]()
-        gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+        gone = contextlib.suppress(FileNotFoundError)
         with self._possible("read"), gone, os.scandir(self.path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
@@ -96,6 +92,12 @@ class ChatLibrary:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
         return list(self._chats())
 
+    def names(self, other_than: Path | None = None) -> list[str]:
+        """The names of all conversations but one, the newest first; quicker than to read them. Raises
+        ResourceError.
+        """
+        return [_name_in(path) for path, _ in self._files() if path != other_than]
+
     def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
         """(The newest conversation, newer ones that cannot be read). Raises NotFoundError, ResourceError."""
         damaged = list[SavedChat]()
@@ -103,22 +105,23 @@ class ChatLibrary:
             if not chat.problem:
                 return chat, damaged
             damaged.append(chat)
-        why = f": {damaged[0].problem}" if damaged else ""
+        why = f" that can be read; {damaged[0].name!r}: {damaged[0].problem}" if damaged else ""
         hint = "specllama chat begins one, which is saved as it goes"
-        raise NotFoundError(f"there is no saved conversation in {self.path}{why}", hint)
+        raise NotFoundError(f"there is no saved conversation{why} in {self.path}", hint)
 
     def find(self, name: str) -> SavedChat:
-        """The conversation of this name, see `named`, if it can be read. Raises NotFoundError, ResourceError,
-        IntegrityError.
+        """The conversation of this name, see `named`, one that can be read before others. Raises
+        NotFoundError, ResourceError, and IntegrityError where it cannot be read.
         """
-        chat = named(name, self.chats())
+        chat = named(name, sorted(self.chats(), key=lambda chat: bool(chat.problem)))
         if chat.problem:
-            raise IntegrityError(chat.problem, f"specllama chats rm {chat.id} removes it")
+            message = f"the conversation {chat.name!r} cannot be read: {chat.problem}"
+            raise IntegrityError(message, f"its file is {chat.path}; specllama chats rm {chat.id} removes it")
         return chat
 
     def unused(self, name: str, of: Path | None = None) -> str:
         """The name, with a number where another conversation than `of` has it. Raises ResourceError."""
-        taken = {_folded(_name_in(path)) for path, _ in self._files() if path != of}
+        taken = set(map(_folded, self.names(other_than=of)))
         found, n = name, 1
         while _folded(found) in taken:
             n += 1
@@ -221,14 +224,16 @@ def _name_in(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
         found = _NAME.match(file.read(_HEAD_BYTES))
         if found is not None:
-            return str(json.loads(found[1]))
+            return clean(str(json.loads(found[1])))
     return path.stem
 
 
 def _chat(path: Path, found: os.stat_result) -> SavedChat:
     try:
-        return SavedChat(path, found.st_mtime, found.st_size, read(str(path)))
+        saved = read(str(path))
     except NotFoundError as error:  # gone meanwhile
         raise FileNotFoundError(2, error.message, str(path)) from None
     except SpecllamaError as error:
-        return SavedChat(path, found.st_mtime, found.st_size, None, error.message)
+        problem = error.message.removeprefix(str(path)).lstrip(": ").removeprefix("cannot be read: ")
+        return SavedChat(path, _name_in(path), found.st_mtime, found.st_size, None, problem)
+    return SavedChat(path, saved.name or path.stem, found.st_mtime, found.st_size, saved)

@@ -67,9 +67,9 @@ class ChatSaver:
     def _begin(self, library: ChatLibrary, saved: Saved) -> None:
         """Choose the file of a new conversation. Raises OSError, ResourceError."""
         path = library.new_path()
-        self._lock, self.path, self._is_new = held(path), path, True
         first = (saved.conversation.dropped + saved.conversation.turns)[0]
-        self.name = library.unused(self.name or name_from(first.message), path)
+        name = library.unused(self.name or name_from(first.message), path)
+        self._lock, self.path, self.name, self._is_new = held(path), path, name, True
 
     def _forget(self) -> None:
         """Remove the file of a new conversation. Raises OSError."""

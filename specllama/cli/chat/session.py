@@ -185,13 +185,14 @@ class ChatSession:
 
     def _answer(self, turn: Turn, params: dict[str, Any]) -> bool:
         """Answer the last turn. Where the context is full, before it or in the midst of it, the oldest turns
-        may be dropped, and it goes on. False where Ctrl-C came before any text.
+        may be dropped, and it goes on. False where Ctrl-C came before any text, or the user drops none.
         """
         try:
             written = self._generate(turn, params)
         except ContextLengthError as error:
             if not self.full.make_room(self.conversation, error.details.get("n_prompt_tokens")):
-                raise self.full.refusal(error) from None
+                self.full.say_refused(error)
+                return False
             written = self._generate(turn, params)
         while written and turn.cut == "context":
             begun, left = turn.answer or "", rest_of(turn, params, self.totals.last)

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import trace
+from specllama.server.dialects.openai.writer import trace_of
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedCall,
@@ -20,6 +20,7 @@ from specllama.server.events import (
     CallArgs,
     CallClose,
     CallOpen,
+    End,
     Event,
     Prefill,
     Reasoning,
@@ -68,8 +69,9 @@ class MessageWriter:
             waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
             if not isinstance(event, Start) and not waits:
                 written = self._events(event)
-                if self._trace and written and isinstance(event, (TextEvent, Reasoning, CallArgs)):
-                    written[-1]["speculation"] = trace(event.runs, event.round)
+                if self._trace and written and (traced := trace_of(event)):
+                    shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
+                    shown["speculation"] = shown.get("speculation", {}) | traced
                 found += [*self._beginning(), *written]
         if self.fold.choices and not waits:
             found += self._beginning()

@@ -12,7 +12,7 @@ from specllama.errors import SpecllamaError
 from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
 from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.usage import own_figures, running_timings
-from specllama.server.dialects.openai.writer import number, trace
+from specllama.server.dialects.openai.writer import number, trace_of
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
 
@@ -80,13 +80,16 @@ class NativeWriter:
         if isinstance(event, TextEvent):
             chunks = [self._piece(choice, *piece) for piece in self._pieces(event)]
             if self.options.trace:
-                chunks[-1]["speculation"] = trace(event.runs, event.round)
+                chunks[-1]["speculation"] = trace_of(event)
             return chunks
         if not isinstance(event, End):
             return []
         probs = [*event.rest, *event.logprobs]
         rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
-        return [*rest, self._final(choice, "", (), ())]
+        final = self._final(choice, "", (), ())
+        if self.options.trace and "speculation" in final:
+            final["speculation"] |= trace_of(event)
+        return [*rest, final]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
         """Text, ids and probabilities of each chunk: of each token, or of those that share a character."""

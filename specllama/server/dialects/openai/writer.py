@@ -93,7 +93,8 @@ class OpenAIWriter:
         if self.options.usage_chunk:
             found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
         else:
-            found[-1] |= more
+            traced = found[-1].get("speculation", {})
+            found[-1] |= more | {"speculation": more["speculation"] | traced}
 
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
@@ -122,10 +123,8 @@ class OpenAIWriter:
     def _shown(self, event: Event | None) -> dict[str, Any]:
         """What a chunk has besides its choices, as the client wants it."""
         found: dict[str, Any] = {}
-        if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
-            found["speculation"] = trace(event.runs, event.round)
-        elif self.options.trace and (isinstance(event, CallOpen) or (isinstance(event, End) and event.round)):
-            found["speculation"] = trace((), event.round)
+        if self.options.trace and event is not None and (traced := trace_of(event)):
+            found["speculation"] = traced
         if self.options.timings and event is not None and not isinstance(event, (Start, End)):
             found["timings"] = running_timings(self.fold.choices[event.index])
         if isinstance(event, Prefill):
@@ -174,6 +173,15 @@ def ending(end: End | None, start: Start) -> dict[str, Any]:
 def number(logprob: float | None) -> float:
     """A logprob as clients expect it: always a finite number."""
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
+
+
+def trace_of(event: Event) -> dict[str, Any]:
+    """The trace of an event; empty for one that has none, as an end without rounds that no event has."""
+    if isinstance(event, (TextEvent, Reasoning, CallArgs)):
+        return trace(event.runs, event.round)
+    if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
+        return trace((), event.round)
+    return {}
 
 
 def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from specllama.server.dialects.openai.responses.output import (
     text_part,
 )
 from specllama.server.dialects.openai.usage import figures, running_timings, usage
-from specllama.server.dialects.openai.writer import random_key, trace
+from specllama.server.dialects.openai.writer import random_key, trace_of
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedCall,
@@ -39,8 +39,6 @@ from specllama.server.events import (
     Event,
     Prefill,
     Reasoning,
-    RoundEvent,
-    Runs,
     Start,
     TextEvent,
 )
@@ -142,11 +140,11 @@ class ResponsesWriter:
         if isinstance(event, CallArgs):
             return [self._delta("function_call_arguments", event)]
         if isinstance(event, CallOpen):
-            return [*self._close(), *self._opened("function_call", self._traced((), event.round))]
+            return [*self._close(), *self._opened("function_call", self._traced(event))]
         if isinstance(event, CallClose):
             return self._close()
         if isinstance(event, End):
-            return self._end()
+            return self._end(event)
         if isinstance(event, Prefill):
             return self._prefill(event)
         return self._begin() if isinstance(event, Start) else []
@@ -166,11 +164,12 @@ class ResponsesWriter:
             for kind in ("response.created", "response.in_progress")
         ]
 
-    def _end(self) -> list[bytes]:
+    def _end(self, event: End) -> list[bytes]:
         found = [] if self._index >= 0 else self._opened("message")
         found += self._close()
         response = self._final()
-        more = {"timings": response["timings"]} if self.fields.timings else _NOTHING
+        timings = {"timings": response["timings"]} if self.fields.timings else _NOTHING
+        more = {**timings, **self._traced(event)}
         return [*found, self._event(f"response.{response['status']}", response=response, **more)]
 
     def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
@@ -217,11 +216,12 @@ class ResponsesWriter:
         return found
 
     def _delta(self, kind: str, event: TextEvent | Reasoning | CallArgs, **more: Any) -> bytes:
-        more |= {**self._traced(event.runs, event.round), **self._timings()}
+        more |= {**self._traced(event), **self._timings()}
         return self._event(f"response.{kind}.delta", **self._place, delta=event.text, **more)
 
-    def _traced(self, runs: Runs, round_: RoundEvent | None) -> Mapping[str, Any]:
-        return {"speculation": trace(runs, round_)} if self.fields.trace else _NOTHING
+    def _traced(self, event: Event) -> Mapping[str, Any]:
+        traced = trace_of(event) if self.fields.trace else None
+        return {"speculation": traced} if traced else _NOTHING
 
     def _event(self, kind: str, **data: Any) -> bytes:
         shown = {"type": kind, "sequence_number": self._n_events, **data}
