@@ -23,7 +23,7 @@ from specllama.gguf.check import check_draft
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header, read_model
 from specllama.gguf.heads import read_head
-from specllama.gguf.types import TYPE_BY_NAME, row_bytes
+from specllama.gguf.types import NOT_MULTIPLIED, TYPE_BY_NAME, row_bytes
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import from_floats, to_floats
 from specllama.models.sizes import size
@@ -147,11 +147,11 @@ def _check_type(source: TrimSource, kind: str) -> None:
     """Raises UsageError for a type that the output matrix cannot have."""
     if not kind:
         return
-    known = [name for name in TYPE_BY_NAME if name not in ("f64",) and name[0] in "fqb"]
-    if kind.lower() not in known:
+    lower = kind.lower()
+    if lower not in TYPE_BY_NAME or kind.upper() in NOT_MULTIPLIED or lower[0] not in "fqb":
         raise UsageError(f"must be a type of weights such as q4_0, not {kind!r}", option="type")
     n = source.header.n_embd
-    block = TYPE_BY_NAME[kind.lower()].block_size
+    block = TYPE_BY_NAME[lower].block_size
     if n % block:
         why = f"its rows have {n} elements, which are not blocks of {block}"
         raise UsageError(f"{kind} is not possible for this draft: {why}", "try q4_0 or q8_0", option="type")

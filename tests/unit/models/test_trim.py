@@ -178,11 +178,39 @@ def test_a_trimmed_draft_is_a_draft_and_no_model(trimmed: Path) -> None:
         ({"embeddings_offset": 1 << 40}, "embeddings"),
         ({"embeddings_bytes": 64}, "embeddings"),
         ({"embeddings_type": "Q99"}, "embeddings"),
+        ({"embeddings_type": "f32"}, "embeddings"),
+        ({"embeddings_type": "I32"}, "embeddings"),
+        ({"embeddings_scale": float("nan")}, "embeddings_scale"),
+        ({"embeddings_scale": 0.0}, "embeddings_scale"),
+        ({"coverage": float("nan")}, "coverage"),
+        ({"coverage": 1.5}, "coverage"),
     ],
 )
 def test_damage_is_named(trimmed: Path, keys: dict[str, object], problem: str) -> None:
     with pytest.raises(GGUFError, match=problem):
         check_draft(changed(read_header(trimmed), **keys))
+
+
+def test_a_trimmed_file_cannot_be_split(trimmed: Path) -> None:
+    with pytest.raises(GGUFError, match="cannot be split"):
+        check_draft(replace(read_header(trimmed), parts=("a.gguf", "b.gguf")))
+
+
+def test_the_name_of_the_source_is_escaped(trimmed: Path) -> None:
+    trim = read_trim(changed(read_header(trimmed), source="\x1b]52;c;x\x07" + "a" * 9999))
+    assert trim is not None
+    assert trim.label.isprintable()
+    assert len(trim.label) < 500
+
+
+def test_a_tensor_with_other_rows_than_tokens_is_damage(draft: Path) -> None:
+    header = read_header(draft)
+    tensors = [
+        replace(t, shape=(t.shape[0], N_VOCAB - 1)) if t.name == "output.weight" else t
+        for t in header.tensors
+    ]
+    with pytest.raises(GGUFError, match=f"'output.weight' has {N_VOCAB - 1} rows for {N_VOCAB} tokens"):
+        trim_source(replace(header, tensors=tuple(tensors)), False, None)
 
 
 def test_a_truncated_file_is_damaged(trimmed: Path, tmp_path: Path) -> None:
