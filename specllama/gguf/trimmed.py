@@ -118,7 +118,7 @@ def _rest(header: Header, n: int) -> dict[str, Any]:
     scale = header.metadata.get(f"{PREFIX}embeddings_scale", 1.0)
     end = max((t.offset + t.n_bytes for t in header.tensors), default=0)
     if not isinstance(scale, float) or not math.isfinite(scale) or scale <= 0:
-        header.fail(f"{PREFIX}embeddings_scale", f"{scale} is not a factor of embeddings", TRIM_AGAIN)
+        header.fail(f"{PREFIX}embeddings_scale", "not a positive, finite number", TRIM_AGAIN)
     known = kind in TYPE_NUMBERS and kind not in NOT_MULTIPLIED
     whole = known and n_bytes == n * row_bytes(kind, header.n_embd)
     if len(header.parts) > 1:
