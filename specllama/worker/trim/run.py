@@ -131,10 +131,13 @@ def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
 
 def _pieces(text: str) -> Iterator[str]:
     """A text in parts that end with a line where they can."""
-    while text:
-        end = len(text) if len(text) <= _PIECE else text.rfind("\n", 0, _PIECE) + 1 or _PIECE
-        yield text[:end]
-        text = text[end:]
+    at = 0
+    while at < len(text):
+        end = min(at + _PIECE, len(text))
+        if end < len(text):
+            end = text.rfind("\n", at, end) + 1 or end
+        yield text[at:end]
+        at = end
 
 
 def _coverage(ids: NDArray[np.int64], counts: Counter[int]) -> float | None:
@@ -158,7 +161,7 @@ def _check_type(source: TrimSource, kind: str) -> None:
 
 
 def _check_room(temporary: Path, source: TrimSource, ids: NDArray[np.int64]) -> None:
-    """Raises ResourceError where the disk has no room, UsageError where the folder is not there."""
+    """Raises ResourceError where the disk has no room, NotFoundError where the folder is not there."""
     try:
         free = shutil.disk_usage(temporary.parent).free
     except FileNotFoundError:
