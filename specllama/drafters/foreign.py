@@ -78,12 +78,16 @@ class _Draft:
 
 
 class _TargetRule:
-    """The sequence's sampler for the rows of the draft model: positions and history are the target's."""
+    """The sequence's sampler for the rows of the draft model: positions and history are the target's.
 
-    def __init__(self, sampler: Sampler, mask: Mask | None, text: RetokenizedText, n_vocab: int) -> None:
-        self.n_vocab = n_vocab
+    n_vocab: of the shared space. draft: of the round.
+    """
+
+    def __init__(
+        self, sampler: Sampler, mask: Mask | None, text: RetokenizedText, n_vocab: int, draft: _Draft
+    ) -> None:
+        self.n_vocab, self.draft = n_vocab, draft
         self._sampler, self._mask, self._text = sampler, mask, text
-        self.draft: _Draft | None = None
 
     def limited(self, n_vocab: int) -> Sampler:  # noqa: ARG002
         return self
@@ -100,9 +104,7 @@ class _TargetRule:
         ahead: Sequence[int] = (),  # noqa: ARG002
     ) -> SampledToken:
         """history, mask, ahead: not used, since they are of the draft's tokens."""
-        drafted: list[int] = []
-        if self.draft is not None:
-            drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
+        drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
         return self._sampler.choose(row, self._text.tokens, margin, self._mask, drafted)
 
     def final_logprobs(
@@ -120,9 +122,12 @@ class _Sequence:
 
     text: RetokenizedText
     rule: _TargetRule
-    draft: _Draft
     n_settled: int = 0
     history_of: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def draft(self) -> _Draft:
+        return self.rule.draft
 
 
 class ForeignDrafter(RegisteredDrafter):
@@ -155,14 +160,14 @@ class ForeignDrafter(RegisteredDrafter):
         text.restart(prompt)
         n_vocab = self.context.n_vocab
         shared = _SharedTokens(mask, self._translation.n_target) if mask is not None else None
-        rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab)
-        self._sequences[seq_id] = _Sequence(text, rule, self._draft())
+        rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab, self._draft())
+        self._sequences[seq_id] = _Sequence(text, rule)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         for seq, draft in drafts.items():
             one = self._sequences[seq]
             if not draft or not one.draft.follows(draft):
-                one.draft = one.rule.draft = self._draft(draft)
+                one.rule.draft = self._draft(draft)
                 self._write_history(seq, draft)
         for _ in range(MAX_STEPS):
             waiting = {
@@ -182,7 +187,7 @@ class ForeignDrafter(RegisteredDrafter):
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         one = self._sequences[seq_id]
         one.text.extend(tokens)
-        one.draft = self._draft()
+        one.rule.draft = self._draft()
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next sequence with a common prefix."""
