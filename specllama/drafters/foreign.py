@@ -78,12 +78,16 @@ class _Draft:
 
 
 class _TargetRule:
-    """The sequence's sampler for the rows of the draft model: positions and history are the target's."""
+    """The sequence's sampler for the rows of the draft model: positions and history are the target's.
 
-    def __init__(self, sampler: Sampler, mask: Mask | None, text: RetokenizedText, n_vocab: int) -> None:
-        self.n_vocab = n_vocab
+    n_vocab: of the shared space. draft: of the round.
+    """
+
+    def __init__(
+        self, sampler: Sampler, mask: Mask | None, text: RetokenizedText, n_vocab: int, draft: _Draft
+    ) -> None:
+        self.n_vocab, self.draft = n_vocab, draft
         self._sampler, self._mask, self._text = sampler, mask, text
-        self.draft: _Draft | None = None
 
     def limited(self, n_vocab: int) -> Sampler:  # noqa: ARG002
         return self
@@ -100,9 +104,7 @@ class _TargetRule:
         ahead: Sequence[int] = (),  # noqa: ARG002
     ) -> SampledToken:
         """history, mask, ahead: not used, since they are of the draft's tokens."""
-        drafted: list[int] = []
-        if self.draft is not None:
-            drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
+        drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
         return self._sampler.choose(row, self._text.tokens, margin, self._mask, drafted)
 
     def final_logprobs(
@@ -113,17 +115,19 @@ class _TargetRule:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence being drafted for. n_read: settled tokens of the text that the draft model's history has.
-    started: whether the draft model knows of the sequence. told: what its history is, the length of the text
-    and what follows it.
+    """A sequence being drafted for. n_settled: settled tokens of the text
+    in the draft model's history. history_of: what that history was made from, as (number of tokens of the
+    text, tokens of the target after them); None before the draft model was given any.
     """
 
     text: RetokenizedText
     rule: _TargetRule
-    draft: _Draft
-    n_read: int = 0
-    started: bool = False
-    told: tuple[int, tuple[int, ...]] = (-1, ())
+    n_settled: int = 0
+    history_of: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def draft(self) -> _Draft:
+        return self.rule.draft
 
 
 class ForeignDrafter(RegisteredDrafter):
@@ -146,28 +150,25 @@ class ForeignDrafter(RegisteredDrafter):
         self._model = ModelDrafter(context, context.n_vocab, confident, self._end_ids)
         self._sequences: dict[int, _Sequence] = {}
         self._texts: dict[int, RetokenizedText] = {}  # of the last sequence of each slot
-        self._scopes: dict[int, str] = {}
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
+        self._forget_text_of_other_scope(seq_id, scope)
         self._model.set_cache_scope(seq_id, scope)
-        if self._scopes.get(seq_id, "") != scope:
-            self._texts.pop(seq_id, None)
-        self._scopes[seq_id] = scope
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
-        text = self._texts.setdefault(seq_id, RetokenizedText(self._translation))
+        text = self._text(seq_id)
         text.restart(prompt)
         n_vocab = self.context.n_vocab
         shared = _SharedTokens(mask, self._translation.n_target) if mask is not None else None
-        rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab)
-        self._sequences[seq_id] = _Sequence(text, rule, self._draft())
+        rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab, self._draft())
+        self._sequences[seq_id] = _Sequence(text, rule)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         for seq, draft in drafts.items():
             one = self._sequences[seq]
             if not draft or not one.draft.follows(draft):
-                one.draft = one.rule.draft = self._draft(draft)
-                self._tell(seq, draft)
+                one.rule.draft = self._draft(draft)
+                self._write_history(seq, draft)
         for _ in range(MAX_STEPS):
             waiting = {
                 seq: self._sequences[seq].draft.own
@@ -186,7 +187,7 @@ class ForeignDrafter(RegisteredDrafter):
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         one = self._sequences[seq_id]
         one.text.extend(tokens)
-        one.draft = self._draft()
+        one.rule.draft = self._draft()
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next sequence with a common prefix."""
@@ -194,33 +195,47 @@ class ForeignDrafter(RegisteredDrafter):
         self._model.forget(seq_id)
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
-        self._tell(seq_id)
+        self._write_history(seq_id)
         return self._model.cache_state(seq_id)
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """As in `CachingDrafter`."""
-        self._tell(seq_id)
+        self._write_history(seq_id)
         self._model.restart_from_tail(seq_id, n_last)
 
     def catch_up(self, seq_id: int, n_most: int) -> bool:
         """See `CatchingUp`."""
-        self._tell(seq_id)
+        self._write_history(seq_id)
         return self._model.catch_up(seq_id, n_most)
 
     def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
         """See `SavingDrafter`."""
-        return self._model.save_cache(seq_id, self._read(ids), scope, copy_rate)
+        if seq_id in self._sequences or self._model.scopes[seq_id] != scope:
+            return None
+        return self._model.save_cache(seq_id, self._read(seq_id, ids), scope, copy_rate)
 
     def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
         """See `SavingDrafter`; the number is that of the draft's tokens."""
-        return self._model.load_cache(seq_id, self._read(ids), scope, saved, copy_rate)
+        if seq_id in self._sequences:
+            return 0
+        self._forget_text_of_other_scope(seq_id, scope)
+        return self._model.load_cache(seq_id, self._read(seq_id, ids), scope, saved, copy_rate)
 
-    def _read(self, ids: Sequence[int]) -> list[int]:
-        """The draft's tokens of a text of the target."""
-        text = RetokenizedText(self._translation)
+    def _read(self, seq_id: int, ids: Sequence[int]) -> list[int]:
+        """The draft's tokens of a text of the target, from now on the text of an idle slot: what that begins
+        with has been tokenised before.
+        """
+        text = self._text(seq_id)
         text.restart(ids)
         text.settle()
         return [*text.settled, *text.tail()]
+
+    def _text(self, seq_id: int) -> RetokenizedText:
+        return self._texts.setdefault(seq_id, RetokenizedText(self._translation))
+
+    def _forget_text_of_other_scope(self, seq_id: int, scope: str) -> None:
+        if self._model.scopes[seq_id] != scope:
+            self._texts.pop(seq_id, None)
 
     def _draft(self, base: Sequence[int] = ()) -> _Draft:
         return _Draft(Spelling(self._translation, self._end_ids), list(base))
@@ -233,21 +248,19 @@ class ForeignDrafter(RegisteredDrafter):
         draft.own.append(chosen.token)
         draft.spelling.add(chosen.token, chosen.confidence)
 
-    def _tell(self, seq_id: int, base: Sequence[int] = ()) -> None:
-        """Make the draft model's history the text and `base`."""
+    def _write_history(self, seq_id: int, base: Sequence[int] = ()) -> None:
+        """Make the draft model's history the text and `base`, tokens of the target, in the draft's tokens."""
         one = self._sequences[seq_id]
-        told = len(one.text.tokens), tuple(base)
-        if told == one.told:
+        history_of = len(one.text.tokens), tuple(base)
+        if history_of == one.history_of:
             return
-        one.told = told
         one.text.settle()
         settled, tail = one.text.settled, one.text.tail(base)
-        if not one.started:
-            one.started = True
+        if one.history_of is None:
             self._model.start(seq_id, [*settled, *tail], one.rule)
         else:
-            self._model.rewrite(seq_id, one.n_read, [*settled[one.n_read :], *tail])
-        one.n_read = len(settled)
+            self._model.rewrite(seq_id, one.n_settled, [*settled[one.n_settled :], *tail])
+        one.history_of, one.n_settled = history_of, len(settled)
 
 
 def make(inputs: DrafterInputs) -> CachingDrafter | None:

@@ -15,10 +15,13 @@ from specllama.core.interfaces import Proposal
 from specllama.core.translation import Translation, whole_characters
 
 MAX_PENDING = 64  # bytes that spell no token of the target
+_LONGEST_PIECE = 4096  # bytes of a token of the draft; a longer one ends the draft
 
 
 class Spelling:
-    """found: the tokens that are certain, each with the product of the draft's probabilities of the tokens
+    """end_ids: of the target, with which its generation ends.
+
+    found: the tokens that are certain, each with the product of the draft's probabilities of the tokens
     that spell it. ended: the draft ends here. pending: tokens of the target that the rest would be.
     """
 
@@ -45,6 +48,8 @@ class Spelling:
                 self.found.append(Proposal(token, probability))
         elif not self._rest and token < t.n_target and (not t.may_grow[token] or _continues(piece)):
             self.found.append(Proposal(token, probability))
+        elif len(piece) > _LONGEST_PIECE:
+            self.ended = True
         else:
             self._parts.append((len(self._rest), probability))
             self._rest += piece
@@ -54,17 +59,19 @@ class Spelling:
         """What is pending is certain, since no text follows."""
         for token in self.pending:
             self._emit(token)
-        self.pending, self._rest = [], b""
+        self.pending, self._rest, self._parts = [], b"", []
 
     def _spell(self) -> None:
+        """Tokenise the rest up to an incomplete character; the draft ends where the tokens spell another
+        text.
+        """
         n = whole_characters(self._rest)
         try:
             tokens = self._translation.target.tokenize(self._rest[:n].decode()) if n else []
         except UnicodeDecodeError:
-            tokens = []
-            self.ended = True
+            tokens = []  # which do not spell the rest
         pieces = [self._translation.target.piece(token) for token in tokens]
-        if b"".join(pieces) != self._rest[:n]:  # the tokenizer changes the text
+        if b"".join(pieces) != self._rest[:n]:
             self.ended = True
             tokens = []
         grows = n == len(self._rest) and bool(tokens) and bool(self._translation.may_grow[tokens[-1]])

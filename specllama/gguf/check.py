@@ -16,6 +16,7 @@ from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.heads import damaged_head, is_head_file, read_head
 from specllama.gguf.strings import StringArray
 from specllama.gguf.trimmed import PREFIX, is_trimmed, read_trim
+from specllama.gguf.types import NOT_MULTIPLIED
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts
@@ -33,9 +34,7 @@ TOKENIZERS = {
     "test": "test",
     "plamo2": "plamo2",
 }
-# Tensor types that ggml multiplies with nothing: it crashes. Tables of expert ids are I32.
-_NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
-_ID_TABLES = ("tid2eid", "d2t")
+_ID_TABLES = ("tid2eid", "d2t")  # tensors that are not weights
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
@@ -209,7 +208,7 @@ def _check_embeddings(header: Header) -> None:
 def _check_types(header: Header) -> None:
     for t in header.tensors:
         reason = ""
-        if t.type in _NOT_MULTIPLIED and not any(name in t.name for name in _ID_TABLES):
+        if t.type in NOT_MULTIPLIED and not any(name in t.name for name in _ID_TABLES):
             reason = "not a type of weights"
         elif len(t.shape) == 1 and t.type != "F32" and t.name.endswith(("norm.weight", ".bias")):
             reason = "norms and biases are F32"

@@ -8,6 +8,7 @@ source's tokens, and a tensor `d2t` with the ids that it can propose.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +17,23 @@ from numpy.typing import NDArray
 
 from specllama.gguf.header import Header
 from specllama.gguf.key_types import MAX_TOKENS
-from specllama.gguf.types import TYPE_BY_NAME, row_bytes
+from specllama.gguf.types import NOT_MULTIPLIED, TYPE_NUMBERS, row_bytes
 
 PREFIX = "specllama.trim."
 VERSION = 1
 TRIM_AGAIN = "Trim the draft again: specllama trim."
+_LONGEST_NAME = 255  # characters of a file name that are shown
 
 
 @dataclass(frozen=True, eq=False)
 class TrimInfo:
     """A trimmed file. ids: int64, ascending, the source's ids of the tokens that it can propose. n_vocab: of
-    the source. source: its file name; source_sha256, source_bytes: of its contents. shortened: whether the
-    tokenizer is shortened too, so that ids have to be mapped. rest_offset, rest_type, rest_bytes: where in
-    the file the embeddings of the other tokens are, in ascending order of their ids, and what they are;
-    rest_offset is 0 without them. scale: by which a row of them is multiplied before it is used. coverage:
-    share of the texts given to `specllama trim` that its tokens make up; None without texts.
+    the source. source: its file name, unescaped; source_sha256, source_bytes: of its contents. shortened:
+    whether the tokenizer is shortened too, so that ids have to be mapped. rest_offset, rest_type, rest_bytes:
+    where in the file the embeddings of the other tokens are, in ascending order of their ids, and what they
+    are; rest_offset is 0 without them. scale: by which a row of them is multiplied before it is used.
+    coverage: share of the texts given to `specllama trim` that its tokens make up, 0 to 1; None without
+    texts.
     """
 
     ids: NDArray[np.int64]
@@ -55,7 +58,8 @@ class TrimInfo:
         covers = ""
         if self.coverage is not None:
             covers = f", covers {100 * self.coverage:.1f} % of the texts that it was trimmed for"
-        return f"trimmed from {self.source}, {self.n_kept} of {self.n_vocab} tokens{covers}"
+        name = repr(self.source[:_LONGEST_NAME])[1:-1]  # without control characters
+        return f"trimmed from {name}, {self.n_kept} of {self.n_vocab} tokens{covers}"
 
 
 def is_trimmed(header: Header) -> bool:
@@ -77,7 +81,6 @@ def read_trim(header: Header) -> TrimInfo | None:
     ids = values.astype(np.int64)
     if n_vocab > MAX_TOKENS or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= n_vocab:
         header.fail(key, f"not ascending ids of {n_vocab} tokens", TRIM_AGAIN)
-    coverage = header.metadata.get(f"{PREFIX}coverage")
     shortened = header.architecture not in ("eagle3", "dflash")
     if (n_tokens := header.n_vocab) != (expected := len(ids) if shortened else n_vocab):
         header.fail(
@@ -90,9 +93,19 @@ def read_trim(header: Header) -> TrimInfo | None:
         source_sha256=header.text(f"{PREFIX}source_sha256"),
         source_bytes=header.integer(f"{PREFIX}source_bytes"),
         shortened=shortened,
-        coverage=coverage if isinstance(coverage, float) else None,
+        coverage=_coverage(header),
         **_rest(header, n_vocab - len(ids)),
     )
+
+
+def _coverage(header: Header) -> float | None:
+    key = f"{PREFIX}coverage"
+    value = header.metadata.get(key)
+    if not isinstance(value, float):
+        return None
+    if not 0 <= value <= 1:
+        header.fail(key, f"{value} is not in 0 to 1", TRIM_AGAIN)
+    return value
 
 
 def _rest(header: Header, n: int) -> dict[str, Any]:
@@ -104,8 +117,13 @@ def _rest(header: Header, n: int) -> dict[str, Any]:
     n_bytes, kind = header.integer(f"{PREFIX}embeddings_bytes"), header.text(f"{PREFIX}embeddings_type")
     scale = header.metadata.get(f"{PREFIX}embeddings_scale", 1.0)
     end = max((t.offset + t.n_bytes for t in header.tensors), default=0)
-    whole = kind.lower() in TYPE_BY_NAME and n_bytes == n * row_bytes(kind, header.n_embd)
-    if not whole or not end <= offset <= header.file_bytes - n_bytes or not isinstance(scale, float):
+    if not isinstance(scale, float) or not math.isfinite(scale) or scale <= 0:
+        header.fail(f"{PREFIX}embeddings_scale", "not a positive, finite number", TRIM_AGAIN)
+    known = kind in TYPE_NUMBERS and kind not in NOT_MULTIPLIED
+    whole = known and n_bytes == n * row_bytes(kind, header.n_embd)
+    if len(header.parts) > 1:
+        header.fail(key, "a trimmed file cannot be split: its end would be lost", TRIM_AGAIN)
+    if not whole or not end <= offset <= header.file_bytes - n_bytes:
         reason = f"{n_bytes} bytes of {kind[:20]!r} embeddings at byte {offset} of {header.file_bytes}"
         header.fail(key, reason, TRIM_AGAIN)
     return {"rest_offset": offset, "rest_bytes": n_bytes, "rest_type": kind, "scale": scale}

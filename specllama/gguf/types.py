@@ -69,6 +69,9 @@ REMOVED_TYPES: dict[int, str] = {
 }
 
 TYPE_BY_NAME: dict[str, GGMLType] = {t.name.lower(): t for t in GGML_TYPES.values()}
+TYPE_NUMBERS: dict[str, int] = {t.name: number for number, t in GGML_TYPES.items()}
+# Tensor types that ggml multiplies with nothing: it crashes.
+NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
 
 # `general.file_type`, llama_ftype in llama.h.
 FILE_TYPES: dict[int, str] = {

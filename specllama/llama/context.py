@@ -106,8 +106,9 @@ class LlamaContext(SequenceStates):
 
     @property
     def any_token(self) -> int:
-        """An id for a decode whose result nobody reads."""
-        return max(0, self.model.bos_id)
+        """An own id of the model for a decode whose result nobody reads."""
+        bos = self.model.bos_id
+        return bos if bos in range(self.model.n_vocab) else 0
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Set the threads of the next decodes: of a single row, and of several. Raises ValueError."""

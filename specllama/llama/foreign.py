@@ -14,6 +14,7 @@ from specllama.core.interfaces import BatchRow
 from specllama.core.kept_tokens import KeptTokens
 from specllama.core.translation import Translation
 from specllama.llama.context import LlamaContext
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.model import LlamaModel
 from specllama.pair.overlap import Overlap
 
@@ -78,10 +79,11 @@ class ForeignContext(LlamaContext):
         super().__init__(model, n_ctx, n_seq_max, n_outputs_max)
         self.translation = between
         self.n_vocab = between.ids.n_vocab
+        self._shared = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
 
     @property
     def any_token(self) -> int:
-        return int(self.translation.ids.ids[max(0, self.model.bos_id)])
+        return int(self.translation.ids.ids[super().any_token])
 
     def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs))
@@ -90,5 +92,7 @@ class ForeignContext(LlamaContext):
 
     def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
         """As in LlamaContext, from rows with ids of the shared space. Raises ValueError for others."""
-        own = [int(self.translation.ids.own[row.token]) for row in batch]
+        tokens = [row.token for row in batch]
+        self._shared.check_tokens(min(tokens), max(tokens))
+        own = self.translation.ids.own_ids(tokens)
         return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real)

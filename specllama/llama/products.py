@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from specllama.clock import running_time
-from specllama.gguf.types import GGML_TYPES, row_bytes
+from specllama.gguf.types import TYPE_NUMBERS, row_bytes
 from specllama.llama.library import ggml
 
 LENGTH = 2048  # numbers of a row
 _QUANTIZED = 64  # columns; the others are the same again, since quantizing takes longer than the products
-_TYPE_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 _CPU = 0  # ggml_backend_dev_type
 _PROMPT = 512  # rows with which llama.cpp asks whether a buffer type can be used
 _OVERHEAD = 1 << 16  # bytes of ggml for a few tensors and a small graph
@@ -143,7 +142,7 @@ def _random(kind: str, n_columns: int) -> bytes:
     _call(
         "ggml_quantize_chunk",
         _SIZE,
-        *(_INT(_TYPE_NUMBERS[kind]), _POINTER(values.ctypes.data), _POINTER(ctypes.addressof(data))),
+        *(_INT(TYPE_NUMBERS[kind]), _POINTER(values.ctypes.data), _POINTER(ctypes.addressof(data))),
         *(_LONG(0), _LONG(_QUANTIZED), _LONG(LENGTH), _POINTER(importance.ctypes.data)),
     )
     return data.raw * (n_columns // _QUANTIZED)
@@ -179,7 +178,7 @@ def _buffer_type(device: int) -> int:
 
 
 def _tensor(room: int, kind: str, *shape: int) -> int:
-    number = _INT(_TYPE_NUMBERS[kind])
+    number = _INT(TYPE_NUMBERS[kind])
     return _pointer("ggml_new_tensor_2d", _POINTER(room), number, *map(_LONG, shape))
 
 

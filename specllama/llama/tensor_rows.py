@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import EngineError, UsageError
-from specllama.gguf.types import GGML_TYPES, TYPE_BY_NAME, row_bytes
+from specllama.gguf.types import TYPE_BY_NAME, TYPE_NUMBERS, row_bytes
 from specllama.llama.library import ggml
 
-_CODES = {kind.name: code for code, kind in GGML_TYPES.items()}
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
@@ -53,9 +52,9 @@ def from_floats(rows: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
     """Rows of floats in a tensor type, as llama.cpp's quantisation writes them without an importance matrix;
     shape (len(rows), bytes of a row). Raises UsageError for a type that is not possible.
     """
-    code, n = _CODES[TYPE_BY_NAME[type_name.lower()].name], rows.shape[1]
-    if n % GGML_TYPES[code].block_size:
-        block = GGML_TYPES[code].block_size
+    kind, n = TYPE_BY_NAME[type_name.lower()], rows.shape[1]
+    code, block = TYPE_NUMBERS[kind.name], kind.block_size
+    if n % block:
         raise UsageError(f"rows of {n} elements do not divide into blocks of {block} ({type_name})")
     ggml.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     if ggml.ggml_quantize_requires_imatrix(code):
@@ -73,5 +72,5 @@ def from_floats(rows: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
 def _traits(type_name: str) -> _Traits:
     function: Any = ggml.ggml_get_type_traits
     function.restype, function.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
-    found: _Traits = function(_CODES[type_name]).contents
+    found: _Traits = function(TYPE_NUMBERS[type_name]).contents
     return found

@@ -80,7 +80,7 @@ class TrimmedContext(LlamaContext):
 
     @property
     def any_token(self) -> int:
-        return int(self.kept.ids[max(0, self.model.bos_id)])
+        return int(self.kept.ids[super().any_token])
 
     def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         return self.kept.spread(super().decode(batch, n_rows, n_outputs))

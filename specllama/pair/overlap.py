@@ -119,13 +119,9 @@ def _special(
         if text in ours.special:
             yield own, ours.special[text]
     a, b = ours.vocab, theirs.vocab
-    ends = [named_id(header, vocab, "eot") for header, vocab in ((target, a), (draft, b))]
     roles = (
         (b.bos_id, a.bos_id),
-        (
-            ends[1] if ends[1] is not None else _turn_end(theirs),
-            ends[0] if ends[0] is not None else _turn_end(ours),
-        ),
+        (_turn_end(draft, theirs), _turn_end(target, ours)),
         (b.eos_id, a.eos_id),
     )
     for own_id, token in roles:
@@ -133,8 +129,12 @@ def _special(
             yield own_id, token
 
 
-def _turn_end(tokens: TokenBytes) -> int | None:
-    """The token that ends a turn in a chat, by its usual texts; else the one that ends a text."""
+def _turn_end(header: Header, tokens: TokenBytes) -> int | None:
+    """The token that ends a turn in a chat: named by the header, or by its usual texts; else the one that
+    ends a text.
+    """
+    if (named := named_id(header, tokens.vocab, "eot")) is not None:
+        return named
     texts = (b"<|im_end|>", b"<|eot_id|>", b"<end_of_turn>", b"<turn|>", b"<|end|>", b"<end_of_utterance>")
     return next((tokens.special[text] for text in texts if text in tokens.special), tokens.vocab.eos_id)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specllama.gguf.header import Header
+from specllama.pair.token_types import BYTE, CONTROL, NORMAL, USER_DEFINED, token_types
 from specllama.pair.vocab import Vocab, end_ids, read_vocab
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # llama_token_type
 _SPACE = "▁".encode()
 _SEPARATOR = "\uf8ff"  # between texts that are translated together
 KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
@@ -18,14 +17,13 @@ KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
 
 @dataclass(frozen=True, eq=False)
 class TokenBytes:
-    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens, by text.
-    ends: tokens that end a generation.
+    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens and those that
+    end a generation, by text.
     """
 
     vocab: Vocab
     pieces: list[bytes]
     special: dict[bytes, int]
-    ends: frozenset[int]
 
 
 def token_bytes(header: Header) -> TokenBytes | None:
@@ -33,23 +31,14 @@ def token_bytes(header: Header) -> TokenBytes | None:
     vocab = read_vocab(header)
     if vocab.kind not in KINDS:
         return None
-    ends = end_ids(header, vocab)
-    types = _types(header, vocab.n_tokens)
-    types[sorted(ends)] = _CONTROL
+    types = token_types(header, vocab.n_tokens)
+    types[sorted(end_ids(header, vocab))] = CONTROL
     pieces = _normal(header, vocab)
-    for i in np.flatnonzero(types != _NORMAL).tolist():
+    for i in np.flatnonzero(types != NORMAL).tolist():
         kind, text = types[i], vocab.texts[i]
-        pieces[i] = text if kind == _USER_DEFINED else _byte(text) if kind == _BYTE else b""
-    special = {vocab.texts[i]: i for i in np.flatnonzero(types == _CONTROL).tolist()}
-    return TokenBytes(vocab, pieces, special, ends)
-
-
-def _types(header: Header, n: int) -> NDArray[np.int64]:
-    found = header.metadata.get("tokenizer.ggml.token_type")
-    types = np.full(n, _NORMAL, np.int64)
-    if isinstance(found, np.ndarray):
-        types[: len(found)] = found[:n]
-    return types
+        pieces[i] = text if kind == USER_DEFINED else _byte(text) if kind == BYTE else b""
+    special = {vocab.texts[i]: i for i in np.flatnonzero(types == CONTROL).tolist()}
+    return TokenBytes(vocab, pieces, special)
 
 
 def _normal(header: Header, vocab: Vocab) -> list[bytes]:

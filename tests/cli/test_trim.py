@@ -125,6 +125,7 @@ BAD: list[tuple[Sequence[str], int, Sequence[str]]] = [
     ((D, "OUT", "--texts", "empty.txt"), 2, ["empty.txt", "no text"]),
     ((D, "OUT", "--texts", "binary.txt"), 2, ["binary.txt"]),
     ((D, "OUT", "--type", "q9_9"), 2, ["--type", "q9_9"]),
+    ((D, "OUT", "--type", "q8_1"), 2, ["--type", "q8_1"]),
     ((D, "OUT", "--head"), 2, ["--head", "no head"]),
     ((D, "OUT", "--seen", "nobody"), 3, ["nobody"]),
     (("there.txt", "OUT"), 6, ["there.txt"]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.errors import UsageError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.head import HeadInfo, HeadKind, tensor_names
 from specllama.gguf.header import Header
 from specllama.gguf.heads import read_head
@@ -70,7 +70,7 @@ class TrimSource:
 def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None) -> TrimSource:
     """What to trim of a file whose header has passed `check_draft`. inside: the head inside a model.
     possible: the ids of its tensor d2t, if there is one. Raises UsageError for what cannot be trimmed,
-    GGUFError.
+    GGUFError for a damaged one.
     """
     if is_trimmed(header):
         raise UsageError(f"{header.path} is trimmed already", "trim the file that it was made from")
@@ -83,6 +83,11 @@ def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None
         why = "an assistant of Gemma 4 looks its tokens up in the target"
         raise UsageError(f"{header.path} cannot be trimmed: {why}")
     source = TrimSource(header, head, possible)
+    n_rows = header.n_vocab if possible is None else len(possible)
+    for t in source.tensors:
+        if source.has_rows(t.name) and t.shape[-1] != n_rows:
+            reason = f"tensor {t.name!r} has {t.shape[-1]} rows for {n_rows} tokens"
+            raise GGUFError(f"{header.path}: {reason}", "Get another file of the model.")
     names = tensor_names(header)
     if source.keeps_tokenizer and OUTPUT not in names:
         why = "the head uses the output matrix of its target"

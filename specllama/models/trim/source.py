@@ -1,11 +1,11 @@
-"""Whether the file that a draft was trimmed from has changed since."""
+"""Whether the file or the parts that a draft was trimmed from have changed since."""
 
 from __future__ import annotations
 
 import os
 
-from specllama.errors import IntegrityError
-from specllama.gguf.header import Header
+from specllama.errors import IntegrityError, NotFoundError, UsageError
+from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
 from specllama.models.trim.write import sha256_of
 
@@ -21,10 +21,11 @@ def changed_source(draft: Header) -> str:
     try:
         if not os.path.isfile(source) or os.path.samefile(source, draft.path):
             return ""
-        if os.path.getsize(source) != trim.source_bytes:
+        parts = read_model(source).parts
+        if sum(map(os.path.getsize, parts)) != trim.source_bytes:
             return trim.source
-        return trim.source if sha256_of([source], lambda _share: None) != trim.source_sha256 else ""
-    except IntegrityError:  # it is being changed
+        return trim.source if sha256_of(parts, lambda _share: None) != trim.source_sha256 else ""
+    except IntegrityError:  # it is being changed, or is no model any more
         return trim.source
-    except OSError:
+    except (OSError, NotFoundError, UsageError):  # it cannot be read
         return ""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specllama.errors import UsageError
 from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
+from specllama.pair.token_types import NORMAL, UNUSED, token_types
 from specllama.pair.vocab import end_ids, read_vocab
 
 Ids = NDArray[np.int64]
@@ -24,7 +25,6 @@ Ids = NDArray[np.int64]
 MULTIPLE = 64  # of tokens: with others llama.cpp computes a quantised output matrix by slower kernels
 DEFAULT_KEPT = 32768
 _DEFAULT_SHARE = 4  # at most a quarter of a vocabulary is kept by default
-_NORMAL, _UNUSED = 1, 5  # llama_token_type; the other types are tokens with a meaning of their own
 _CHARACTERS = 256  # of SentencePiece, kept before all other tokens
 _PLACEHOLDER = re.compile(
     rb"(?i)[<\[|]*_?(unused|reserved|extra|special|dummy|placeholder)[a-z_]*[-_ ]?\d+[|>\]]*"
@@ -66,10 +66,8 @@ def special_ids(header: Header) -> Ids:
     and those that the header names. Control tokens that stand for nothing (<unused0>) are not among them.
     """
     texts, vocab = header.token_texts, read_vocab(header)
-    types = header.metadata.get("tokenizer.ggml.token_type")
-    kinds = np.asarray(types) if isinstance(types, np.ndarray) else np.full(len(texts), _NORMAL)
-    found = set(np.flatnonzero((kinds != _NORMAL) & (kinds != _UNUSED)).tolist())
-    found = {i for i in found if not _PLACEHOLDER.fullmatch(texts[i])}
+    special = ~np.isin(token_types(header, len(texts)), (NORMAL, UNUSED))
+    found = {i for i in np.flatnonzero(special).tolist() if not _PLACEHOLDER.fullmatch(texts[i])}
     if vocab.kind == "bpe":  # one character for each byte value
         found.update(
             i for i, text in enumerate(texts) if len(text) <= 2 and len(text.decode(errors="replace")) == 1
@@ -101,9 +99,7 @@ def by_frequency(header: Header) -> Ids:
         single = [i for i, text in enumerate(header.token_texts) if len(text.decode(errors="replace")) == 1]
         first = sorted(single, key=lambda i: rank[i])[:_CHARACTERS]
         rank[first] = -np.inf
-    types = header.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(types, np.ndarray):
-        rank[np.asarray(types)[:n] != _NORMAL] = np.inf
+    rank[token_types(header, n) != NORMAL] = np.inf
     return np.argsort(rank, kind="stable").astype(np.int64)
 
 

@@ -23,7 +23,7 @@ from specllama.gguf.check import check_draft
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header, read_model
 from specllama.gguf.heads import read_head
-from specllama.gguf.types import TYPE_BY_NAME, row_bytes
+from specllama.gguf.types import NOT_MULTIPLIED, TYPE_BY_NAME, row_bytes
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import from_floats, to_floats
 from specllama.models.sizes import size
@@ -131,10 +131,13 @@ def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
 
 def _pieces(text: str) -> Iterator[str]:
     """A text in parts that end with a line where they can."""
-    while text:
-        end = len(text) if len(text) <= _PIECE else text.rfind("\n", 0, _PIECE) + 1 or _PIECE
-        yield text[:end]
-        text = text[end:]
+    at = 0
+    while at < len(text):
+        end = min(at + _PIECE, len(text))
+        if end < len(text):
+            end = text.rfind("\n", at, end) + 1 or end
+        yield text[at:end]
+        at = end
 
 
 def _coverage(ids: NDArray[np.int64], counts: Counter[int]) -> float | None:
@@ -147,18 +150,18 @@ def _check_type(source: TrimSource, kind: str) -> None:
     """Raises UsageError for a type that the output matrix cannot have."""
     if not kind:
         return
-    known = [name for name in TYPE_BY_NAME if name not in ("f64",) and name[0] in "fqb"]
-    if kind.lower() not in known:
+    lower = kind.lower()
+    if lower not in TYPE_BY_NAME or kind.upper() in NOT_MULTIPLIED or lower[0] not in "fqb":
         raise UsageError(f"must be a type of weights such as q4_0, not {kind!r}", option="type")
     n = source.header.n_embd
-    block = TYPE_BY_NAME[kind.lower()].block_size
+    block = TYPE_BY_NAME[lower].block_size
     if n % block:
         why = f"its rows have {n} elements, which are not blocks of {block}"
         raise UsageError(f"{kind} is not possible for this draft: {why}", "try q4_0 or q8_0", option="type")
 
 
 def _check_room(temporary: Path, source: TrimSource, ids: NDArray[np.int64]) -> None:
-    """Raises ResourceError where the disk has no room, UsageError where the folder is not there."""
+    """Raises ResourceError where the disk has no room, NotFoundError where the folder is not there."""
     try:
         free = shutil.disk_usage(temporary.parent).free
     except FileNotFoundError:

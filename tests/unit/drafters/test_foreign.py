@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
+from specllama.core.kept_tokens import KeptTokens
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
@@ -21,7 +23,7 @@ from specllama.drafters.foreign import MAX_STEPS, ForeignDrafter
 from specllama.drafters.retokenized import MAX_TAIL, RetokenizedText
 from specllama.drafters.spelling import Spelling
 from specllama.testing import Memory, TableContext, table_row
-from tests.support.spellers import DRAFT, N_TARGET, TARGET, letters
+from tests.support.spellers import DRAFT, N_TARGET, TARGET, Letters, letters
 
 END = 3
 BETWEEN = letters()
@@ -111,6 +113,24 @@ def test_a_draft_that_spells_nothing_ends() -> None:
     assert spell(b"\xe2").tokens == spell(b"\xe2").pending == []
     assert not spell(b"\xe2").ended
     assert spell(b"\xe2", b"\xe2").ended
+
+
+def test_a_huge_token_of_the_draft_ends_it() -> None:
+    """A damaged vocabulary costs no time in the tokenizer of the target."""
+    pieces = [*DRAFT, b"x" * (1 << 20)]
+    kept = KeptTokens(np.array([*BETWEEN.ids.ids, N_SHARED_SPACE]), N_SHARED_SPACE + 1, lambda _token: 0)
+    spelling = Spelling(replace(BETWEEN, draft=Letters(pieces), ids=kept), {0})
+    spelling.add(N_SHARED_SPACE, 0.5)
+    assert spelling.ended
+    assert spelling.tokens == spelling.pending == []
+
+
+def test_probabilities_before_a_control_token_do_not_count_after_it() -> None:
+    spelling = spell(b"\xe2", b"", probability=0.5)
+    spelling.add(own(b"abcd"), 0.25)
+    spelling.add(own(b"e"), 1.0)
+    spelling.add(own(b"f"), 1.0)
+    assert [p.confidence for p in spelling.found] == [0.5, 0.25, 1.0]
 
 
 @given(st.lists(st.integers(0, N_TARGET - 1), max_size=300), st.lists(st.integers(1, 40), max_size=20))

@@ -20,13 +20,14 @@ from specllama.gguf.trimmed import PREFIX, read_trim
 from specllama.models.trim import metadata
 from specllama.models.trim.metadata import about
 from specllama.models.trim.plan import trim_source
+from specllama.models.trim.source import changed_source
 from specllama.models.trim.tokens import MULTIPLE, by_frequency, choose, default_kept, special_ids
-from specllama.models.trim.write import write_trimmed
+from specllama.models.trim.write import sha256_of, write_trimmed
 from specllama.pair.check import check_pair
 from specllama.pair.heads import check_any
 from specllama.pair.stand_ins import stand_ins
 from tests.support import tinygguf, tinyheads
-from tests.support.ggufbytes import Typed, llama, vocab_metadata
+from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata
 
 N_VOCAB = 600
 FIRST_MERGED = 259  # after three control tokens and 256 bytes
@@ -178,11 +179,39 @@ def test_a_trimmed_draft_is_a_draft_and_no_model(trimmed: Path) -> None:
         ({"embeddings_offset": 1 << 40}, "embeddings"),
         ({"embeddings_bytes": 64}, "embeddings"),
         ({"embeddings_type": "Q99"}, "embeddings"),
+        ({"embeddings_type": "f32"}, "embeddings"),
+        ({"embeddings_type": "I32"}, "embeddings"),
+        ({"embeddings_scale": float("nan")}, "embeddings_scale"),
+        ({"embeddings_scale": 0.0}, "embeddings_scale"),
+        ({"coverage": float("nan")}, "coverage"),
+        ({"coverage": 1.5}, "coverage"),
     ],
 )
 def test_damage_is_named(trimmed: Path, keys: dict[str, object], problem: str) -> None:
     with pytest.raises(GGUFError, match=problem):
         check_draft(changed(read_header(trimmed), **keys))
+
+
+def test_a_trimmed_file_cannot_be_split(trimmed: Path) -> None:
+    with pytest.raises(GGUFError, match="cannot be split"):
+        check_draft(replace(read_header(trimmed), parts=("a.gguf", "b.gguf")))
+
+
+def test_the_name_of_the_source_is_escaped(trimmed: Path) -> None:
+    trim = read_trim(changed(read_header(trimmed), source="\x1b]52;c;x\x07" + "a" * 9999))
+    assert trim is not None
+    assert trim.label.isprintable()
+    assert len(trim.label) < 500
+
+
+def test_a_tensor_with_other_rows_than_tokens_is_damage(draft: Path) -> None:
+    header = read_header(draft)
+    tensors = [
+        replace(t, shape=(t.shape[0], N_VOCAB - 1)) if t.name == "output.weight" else t
+        for t in header.tensors
+    ]
+    with pytest.raises(GGUFError, match=f"'output.weight' has {N_VOCAB - 1} rows for {N_VOCAB} tokens"):
+        trim_source(replace(header, tensors=tuple(tensors)), False, None)
 
 
 def test_a_truncated_file_is_damaged(trimmed: Path, tmp_path: Path) -> None:
@@ -234,3 +263,26 @@ def test_a_trimmed_file_is_not_trimmed_again(draft: Path, trimmed: Path) -> None
     with pytest.raises(UsageError, match="no head inside"):
         trim_source(read_header(draft), True, None)
     assert check_any(read_header(draft), read_header(trimmed)).ok
+
+
+def test_a_change_of_any_part_of_a_split_source_is_seen(trimmed: Path, tmp_path: Path) -> None:
+    whole = llama()
+    paths = [tmp_path / f"m-{i + 1:05d}-of-00002.gguf" for i in range(2)]
+    for i, path in enumerate(paths):
+        keys = {"split.no": Typed("u16", i), "split.count": Typed("u16", 2)}
+        more = dict(whole.metadata) if i == 0 else {}  # type: ignore[call-overload]
+        path.write_bytes(GGUF({**more, **keys}, list(whole.tensors)[i::2]).build())
+    facts = {
+        "source": paths[0].name,
+        "source_bytes": sum(path.stat().st_size for path in paths),
+        "source_sha256": sha256_of(map(str, paths), lambda _share: None),
+    }
+    draft = replace(changed(read_header(trimmed), **facts), path=str(tmp_path / "draft.gguf"))
+    Path(draft.path).touch()
+    assert changed_source(draft) == ""
+    data = bytearray(paths[1].read_bytes())
+    data[-1] ^= 1
+    paths[1].write_bytes(data)
+    assert changed_source(draft) == paths[0].name
+    paths[1].unlink()
+    assert changed_source(draft) == paths[0].name
