@@ -360,6 +360,8 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     # Nothing is sent to an engine for these.
     ("/models/load", protocol.GetSlots): {"a long name": _body(model="a" * _LONG)},
     ("/models/unload", protocol.GetSlots): {"unknown fields": _numbered('{"model":"x",', '"a{0}":1', "}")},
+    ("/models/pull", protocol.GetSlots): {"a long name": _body(model="a" * _LONG)},
+    ("/models/pull/stop", protocol.GetSlots): {"unknown fields": _numbered('{"model":"x",', '"a{0}":1', "}")},
 }
 _UNSUPPORTED = tuple(route.path for route in unsupported.ROUTES if route.method == "POST")
 BODIES = tuple(
