@@ -65,6 +65,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama tune": "takes ten seconds or more; tests/cli/test_tune_command.py runs it",
     ".venv/bin/python -m scripts.": "takes minutes to hours",
     "python -m scripts.": "the same",
+    ".venv/bin/python -m tests.": "the same",
     "specllama launch": "needs the clients; tests/cli/test_launch.py has some of its own",
     "specllama serve": "runs below, at a free port",
     "git pull": "changes the checkout",
@@ -375,9 +376,9 @@ def code_is_there(page: str, code: str) -> bool:
         return words[0] in SOME_FLAG or without_them(["run", words[0]], [])[1] == [words[0]]
     elif found := re.search(r"\bpython -m (\S+)(.*)", code):
         flags_are_there(found[1], found[2].split())
-    elif re.fullmatch(r"scripts(\.\w+)+", code):
+    elif re.fullmatch(r"(?:scripts|training|tests)(\.\w+)+", code):
         return module_file(code) is not None
-    elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
+    elif re.fullmatch(r"(?:specllama|scripts|installer|training|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
         elsewhere = "API_KEY BACKEND BUILD CACHE CONFIG DATA DEMO KERNELS MODELS PYTHON SERVICE_HOST"
@@ -411,7 +412,7 @@ SOME_FLAG = {"--help", *set().union(*FLAGS.values())}
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module of scripts/."""
+    """The file of a module of scripts, training or tests."""
     path = ROOT / Path(*name.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
 

@@ -20,6 +20,7 @@ BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=10, steady_mb=3)
 
 
 @pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.timeout(1.05 * SECONDS + 200)
 def test_a_short_soak_has_no_violations(tmp_path: Path) -> None:
