@@ -64,7 +64,8 @@ ONLY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
-    "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
+    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
+    "config/options.py": "the one table of other options, one row each",
     "core/interfaces.py": "all that the algorithm asks of the outside",
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
