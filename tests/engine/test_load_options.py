@@ -123,18 +123,18 @@ LOAD_CHANGED: Mapping[str, Any] = {
 # Fields that show at run time, and the file that reads them.
 AT_RUN_TIME: Mapping[str, str] = {
     "draft_vocab": "worker/checked_drafts.py",
-    "draft_min": "worker/engine_core.py",
-    "draft_p_min": "worker/engine_core.py",
+    "draft_min": "worker/loader.py",
+    "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
     "chat_template": "worker/queries.py",
-    "tool_format": "worker/engine_core.py",
+    "tool_format": "worker/open_engine.py",
     "rpc": "worker/rpc/attach.py",
     "schema_open": "worker/intake.py",
-    "cache_disk": "worker/engine_core.py",
-    "kept_seconds": "worker/engine_core.py",
-    "cache_ram": "worker/engine_core.py",
-    "ctx_checkpoints": "worker/engine_core.py",
+    "cache_disk": "worker/open_engine.py",
+    "kept_seconds": "worker/open_engine.py",
+    "cache_ram": "worker/open_engine.py",
+    "ctx_checkpoints": "worker/open_engine.py",
 }
 
 

@@ -114,7 +114,7 @@ def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iter
         core.handle(protocol.Generate(turn, ids=list(range(1000, 1040)), params=params))
         core.step()
         while core.busy:
-            stats = core.running[0].generation.stats
+            stats = core.loaded_engine.running[0].generation.stats
             before, drafted = sum(c.decode_seconds for c in contexts), stats.n_drafted
             started = time.perf_counter()
             core.step()
