@@ -5,8 +5,6 @@ Separates reasoning, text and tool calls. Knows no API.
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -28,10 +26,9 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.ids import random_key
 from specllama.server.token_places import TokenPlaces
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
-
-_ALPHANUMERICS = string.ascii_letters + string.digits
 
 
 class EventAssembler:
@@ -199,7 +196,7 @@ class EventAssembler:
                 events.append(self._reasoning(piece))
             elif isinstance(piece, OpenPiece):
                 self._ends_with_text = False
-                events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
+                events.append(CallOpen(self.index, self._n_calls, random_key(), piece.name, self._round))
                 self._n_calls += 1
             elif isinstance(piece, ArgumentsPiece):
                 runs = self._plain_runs(piece.runs)
@@ -209,7 +206,3 @@ class EventAssembler:
                 continue
             self._rounds.clear()
         return events
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))

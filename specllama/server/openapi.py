@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import specllama
-from specllama.server.dialects.base import ApiRoute
+from specllama.server.dialects.shared.base import ApiRoute
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from starlette.responses import PlainTextResponse, Response
 
 from specllama.data import CHARTS_CSS, CHARTS_JS
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Endpoint
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Endpoint
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.writer import DialectWriter, to_json
 from specllama.server.events import Event, Start
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.http.timeout import IdleTimer
 from specllama.server.requests import RequestStream
+from specllama.server.writer import DialectWriter, to_json
 
 PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 

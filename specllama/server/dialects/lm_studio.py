@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.models.details import ModelDetails
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.models import ListedModel, listed
 
 

@@ -11,10 +11,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, FieldError
-from specllama.server.dialects.openai.messages import Arguments
-from specllama.server.dialects.parts import ContentPart, MessageFields, Read, read, read_part, with_images
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.given_calls import Arguments
+from specllama.server.dialects.shared.parts import (
+    ContentPart,
+    MessageFields,
+    Read,
+    read,
+    read_part,
+    with_images,
+)
 
 MAX_BLOCKS, MAX_ID = 4096, 512
 _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"

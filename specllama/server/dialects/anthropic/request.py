@@ -9,13 +9,13 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
-from specllama.server.dialects.answer_forms import OutputConfig
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
-from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.openai.sampling_fields import SamplingFields, StopList
-from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.answer_forms import OutputConfig
+from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
+from specllama.server.dialects.shared.thinking import ThinkingFields
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,

@@ -10,9 +10,8 @@ from pydantic_core import from_json
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.anthropic.errors import error_body
-from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -27,6 +26,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 
 SIGNATURE = ""
 """Of thinking blocks. Claude Code (2.1.197) sends those with an empty one back, and drops all others."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import own_figures, running_timings
-from specllama.server.dialects.openai.writer import number, trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import own_figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.logprobs import number
+from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
+from specllama.server.writer import to_json
 
 
 @dataclass(frozen=True, slots=True)

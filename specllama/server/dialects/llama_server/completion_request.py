@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, Body, FieldError
-from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.shared.fields import WHOLE_ITEMS, AtMost, Body, FieldError
+from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
+from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128

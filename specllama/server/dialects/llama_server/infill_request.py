@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import SMALL, AtMost, Body
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body
 
 MAX_EXTRA, MAX_FILENAME = 1024, 1024
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import RequestBody
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
+from specllama.server.dialects.shared.fields import RequestBody
 
 
 class ModelRequest(RequestBody):

@@ -12,7 +12,7 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.shared.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
 _STORED = tuple(p for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")

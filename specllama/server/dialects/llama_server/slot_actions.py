@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from specllama.client import protocol
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError
-from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import RequestBody
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
+from specllama.server.dialects.shared.fields import RequestBody
 from specllama.server.http.errors import UnsupportedError
 
 MAX_NAME = 255  # bytes

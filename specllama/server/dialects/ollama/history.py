@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.openai.messages import CalledFunction, CallId
-from specllama.server.dialects.parts import Content, MessageFields, read, with_images
-from specllama.server.dialects.tool_choice import MAX_CALLS, Name
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
+from specllama.server.dialects.shared.parts import Content, MessageFields, read, with_images
+from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
 
 
 class OllamaCall(Body):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
-from specllama.server.dialects.fields import supported
-from specllama.server.dialects.openai.sampling_fields import ParameterReader, first
+from specllama.server.dialects.shared.fields import supported
+from specllama.server.dialects.shared.sampling_fields import ParameterReader, first
 
 Size = Annotated[int, Field(ge=-1, lt=2**31)]
 Limit = Annotated[int, Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)]

@@ -9,9 +9,11 @@ from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.server.dialects.answer_forms import Format
-from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import (
+from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
+from specllama.server.dialects.ollama.options import OllamaOptions
+from specllama.server.dialects.shared.answer_forms import Format
+from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
+from specllama.server.dialects.shared.fields import (
     SMALL,
     WHOLE_ITEMS,
     AtMost,
@@ -20,16 +22,14 @@ from specllama.server.dialects.fields import (
     FieldError,
     RequestBody,
 )
-from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
-from specllama.server.dialects.ollama.options import OllamaOptions
-from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation, TokenIds
-from specllama.server.dialects.parts import MAX_IMAGES
-from specllama.server.dialects.restriction import Given
-from specllama.server.dialects.sibling_names import as_options
-from specllama.server.dialects.structured import StructuredFields
-from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.keep_alive import KeepAlive
+from specllama.server.dialects.shared.parts import MAX_IMAGES
+from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.shared.sibling_names import as_options
+from specllama.server.dialects.shared.structured import StructuredFields
+from specllama.server.dialects.shared.thinking import ThinkingFields
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,

@@ -7,8 +7,6 @@ import time
 from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect, Endpoint
-from specllama.server.dialects.fields import FieldError
 from specllama.server.dialects.ollama import shapes
 from specllama.server.dialects.ollama.errors import error_body
 from specllama.server.dialects.ollama.requests import (
@@ -19,6 +17,8 @@ from specllama.server.dialects.ollama.requests import (
     ShowRequest,
 )
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
+from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.requests import CompletionSpec
 

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.ollama.errors import error_body
-from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import number
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -24,6 +23,7 @@ from specllama.server.events import (
     Reasoning,
     TextEvent,
 )
+from specllama.server.writer import to_json
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
@@ -144,10 +144,4 @@ def _call(index: int, call: AccumulatedCall) -> dict[str, Any]:
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    if not positions:
-        return {}
-    return {"logprobs": [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]}
-
-
-def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
+    return {"logprobs": described(positions)} if positions else {}

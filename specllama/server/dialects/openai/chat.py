@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
+from specllama.client.protocol import PositionLogprobs
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import (
     AccumulatedChoice,
     AccumulatedText,
@@ -105,9 +106,4 @@ def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    content = [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]
-    return {"content": content, "refusal": None}
-
-
-def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
+    return {"content": described(positions), "refusal": None}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.shared.logprobs import number
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import secrets
-import string
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import specllama
-from specllama.config.defaults import source_label
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import figures, running_timings, usage
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.openai.usage import usage
+from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedChoice,
     Accumulator,
-    CallArgs,
-    CallOpen,
     End,
     Event,
     Prefill,
-    Reasoning,
-    RoundEvent,
-    Runs,
     Start,
-    TextEvent,
 )
+from specllama.server.ids import random_key
+from specllama.server.writer import to_json
 
 FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-server's does
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
-_ALPHANUMERICS = string.ascii_letters + string.digits
-_NO_LOGPROB = -9999.0  # JSON has no minus infinity
-
-
-def random_key() -> str:
-    """24 random letters and digits."""
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
 
 
 @dataclass(slots=True)
@@ -167,41 +153,4 @@ def ending(end: End | None, start: Start) -> dict[str, Any]:
         "finish_reason": reason,
         "stop_reason": end.stop_string if end else None,
         "seed": start.seed,
-    }
-
-
-def number(logprob: float | None) -> float:
-    """A logprob as clients expect it: always a finite number."""
-    return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
-
-
-def trace_of(event: Event) -> dict[str, Any]:
-    """The trace of an event; empty for one that has none, as an end without rounds that no event has."""
-    if isinstance(event, (TextEvent, Reasoning, CallArgs)):
-        return trace(event.runs, event.round)
-    if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
-        return trace((), event.round)
-    return {}
-
-
-def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    """The sources of a text's tokens, and the round that they come from, after those that wrote no text."""
-    found: dict[str, Any] = {"tokens": [[n, source_label(source)] for n, source in runs]}
-    if round_ is not None:
-        found["round"] = _round(round_)
-        if round_.earlier:
-            found["earlier_rounds"] = [_round(one) for one in round_.earlier]
-    return found
-
-
-def _round(one: RoundEvent) -> dict[str, Any]:
-    """n_predict: tokens so far. rounds, absent where it is 1, and rejected: see RoundEvent."""
-    rejected = [[text, source_label(source)] for text, source in one.rejected]
-    return {
-        "drafted": one.drafted,
-        "accepted": one.accepted,
-        "ms": round(1000 * one.seconds, 3),
-        "n_predict": one.total.n_predict,
-        **({"rounds": one.rounds} if one.rounds != 1 else {}),
-        **({"rejected": rejected} if rejected else {}),
     }

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, FieldError
-from specllama.server.dialects.openai.messages import Arguments, CallId
 from specllama.server.dialects.openai.responses.tools import flat_name
-from specllama.server.dialects.parts import (
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.given_calls import Arguments, CallId
+from specllama.server.dialects.shared.parts import (
     Content,
     ContentPart,
     MessageFields,
@@ -24,8 +24,8 @@ from specllama.server.dialects.parts import (
     read_part,
     with_images,
 )
-from specllama.server.dialects.recent_items import is_reference
-from specllama.server.dialects.tool_choice import Name
+from specllama.server.dialects.shared.recent_items import is_reference
+from specllama.server.dialects.shared.tool_choice import Name
 
 MAX_ITEMS = 4096
 _MAX_FIELDS = 256  # of an object of a provider's own form

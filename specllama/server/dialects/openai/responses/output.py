@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.server.dialects.openai.writer import number
+from specllama.client.protocol import PositionLogprobs
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import AccumulatedCall, AccumulatedChoice, AccumulatedText
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
@@ -73,18 +73,9 @@ def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: 
 
 def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> dict[str, Any]:
     """The content of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": shown_logprobs(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": described(logprobs)}
 
 
 def reasoning_part(text: str) -> dict[str, Any]:
     """The content of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
-
-
-def shown_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
-    """Log probabilities of tokens, with the likeliest ones."""
-    return [_shown(p.chosen) | {"top_logprobs": [_shown(c) for c in p.top]} for p in positions]
-
-
-def _shown(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specllama.errors import UsageError
-from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import ResponseFields, ResponsesWriter, echo_json
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
 from specllama.server.requests import CompletionSpec
 
 _SHOWN = 10  # types of tools in a line of the log
@@ -78,6 +78,7 @@ def _types(found: Sequence[str]) -> str:
 
 ROUTES = (
     ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
+    ApiRoute("POST", "/responses", respond),
     ApiRoute("GET", "/v1/responses/{name}", stored),
     ApiRoute("DELETE", "/v1/responses/{name}", stored),
 )

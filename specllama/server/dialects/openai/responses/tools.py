@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import Field, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import prompt_progress
-from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.responses.output import (
     COMPLETED,
     IN_PROGRESS,
@@ -22,13 +20,14 @@ from specllama.server.dialects.openai.responses.output import (
     OutputItems,
     entries_of,
     reasoning_part,
-    shown_logprobs,
     status_of,
     text_part,
 )
-from specllama.server.dialects.openai.usage import figures, running_timings, usage
-from specllama.server.dialects.openai.writer import random_key, trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.openai.usage import usage
+from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.logprobs import described
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
     Accumulator,
@@ -42,6 +41,8 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.ids import random_key
+from specllama.server.writer import to_json
 
 MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
 _NOTHING: Mapping[str, Any] = {}
@@ -133,7 +134,7 @@ class ResponsesWriter:
     def _written(self, event: Event) -> list[bytes]:
         """The events that an event becomes; it is in `fold` already."""
         if isinstance(event, TextEvent):
-            logprobs = shown_logprobs(event.logprobs)
+            logprobs = described(event.logprobs)
             return [*self._opened("message"), self._delta("output_text", event, logprobs=logprobs)]
         if isinstance(event, Reasoning):
             return [*self._opened("reasoning"), self._delta("reasoning_text", event)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 

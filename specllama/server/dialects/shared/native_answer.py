@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
-from specllama.server.dialects.openai.usage import timings
-from specllama.server.events import AccumulatedChoice, End, Prefill
+from specllama.server.dialects.shared.figures import timings
+from specllama.server.dialects.shared.generation_settings import generation_settings
+from specllama.server.events import AccumulatedChoice, End
 
 
 def native_answer(
@@ -40,17 +40,6 @@ def native_answer(
         "stopping_word": end.stop_string or "",
         "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
         "timings": timings([stats]),
-    }
-
-
-def prompt_progress(event: Prefill) -> dict[str, Any]:
-    """How much of a prompt is evaluated, or its place in the queue."""
-    return {
-        "total": event.n_prompt,
-        "cache": event.n_reused,
-        "processed": event.n_done,
-        "time_ms": round(1000 * event.seconds),
-        **({"queue_place": event.place} if event.place else {}),
     }
 
 

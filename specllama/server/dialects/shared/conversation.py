@@ -16,8 +16,8 @@ from typing import Any
 from specllama.calls.definitions import cut_off_arguments
 from specllama.calls.history import in_call_order
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_NAMED, FieldError
-from specllama.server.dialects.parts import Content, MediaPart, Read, read
+from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError
+from specllama.server.dialects.shared.parts import Content, MediaPart, Read, read
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_values, parse
 
 MAX_MESSAGES = 4096

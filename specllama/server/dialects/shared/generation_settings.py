@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specllama.core.sampling.params import SamplingParams
-from specllama.server.dialects.samplers import STEPS
+from specllama.server.dialects.shared.samplers import STEPS
 
 NOT_SUPPORTED: Mapping[str, Any] = {
     "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0,

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from specllama.server.dialects.fields import SMALL, Body, FieldError, RequestBody
-from specllama.server.dialects.restriction import ANY_OBJECT, Given
+from specllama.server.dialects.shared.fields import SMALL, Body, FieldError, RequestBody
+from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given
 
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Word = Annotated[str, Field(max_length=64)]

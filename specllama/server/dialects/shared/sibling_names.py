@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from specllama.server.dialects.fields import supported
+from specllama.server.dialects.shared.fields import supported
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
-from specllama.server.dialects.answer_forms import NestedFields
-from specllama.server.dialects.fields import SMALL, Body, FieldError
+from specllama.server.dialects.shared.answer_forms import NestedFields
+from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")

@@ -17,10 +17,9 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
-from specllama.server.dialects.conversation import ReadConversation
-from specllama.server.dialects.fields import Model, checked
-from specllama.server.dialects.recent_items import RecentItems
-from specllama.server.dialects.writer import DialectWriter
+from specllama.server.dialects.shared.conversation import ReadConversation
+from specllama.server.dialects.shared.fields import Model, checked
+from specllama.server.dialects.shared.recent_items import RecentItems
 from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
@@ -29,6 +28,7 @@ from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import Service
 from specllama.server.supervisor import Say, Supervisor
+from specllama.server.writer import DialectWriter
 
 _MAX_NOTED = 1024  # fields whose names are kept
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from specllama.calls import definitions
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_JSON, SMALL, FieldError, RequestBody
+from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, FieldError, RequestBody
 
 MAX_TOOLS = 1024
 MAX_CALLS = 1024  # of one message

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from specllama.server.dialects.answer_forms import FormFields
-from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.restriction import ANY_OBJECT, Given, Restriction, restriction
+from specllama.server.dialects.shared.answer_forms import FormFields
+from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Restriction, restriction
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
 _DOUBLE = "::="  # in a text it would say that it is GBNF

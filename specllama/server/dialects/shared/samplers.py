@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.core.sampling.params import with_steps
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 
 STEPS: Mapping[str, str] = {
     "penalties": "e", "top_k": "k", "top_p": "p", "min_p": "m", "infill": "i", "temperature": "t"

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, create_model
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import (
+from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
     WHOLE_ITEMS,
@@ -21,11 +21,11 @@ from specllama.server.dialects.fields import (
     FieldError,
     RequestBody,
 )
-from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.restriction import Given
-from specllama.server.dialects.samplers import with_samplers
-from specllama.server.dialects.sibling_names import renamed, with_options
-from specllama.server.dialects.structured import StructuredFields
+from specllama.server.dialects.shared.keep_alive import KeepAlive
+from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.samplers import with_samplers
+from specllama.server.dialects.shared.sibling_names import renamed, with_options
+from specllama.server.dialects.shared.structured import StructuredFields
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised

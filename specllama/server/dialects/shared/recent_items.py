@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specllama.server.dialects.writer import to_json
+from specllama.server.writer import to_json
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
 _MAX_ITEM = 1024 * 1024  # bytes of JSON

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
-from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 
 MAX_PARTS, MAX_IMAGES = 4096, 4096
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")

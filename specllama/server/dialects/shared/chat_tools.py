@@ -8,8 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from specllama.calls.tools import Choice, Tools
-from specllama.server.dialects.fields import AtMost, Body
-from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
+from specllama.server.dialects.shared.fields import AtMost, Body
+from specllama.server.dialects.shared.tool_choice import (
+    MAX_TOOLS,
+    Description,
+    Name,
+    Schema,
+    tool_of,
+    tools_of,
+)
 
 
 class FunctionDefinition(Body):

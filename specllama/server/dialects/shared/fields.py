@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
-from specllama.server.dialects.foreign_fields import is_harmless
+from specllama.server.dialects.shared.foreign_fields import is_harmless
 
 Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
