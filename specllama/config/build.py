@@ -24,7 +24,6 @@ from specllama.errors import NotFoundError, UsageError, option
 from specllama.rpc.endpoints import endpoints
 
 KINDS: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
-STEPS = "ekpmt"  # the default of --sampling-seq
 SHARED = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "use_mmap", "use_mlock", "flash_attn")
 """Fields of ModelSettings that a draft inherits from its target unless they are set for it."""
 

@@ -15,7 +15,7 @@ from specllama.config import defaults
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.parameter import Parameter
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS
 
 GGUF, DOWNLOADED, RUNNING, KEPT, CHATS = "*.gguf", "downloaded", "running", "kept", "chats"  # in `completes`
 LIST = ","
@@ -402,7 +402,7 @@ SAMPLING = [
             "sampling_seq",
             "--sampling-seq --sampler-seq",
             str,
-            "sampling steps to use, letters of ekpmit (default ekpmt)",
+            f"sampling steps to use, letters of {STEPS} (default {DEFAULT_STEPS})",
             "LETTERS",
         ),
         row(

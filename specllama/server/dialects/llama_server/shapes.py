@@ -15,7 +15,7 @@ from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.server.dialects.shared.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
-_STORED = tuple(p for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+_STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
 _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
 

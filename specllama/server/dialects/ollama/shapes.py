@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_OPTIONS = (
-    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
+_OPTIONS = tuple(
+    name
+    for name, parameter in PARAMETERS.items()
+    if parameter.stored and parameter.is_number and name not in ("max_tokens", "seed")
+)
+"""The parameters of a model: those that say how tokens are chosen, not where an answer ends."""
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from specllama.core.sampling.params import SamplingParams
-from specllama.server.dialects.shared.samplers import STEPS
+from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEP_NAMES, SamplingParams
 
 NOT_SUPPORTED: Mapping[str, Any] = {
     "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0,
@@ -16,7 +15,16 @@ NOT_SUPPORTED: Mapping[str, Any] = {
     "adaptive_decay": 0.9, "n_keep": 0, "n_discard": 0, "min_keep": 0, "backend_sampling": False, "lora": [],
 }  # fmt: skip
 """Settings of llama-server that are always off here."""
-_RANDOM = -1  # as a seed
+_FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
+    "seed": lambda p: {"seed": -1 if p.seed is None else p.seed},
+    "max_tokens": lambda p: {"max_tokens": p.max_tokens, "n_predict": p.max_tokens},
+    "stop": lambda p: {"stop": list(p.stop)},
+    "logit_bias": lambda p: {"logit_bias": _shown_biases(p.logit_bias)},
+    "infill_sampling": lambda p: {"samplers": _samplers(p.infill_sampling)},
+    "logprobs": lambda p: {"n_probs": p.logprobs or 0},
+    "grammar": lambda p: {"grammar": p.grammar or ""},
+}
+"""Parameters that llama-server shows under another name or in another form than ours."""
 
 
 def generation_settings(
@@ -25,34 +33,19 @@ def generation_settings(
     """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as the
     request has them.
     """
-    biases = dict(params.logit_bias)
+    found: dict[str, Any] = {**NOT_SUPPORTED}
+    for name in PARAMETERS:
+        found |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
     if params.ignore_eos:
-        biases |= dict.fromkeys(end_ids, -math.inf)
-    return {
-        "seed": _RANDOM if params.seed is None else params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repeat_last_n": params.repeat_last_n,
-        "repeat_penalty": params.repeat_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "stop": list(params.stop),
-        "max_tokens": params.max_tokens,
-        "n_predict": params.max_tokens,
-        "ignore_eos": params.ignore_eos,
-        "logit_bias": [{"token": token, "bias": _number(bias)} for token, bias in biases.items()],
-        "n_probs": params.logprobs or 0,
-        "grammar": params.grammar or "",
-        "json_schema": params.json_schema,
-        "samplers": [name for name in STEPS if name != "infill" or params.infill_sampling],
-        "speculative.types": ",".join(drafters) or "none",
-        **NOT_SUPPORTED,
-        **shown,
-    }
+        found["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})
+    return found | {"speculative.types": ",".join(drafters) or "none", **shown}
 
 
-def _number(bias: float) -> float | None:
-    """JSON has no minus infinity."""
-    return None if bias == -math.inf else bias
+def _shown_biases(biases: Mapping[int, float]) -> list[dict[str, Any]]:
+    """JSON has no minus infinity: null stands for it."""
+    return [{"token": token, "bias": None if bias == -math.inf else bias} for token, bias in biases.items()]
+
+
+def _samplers(infill: bool) -> list[str]:
+    """The names of the steps. infill: whether that step is among them."""
+    return [name for letter, name in STEP_NAMES.items() if letter in DEFAULT_STEPS or infill]

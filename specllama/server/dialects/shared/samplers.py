@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.core.sampling.params import with_steps
+from specllama.core.sampling.params import STEP_NAMES, with_steps
 from specllama.server.dialects.shared.fields import FieldError
 
-STEPS: Mapping[str, str] = {
-    "penalties": "e", "top_k": "k", "top_p": "p", "min_p": "m", "infill": "i", "temperature": "t"
-}  # fmt: skip
-"""Our steps in order, with the letters that they have in Parameter.step and in a text of letters."""
+_STEPS: Mapping[str, str] = {name: letter for letter, name in STEP_NAMES.items()}
 _UNUSED = {
     "dry": "d", "top_n_sigma": "s", "typ_p": "y", "xtc": "x", "adaptive_p": "a", "tfs_z": "f",
     "mirostat": "", "top_a": "",
@@ -27,10 +24,10 @@ _ALIASES = {
     "typical_p": "typ_p",
     "typical": "typ_p",
 }
-_NAMES = {name.replace("_", ""): name for name in (*STEPS, *_UNUSED)} | {
+_NAMES = {name.replace("_", ""): name for name in (*_STEPS, *_UNUSED)} | {
     name.replace("_", ""): meant for name, meant in _ALIASES.items()
 }
-_BY_LETTER = {letter: name for name, letter in {**STEPS, **_UNUSED}.items() if letter}
+_BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if letter}
 
 
 def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
@@ -43,12 +40,12 @@ def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
     else:
         found = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
     for name in found:
-        if name not in STEPS and name not in _UNUSED:
-            known = ", ".join((*STEPS, *_UNUSED))
+        if name not in _STEPS and name not in _UNUSED:
+            known = ", ".join((*_STEPS, *_UNUSED))
             raise FieldError(f"samplers: there is no {name[:40]!r}, only {known}", "samplers")
-    used = [name for name in found if name in STEPS]
-    if used != [name for name in STEPS if name in used]:
-        raise FieldError(f"samplers: only once each, in the order {', '.join(STEPS)}", "samplers")
+    used = [name for name in found if name in _STEPS]
+    if used != [name for name in _STEPS if name in used]:
+        raise FieldError(f"samplers: only once each, in the order {', '.join(_STEPS)}", "samplers")
     if "infill" in used and "top_k" not in used:
         raise FieldError("samplers: infill needs top_k before it", "samplers")
-    return with_steps("".join(STEPS[name] for name in used))
+    return with_steps("".join(_STEPS[name] for name in used))
