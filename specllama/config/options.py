@@ -600,9 +600,7 @@ LONG_FLAGS: Mapping[str, str] = {
 """Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
 IN_PROJECTS = frozenset(
     (
-        "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
-        "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
-        "infill_sampling", "sampling_seq", "schema_open",
+        *(name for name, parameter in PARAMETERS.items() if parameter.stored), "sampling_seq", "schema_open",
         "n_ctx", "n_ctx_draft",
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",

@@ -71,9 +71,8 @@ FORMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Bodies by path for parameters whose form differs from API to API; Messages has no log probabilities."""
 SHOWN: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": lambda value: [{"token": int(token), "bias": bias} for token, bias in value.items()],
-    "infill_sampling": lambda _: "infill_sampling",  # it is among the samplers
 }
-"""From the value that the engine used to the one in llama-server's settings."""
+"""From the value that the engine used to the one in llama-server's settings, where they differ."""
 
 
 @dataclass(frozen=True)
