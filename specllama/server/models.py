@@ -14,11 +14,11 @@ from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_
 from specllama.models.details import DetailsReader, ModelDetails
 from specllama.models.resolve import Library
 from specllama.server.admission import Admission, QueueLimit
+from specllama.server.lease import State
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
 from specllama.server.pulls import Pulls, PullState
-from specllama.server.residence import State
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
@@ -87,7 +87,7 @@ class ModelPool:
         self._loader = ModelLoader(settings, self._services, say, self._library, loaded, ledger)
         self.default = self._serve(of_file(settings.load.target.path), settings.shown_names)
         self.default.supervisor.settings = settings.load
-        self.default.residence.state = "loading"
+        self.default.lease.state = "loading"
 
     @property
     def pinned(self) -> bool:
@@ -102,8 +102,8 @@ class ModelPool:
     @property
     def current(self) -> Service:
         """The model that was used last of those in memory, else the default one."""
-        there = [s for s in self._services.values() if s.residence.state == "loaded"]
-        return max(there, key=lambda s: (s.residence.n_users > 0, s.residence.used_at), default=self.default)
+        there = [s for s in self._services.values() if s.lease.state == "loaded"]
+        return max(there, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
 
     async def look_up(self, name: str | None) -> None:
         """Look at the disk again if this name is not known. Comes before `service` for a client's name."""
@@ -148,7 +148,7 @@ class ModelPool:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
                 found.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
-        gone = [s for s in others.values() if s.residence.state == "loaded"]  # from the disk
+        gone = [s for s in others.values() if s.lease.state == "loaded"]  # from the disk
         found += [listed(service, service.name) for service in gone]
         current = self.current.name
         return sorted(found, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
@@ -189,9 +189,9 @@ class ModelPool:
         """Unload a model after so many seconds without use, None for never, until it is loaded again. Without
         effect on the one model of a server that holds it alone.
         """
-        in_use = service.residence.state != "unloaded" or service.jobs
+        in_use = service.lease.state != "unloaded" or service.jobs
         if not self.pinned and (seconds != 0 or in_use):
-            service.residence.keep(None if seconds is None else min(seconds, _LONGEST))
+            service.lease.set_idle_seconds(None if seconds is None else min(seconds, _LONGEST))
 
     def unload(self, service: Service) -> None:
         """Unload a model as soon as nobody uses it. Raises UsageError if the server holds it alone."""
@@ -214,7 +214,7 @@ class ModelPool:
         """End all that runs and waits with this error."""
         self.admission.end_all(error)
         for service in self._services.values():
-            service.residence.refuse(error)
+            service.lease.fail_waiters(error)
 
     def _serve(self, model: CatalogueModel, names: Collection[str]) -> Service:
         """The service of a model, made when it is asked for first."""
@@ -244,10 +244,10 @@ def listed(service: Service, name: str) -> ListedModel:
     return ListedModel(
         name,
         service.model,
-        service.residence.state,
+        service.lease.state,
         service.supervisor.loaded,
         service.created,
-        service.residence.expires_in,
+        service.lease.expires_in,
         service.supervisor.loading,
     )
 

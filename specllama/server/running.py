@@ -101,15 +101,15 @@ async def _keep(record: Path, models: ModelPool, url: str) -> None:
 def _of(models: ModelPool, url: str) -> RunningServer:
     there = []
     for service in models.services:
-        residence, info = service.residence, service.supervisor.loaded
-        if residence.state == "loading":
+        lease, info = service.lease, service.supervisor.loaded
+        if lease.state == "loading":
             there.append(ModelInMemory(service.name, service.model.path, "loading"))
-        elif residence.state == "loaded" and info is not None:
+        elif lease.state == "loaded" and info is not None:
             n_bytes = info.host_bytes + info.device_bytes
             there.append(
                 ModelInMemory(
                     service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,
-                    residence.idle_seconds,
+                    lease.idle_seconds,
                 )
             )  # fmt: skip
     return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(there))

@@ -44,7 +44,7 @@ class Service:
     ) -> None:
         self.settings, self.model, self.names = settings, model, tuple(names)
         self.supervisor, self.admission = supervisor, admission
-        self.residence = supervisor.residence
+        self.lease = supervisor.lease
         self.created = int(time.time())
         self.jobs: set[RequestStream] = set()
         several = len(set(settings.keys)) > 1
@@ -81,7 +81,7 @@ class Service:
         texts = [text for spec in specs for text in _choices(spec, n)]
         owner = texts[0].request.owner
         try:
-            self.admission.check(owner, len(texts), 0 if self.residence.is_open else n_bytes)
+            self.admission.check(owner, len(texts), 0 if self.lease.is_open else n_bytes)
         except BusyError:
             for metrics in self.metrics.counting(owner):
                 metrics.refused.inc()
@@ -102,7 +102,7 @@ class Service:
         """
         found, problem = self.metrics.of(owner), self.supervisor.problem
         found.up.set(not problem)
-        found.loaded.set(self.residence.state == "loaded")
+        found.loaded.set(self.lease.state == "loaded")
         found.restarts.set(self.supervisor.restarts)
         found.slots.set(self.n_slots)
         own = [job for job in self.jobs if job.owner == owner]
@@ -113,7 +113,7 @@ class Service:
             n_waiting = self.n_open - n_running
         found.running.set(n_running)
         found.waiting.set(n_waiting)
-        if found is self.metrics.all and not problem and self.residence.is_open:
+        if found is self.metrics.all and not problem and self.lease.is_open:
             with contextlib.suppress(SpecllamaError, TimeoutError):
                 state = await self.supervisor.peek(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
                 found.kv.set(state.n_used / max(1, state.n_ctx))
@@ -123,11 +123,11 @@ class Service:
 
     async def _launch(self, job: RequestStream) -> None:
         """Give a request to the engine as soon as there is one. Raises why that is impossible."""
-        await self.residence.enter()
+        await self.lease.acquire()
         try:
             self._begin(job, await self.supervisor.engine())
         except BaseException:
-            self.residence.leave()
+            self.lease.release()
             raise
 
     def _begin(self, job: RequestStream, client: LoopClient) -> None:
@@ -158,7 +158,7 @@ class Service:
         if (launch := self._launches.pop(job, None)) is not None and not job.begun:
             launch.cancel()
         if job.begun:
-            self.residence.leave()
+            self.lease.release()
 
 
 def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:

@@ -15,8 +15,8 @@ from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.server.lease import ModelLease
 from specllama.server.model_files import LoadedFiles, files_of
-from specllama.server.residence import Residence
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
 SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
@@ -38,7 +38,7 @@ Answer = TypeVar(
 class Supervisor:
     """One engine process after another, while the model is in memory.
 
-    say: gets lines for the operator. label: what they begin with. log: where llama.cpp's log goes. residence:
+    say: gets lines for the operator. label: what they begin with. log: where llama.cpp's log goes. lease:
     whether the model is in memory. loaded: reported by the last engine, None before that; stays when the
     model is unloaded. loading: (part, share of it that is loaded) while the model is being loaded, None
     otherwise. restarts: engine processes started after the end of another one; loads: those that have loaded
@@ -52,7 +52,7 @@ class Supervisor:
         log: IO[str] | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.settings, self.residence = settings, Residence()
+        self.settings, self.lease = settings, ModelLease()
         self.loaded: LoadInfo | None = None
         self.loading: tuple[str, float] | None = None
         self.restarts = self.loads = 0
@@ -95,7 +95,7 @@ class Supervisor:
         """The client of the engine, for which the model is loaded. Raises EngineDiedError, and what loading
         raises.
         """
-        async with self.residence.held():
+        async with self.lease.acquired():
             return await self.engine()
 
     async def engine(self) -> LoopClient:
@@ -124,7 +124,7 @@ class Supervisor:
     @property
     def public_problem(self) -> str:
         """As `problem`, for everybody: it names no files, and quotes nothing."""
-        if self.residence.state == "unloaded":
+        if self.lease.state == "unloaded":
             return ""
         if self._client is None:
             return "the engine ended; it is being started again" if self._why else "the model is loading"
@@ -176,7 +176,7 @@ class Supervisor:
         take: Callable[[Answer], None],
     ) -> None:
         """Call `take` in the event loop with each part of the engine's answer, as it arrives. See `query`."""
-        async with self.residence.held():
+        async with self.lease.acquired():
             await self._collect(await self.engine(), question, answer, take)
 
     async def _collect(

@@ -80,7 +80,7 @@ async def metrics(api: ApiRequest) -> Response:
 
 async def props(api: ApiRequest) -> Response:
     info = await api.supervisor.load()
-    sleeps = api.service.residence.state == "unloaded"
+    sleeps = api.service.lease.state == "unloaded"
     times: Sequence[tuple[int, float]] = ()
     if not sleeps:
         with contextlib.suppress(SpecllamaError, TimeoutError):
@@ -92,7 +92,7 @@ async def props(api: ApiRequest) -> Response:
 
 async def slots(api: ApiRequest) -> Response:
     """Of a model that is not in memory there are none."""
-    if api.service.residence.state == "unloaded":
+    if api.service.lease.state == "unloaded":
         return JSONResponse([])
     await api.supervisor.engine()
     found = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
