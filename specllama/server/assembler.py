@@ -1,4 +1,4 @@
-"""From the engine's messages about one generation to the events of one choice.
+"""Converts the engine's messages about one generation into the events of one choice.
 
 Separates reasoning, text and tool calls. Knows no API.
 """
@@ -32,13 +32,12 @@ from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 
 class EventAssembler:
-    """Turns the engine's messages about one generation into the events of one choice.
+    """Converts the engine's messages about one generation into events.
 
-    index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
-    separated from the text. continues: whether the answer continues a text of the client; the model
-    then does not begin with a reasoning tag. end_ids: tokens that have no text. reader:
-    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
-    whether the prefill is shown. ends_early: if it is
+    index: number of the choice. prompt: index of the prompt that it answers. splits: separate reasoning from
+    the text. continues: the answer continues a text of the client, so that the model does not begin with a
+    reasoning tag. end_ids: tokens without text. reader: finds tool calls in the text, None if there can be
+    none; tokens of calls have no logprobs. progress: report the prefill. ends_early: if the generation is
     cancelled, the text so far is the answer.
     """
 
@@ -70,7 +69,7 @@ class EventAssembler:
         self._n_before_text = 0
 
     def add(self, message: protocol.Message, now: float) -> list[Event]:
-        """The events of a message that arrived at `now` (seconds).
+        """Events for a message received at time `now` (seconds).
 
         Raises EngineError for a generation that the engine cancelled.
         """
@@ -135,7 +134,7 @@ class EventAssembler:
 
     @property
     def _round(self) -> RoundEvent | None:
-        """The last round that no event has, with those before it; None without any."""
+        """The latest round not attached to an event, with those before it as `earlier`; None without any."""
         if len(self._rounds) < 2:
             return self._rounds[0] if self._rounds else None
         return replace(self._rounds[-1], earlier=tuple(self._rounds[:-1]))
@@ -186,7 +185,7 @@ class EventAssembler:
         return Reasoning(self.index, piece.text, self._plain_runs(piece.runs), self._round)
 
     def _read(self, pieces: Sequence[Piece]) -> list[Event]:
-        """The events of what the reader of calls has found."""
+        """Events for the pieces that the call reader has found."""
         events: list[Event] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):

@@ -208,7 +208,7 @@ class ModelLoader:
         service.lease.idle_seconds = self._settings.idle_seconds or None
 
     async def _unload_idle(self) -> float | None:
-        """Unload the models whose idle time is over. Returns the seconds until the next is, None for never."""
+        """Unload the models whose idle time is over. Returns seconds until the next, None for never."""
         loop, due = asyncio.get_running_loop(), list[float]()
         for service in list(self._engines):
             at = service.lease.idle_at

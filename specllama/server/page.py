@@ -1,8 +1,8 @@
-"""The page at /: its files, and the headers that browsers get with them. Knows no models.
+"""The web page at /: its files and their headers. Knows no models.
 
-The page is HTML, CSS and JavaScript modules in static/, served as they are. The policy lets it load and
-connect to nothing but this server, and run no code that is not in one of its files, so that what a model
-writes is shown and never executed. The files need no key: the page asks for it.
+The page is HTML, CSS and JavaScript modules in static/, served unchanged. Its content security policy lets it
+load from and connect to this server only, and run no code outside its files, so that the output of a model is
+shown and never executed. The files need no key: the page asks for it.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _HEADERS = {
 
 
 def generated_files() -> dict[str, str]:
-    """Modules of the page that are made of the program's tables, by their path below /page/."""
+    """Modules of the page that are generated from the program's tables, by their path below /page/."""
     names = json.dumps([name for name, parameter in PARAMETERS.items() if parameter.has_plain_value])
     return {"parameters.js": f"export const PARAMETERS = {names};\n"}
 
 
 class _PageFile(NamedTuple):
-    """A file as it is sent. tag: of its content."""
+    """A file as it is sent. tag: its ETag, a digest of the content."""
 
     content: bytes
     media_type: str
@@ -98,7 +98,7 @@ def _sent(file: _PageFile, api: ApiRequest) -> Response:
 
 
 async def root(api: ApiRequest) -> Response:
-    """The page for browsers, a line for others: Ollama's clients ask so whether the server is there."""
+    """The page for browsers, a line of text for others: Ollama's clients probe the server this way."""
     if "text/html" not in api.header("accept"):
         return PlainTextResponse("specllama is running", headers={"vary": "Accept"})
     return _sent(_read(_STATIC / "index.html"), api)

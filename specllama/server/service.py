@@ -1,6 +1,6 @@
-"""One model being served: its engine, through its supervisor, its requests and its figures.
+"""One served model: its engine (through its supervisor), requests and metrics.
 
-Knows no HTTP, and no other models: server/models.py does. Everything runs in one event loop.
+Knows no HTTP and no other models: server/models.py does. Everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _GAUGE_SECONDS = 1.0  # that a scrape waits for the engine's own figures
 
 
 class Service:
-    """One model being served.
+    """One served model.
 
-    model: where it is and what it is called. names: what lists call it, the preferred one first. created:
-    seconds since the epoch. jobs: its requests that have not ended. admission: of the requests of all models.
+    model: its location and catalogue entry. names: shown in lists, the preferred one first. created: seconds
+    since the epoch. jobs: its requests that have not ended. admission: limits the requests of all models.
     """
 
     def __init__(
@@ -70,13 +70,12 @@ class Service:
     def start(
         self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "", n_bytes: int = 0
     ) -> RequestStream:
-        """Start n texts of each spec, with different seeds; they wait until the model is in memory. place:
-        earlier requests of the same owner with the same place, which the client needs no longer, end with the
-        text that they have, unless this one only evaluates its prompt; "" for none. n_bytes: of the
-        request.
+        """Start n texts of each spec, with different seeds; they wait until the model is loaded. place: ends
+        earlier requests of the same owner and place with the text that they have, unless this request only
+        evaluates its prompt; "" for none. n_bytes: size of the request.
 
-        Raises BusyError if too many texts wait already, ResourceError while the server shuts down. The result
-        raises what loading the model raises, EngineDiedError without an engine, ContextLengthError.
+        Raises BusyError if too many texts are waiting, ResourceError while the server shuts down. The result
+        raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
         """
         texts = [text for spec in specs for text in _choices(spec, n)]
         owner = texts[0].request.owner
@@ -97,8 +96,8 @@ class Service:
         return job
 
     async def read_metrics(self, owner: str) -> Metrics:
-        """The figures that an owner may read, with gauges of this moment; those that the engine does not
-        report in time stay as they are.
+        """The metrics that an owner may read, with current gauges. Gauges that the engine does not report in
+        time keep their values.
         """
         found, problem = self.metrics.of(owner), self.supervisor.problem
         found.up.set(not problem)
@@ -122,7 +121,7 @@ class Service:
         return found
 
     async def _launch(self, job: RequestStream) -> None:
-        """Give a request to the engine as soon as there is one. Raises why that is impossible."""
+        """Submit a request once the model is loaded. Raises the reason if that is impossible."""
         await self.lease.acquire()
         try:
             self._begin(job, await self.supervisor.engine())
@@ -152,7 +151,7 @@ class Service:
         job.fail(error)
 
     def _ended(self, job: RequestStream) -> None:
-        """All texts of a request have ended."""
+        """Handle the end of all texts of a request."""
         self.jobs.discard(job)
         self.admission.ended(job)
         if (launch := self._launches.pop(job, None)) is not None and not job.begun:
@@ -162,7 +161,7 @@ class Service:
 
 
 def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
-    """The spec n times, with different seeds derived from the request's."""
+    """The spec n times, with different seeds derived from that of the request."""
     params = spec.request.params
     if n == 1:
         return [spec]
