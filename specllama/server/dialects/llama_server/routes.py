@@ -64,7 +64,7 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
 
 
 async def health(api: ApiRequest) -> Response:
-    """Never waits for the engine. Who has no key of a server with keys sees nothing of the operator's."""
+    """Never waits for the engine. Requests without a valid key see no details on a server with keys."""
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if problem:
@@ -91,7 +91,7 @@ async def props(api: ApiRequest) -> Response:
 
 
 async def slots(api: ApiRequest) -> Response:
-    """Of a model that is not in memory there are none."""
+    """An unloaded model has none."""
     if api.service.lease.state == "unloaded":
         return JSONResponse([])
     await api.supervisor.engine()

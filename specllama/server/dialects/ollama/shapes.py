@@ -66,8 +66,8 @@ def show(
 
 
 def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
-    """What a model can do. Tools need no more than a chat template: without an own format for them, they
-    are described in a system message. Whether it fills gaps is known once it has been loaded.
+    """Capabilities of a model. A chat template suffices for tools: without native support they are
+    described in a system message. Infill support is known only after a load.
     """
     if isinstance(info, LoadInfo):
         works, reasons, fills = info.template_works, info.template_reasons, info.infill
@@ -78,7 +78,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
 
 
 def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
-    """The short description of a model, loaded or not."""
+    """Short description of a model, loaded or not."""
     family, params, quant = _facts(found)
     return {
         "parent_model": "",
@@ -98,7 +98,7 @@ def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
 
 
 def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> dict[str, Any]:
-    """digest: an id of the model's file, made of its header; the file is not read for it."""
+    """digest: identifies the model's file by its header; the file is not read."""
     return {
         "name": name,
         "model": name,
@@ -109,6 +109,6 @@ def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> di
 
 
 def _size(params: int) -> str:
-    """A number of weights as Ollama shows it: "134.52M"."""
+    """A number of weights in Ollama's form: "134.52M"."""
     unit, decimals, letter = next(size for size in _SIZES if params >= size[0] or size[0] == 1)
     return f"{params / unit:.{decimals}f}{letter}"

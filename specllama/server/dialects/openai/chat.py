@@ -24,10 +24,10 @@ from specllama.server.events import (
 
 
 class ChatWriter(OpenAIWriter):
-    """The first delta has the role, and as its content "" where text comes next, null where that is not known
-    yet; later ones have no role, the last has no content. First deltas come in the order of the choices.
+    """The first delta has the role, with content "" if text follows, or null while that is not known; later
+    deltas have no role, the last has no content. First deltas are sent in the order of the choices.
 
-    OpenAI's client adds up the texts of all deltas, so that an id, a name or a role is sent once, and counts
+    OpenAI's client concatenates the texts of all deltas, so an id, name or role must be sent once; it numbers
     choices by the order of their first deltas.
     """
 

@@ -34,7 +34,7 @@ class CompletionWriter(OpenAIWriter):
         return []
 
     def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> dict[str, Any] | None:
-        """Those of the next tokens of a choice."""
+        """Logprobs of the next tokens of a choice."""
         if not positions:
             return None
         offset = self._offsets.get(index, 0)
@@ -51,8 +51,8 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-    """offset: characters of the choice's text before the first of these tokens. Tokens that share a character
-    have the offset of that.
+    """offset: number of characters of the text before the first of these tokens. Tokens that share a
+    character have its offset.
     """
     offsets = []
     for position in positions:

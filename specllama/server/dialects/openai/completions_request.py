@@ -14,8 +14,8 @@ from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, Sam
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: a text, ids, or a list of either, each of which has its own choices. suffix: what follows the
-    gap that the text fills.
+    """prompt: a text, ids, or a list of either with choices for each. suffix: the text after the gap to
+    fill.
     """
 
     prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
@@ -50,7 +50,7 @@ class CompletionRequest(SamplingFields):
         ]
 
     def _input(self, prompt: str | list[int]) -> dict[str, Any]:
-        """The field of protocol.Generate for a prompt. Raises FieldError."""
+        """The field of protocol.Generate with a prompt. Raises FieldError."""
         if isinstance(prompt, list):
             if self.suffix:
                 raise FieldError("suffix: the prompt must then be text, not ids", "suffix")

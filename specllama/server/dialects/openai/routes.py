@@ -42,7 +42,7 @@ async def completions(api: ApiRequest) -> Response:
 
 
 async def models(api: ApiRequest) -> Response:
-    """The models on disk; with ?known=true also those that are only known."""
+    """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
     found = await api.list_models()
     return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
@@ -83,7 +83,7 @@ def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseO
 
 
 def _set_defaults(api: ApiRequest, body: SamplingFields) -> None:
-    """Set the field that the server has a default for."""
+    """Set the field that has a default of the server."""
     if body.verbose is None:
         body.verbose = api.settings.verbose
 

@@ -1,4 +1,4 @@
-"""The numbers of tokens of an answer, as OpenAI's clients read them."""
+"""Token counts of an answer, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specllama.server.events import Accumulator
 
 
 def usage(fold: Accumulator) -> dict[str, Any]:
-    """Numbers of tokens; each prompt counts once, however many choices it has."""
+    """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
     n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)

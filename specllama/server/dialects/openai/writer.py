@@ -1,4 +1,4 @@
-"""What the writers of chat completions and completions share."""
+"""Common parts of the writers of chat completions and completions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
 @dataclass(slots=True)
 class ResponseOptions:
-    """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk names the
-    drafters of its tokens. timings, progress: chunks have llama-server's timings so far, and show how
-    much of the prompt is evaluated. verbose: the answer in llama-server's own form is added, with the prompt.
-    speculate: whether drafts were allowed. ignored: fields of the request that had no effect. created:
-    seconds since the epoch.
+    """Options of an answer. usage_chunk: send the usage in a chunk of its own. trace: chunks name the
+    drafters of their tokens. timings, progress: chunks include llama-server's timings so far, and the
+    progress of the prompt. verbose: include the answer in llama-server's own form, with the prompt.
+    speculate: whether drafting was allowed. ignored: the request's fields without effect. created: seconds
+    since the epoch.
     """
 
     model: str
@@ -61,7 +61,7 @@ class OpenAIWriter:
         self.id = f"{self.prefix}-{random_key()}"
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
-        """The next events of an answer with n_choices choices, as chunks of a stream."""
+        """Chunks of a stream for the next events of an answer with n_choices choices."""
         found = []
         for event in events:
             self.fold.add([event])
@@ -74,7 +74,9 @@ class OpenAIWriter:
         return found
 
     def _add_figures(self, found: list[dict[str, Any]]) -> None:
-        """In a chunk of their own if the client wants that, else on the last chunk."""
+        """Add the figures in a chunk of their own if the client asks for that, otherwise to the last
+        chunk.
+        """
         more = self._figures()
         if self.options.usage_chunk:
             found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
@@ -107,7 +109,7 @@ class OpenAIWriter:
         return chunk | self._shown(event)
 
     def _shown(self, event: Event | None) -> dict[str, Any]:
-        """What a chunk has besides its choices, as the client wants it."""
+        """Optional fields of a chunk, as requested."""
         found: dict[str, Any] = {}
         if self.options.trace and event is not None and (traced := trace_of(event)):
             found["speculation"] = traced
@@ -147,7 +149,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def ending(end: End | None, start: Start) -> dict[str, Any]:
-    """How a choice ended, and the seed that reproduces it."""
+    """End reason of a choice, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {
         "finish_reason": reason,

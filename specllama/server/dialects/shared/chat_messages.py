@@ -17,14 +17,14 @@ from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
 
 
 class CustomCall(Body):
-    """A call whose argument is a text, made by another provider's model."""
+    """A call with a text argument, made by another provider's model."""
 
     name: Name
     input: str = ""
 
 
 class MessageToolCall(Body):
-    """A call that an earlier answer made."""
+    """A call in an earlier answer."""
 
     unnamed = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
 
@@ -43,8 +43,8 @@ class MessageToolCall(Body):
 
 
 class Message(MessageFields):
-    """One message. reasoning_content: the reasoning before it, for templates that show it. tool_call_id: the
-    call of which a tool's message is the result. images: as Ollama's API has them.
+    """One message. reasoning_content: the reasoning of an answer, for templates that show it.
+    tool_call_id: of the call that a tool's message answers. images: as in Ollama's API.
     """
 
     unnamed = frozenset(

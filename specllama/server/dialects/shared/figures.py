@@ -15,8 +15,8 @@ from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
 
 
 def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> dict[str, Any]:
-    """timings, metrics and speculation, for the last chunk or the whole answer, and the fields of the request
-    that had no effect. enabled: whether drafts were allowed.
+    """timings, metrics and speculation, for the last chunk or the whole answer, and the request's fields
+    without effect. enabled: whether drafting was allowed.
     """
     more = {"ignored_fields": list(ignored)} if ignored else {}
     return {
@@ -28,7 +28,7 @@ def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> di
 
 
 def timings(stats: Iterable[RunStats]) -> dict[str, Any]:
-    """llama-server's, of ended choices together."""
+    """llama-server's timings, of all these choices together."""
     all_ = list(stats)
     prompt_n = sum(s.n_evaluated for s in all_)
     predicted_n = sum(s.n_predict for s in all_)
@@ -43,8 +43,8 @@ def timings(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def running_timings(choice: AccumulatedChoice) -> dict[str, Any]:
-    """The same of one choice so far, as the client's side of the engine sees it. Of the prompt, only what a
-    Prefill has reported.
+    """llama-server's timings of one choice so far, as seen by the client of the engine. Covers the part
+    of the prompt that Prefill events have reported.
     """
     filled, total = choice.prefill, choice.total
     n_prompt = filled.n_done - filled.n_reused if filled else 0
@@ -57,7 +57,7 @@ def running_timings(choice: AccumulatedChoice) -> dict[str, Any]:
 
 
 def prompt_progress(event: Prefill) -> dict[str, Any]:
-    """How much of a prompt is evaluated, or its place in the queue."""
+    """Progress of a prompt's evaluation, or its position in the queue."""
     return {
         "total": event.n_prompt,
         "cache": event.n_reused,
@@ -78,7 +78,7 @@ def _encoded(n: int, n_reused: int, seconds: float) -> dict[str, Any]:
 
 
 def _decoded(n: int, n_timed: int, seconds: float) -> dict[str, Any]:
-    """n_timed: tokens that took these seconds."""
+    """n_timed: number of tokens generated in these seconds."""
     return {
         "predicted_n": n,
         "predicted_ms": 1000 * seconds,
@@ -105,11 +105,11 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown, for
-    speedup_reason, which is "" where nothing was drafted. plain_rounds: of this answer, that plain_tps rests
-    on. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the first
-    token. seconds: of decoding, by activity. decodes: by number of rows, the number of such decodes and their
-    seconds.
+    """specllama's own figures. speedup: the first choice's decode rate relative to plain decoding, None if
+    unknown; speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which
+    plain_tps is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the
+    request to the first token. seconds: of decoding, by activity. decodes: by number of rows, the number of
+    decodes and their seconds.
     """
     all_ = list(ends)
     found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()

@@ -1,4 +1,4 @@
-"""The settings of a generation as llama-server shows them: in answers of /completion, in /props."""
+"""The settings of a generation as llama-server shows them: in answers of /completion and in /props."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
 def generation_settings(
     params: SamplingParams, end_ids: Collection[int] = (), drafters: Collection[str] = (), **shown: Any
 ) -> dict[str, Any]:
-    """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as the
-    request has them.
+    """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as in the
+    request.
     """
     found: dict[str, Any] = {**NOT_SUPPORTED}
     for name in PARAMETERS:

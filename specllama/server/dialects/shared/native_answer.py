@@ -1,4 +1,4 @@
-"""One answer as llama-server's native API has it; other APIs show it on request (`verbose`)."""
+"""One answer in the form of llama-server's native API; other APIs show it on request (`verbose`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def native_answer(
     drafters: Collection[str] = (),
     **shown: Any,
 ) -> dict[str, Any]:
-    """The answer of an ended choice in one piece, without probabilities. end_ids, drafters,
-    shown: for its `generation_settings`.
+    """A finished choice as one object, without probabilities. end_ids, drafters, shown: for its
+    `generation_settings`.
     """
     end = choice.end
     assert end is not None

@@ -1,7 +1,7 @@
-"""llama.cpp's `samplers` field: which steps of sampling are used.
+"""llama.cpp's `samplers` field: selects the sampling steps.
 
-The order of ours is fixed and llama.cpp's own. Steps that are not supported are named by clients all the
-same; the fields that would switch them on are refused where they do.
+The order of steps is fixed: llama.cpp's default. Clients also name steps that are not supported; the fields
+that would switch those on are refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if 
 
 
 def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
-    """The parameters that switch off our steps that are not among the samplers, and `infill` on if it is.
-    samplers: names, or a text of letters. Raises FieldError for unknown names, for our steps twice or in
-    another order, and for `infill` without `top_k`.
+    """Parameters that switch off the steps missing from `samplers`, and `infill` on if it is included.
+    samplers: names, or letters in one string. Raises FieldError for unknown names, repeated or reordered
+    steps, and `infill` without `top_k`.
     """
     if isinstance(samplers, str):
         found = [_BY_LETTER.get(letter, letter) for letter in samplers]

@@ -30,7 +30,7 @@ class TemplateInput(ThinkingFields, ParallelFields):
 
     @model_validator(mode="after")
     def _convert(self) -> Self:
-        """Here, so that large bodies are converted in the thread that checks them."""
+        """In a validator, so that large bodies are converted in the thread that validates them."""
         self._check_continuation()
         self._conversation = conversation_of(self.messages).read(self._continues)
         self._allowed = requested_tools(self.tools or (), self.tool_choice, self.parallel)
@@ -38,7 +38,7 @@ class TemplateInput(ThinkingFields, ParallelFields):
 
     @property
     def allowed(self) -> Tools | None:
-        """The tools, and which of them may be called; None without tools."""
+        """The tools and which may be called; None without tools."""
         return self._allowed
 
     @property
@@ -52,7 +52,7 @@ class TemplateInput(ThinkingFields, ParallelFields):
         return self.messages[-1].role == "assistant" and self.continue_final_message is not False
 
     def _check_continuation(self) -> None:
-        """Raises FieldError, for two answers at the end too, as llama-server does."""
+        """Raises FieldError; also for two final answers, as llama-server does."""
         name, last = "continue_final_message", self.messages[-1]
         if self.add_generation_prompt and self.continue_final_message:
             raise FieldError(f"{name} and add_generation_prompt are both true; only one can be", name)

@@ -1,4 +1,4 @@
-"""The trace of an answer: the drafters of its tokens, and the rounds of the engine that they come from."""
+"""Traces of answers: the drafters of the tokens, and the engine's rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specllama.server.events import CallArgs, CallOpen, End, Event, Reasoning, R
 
 
 def trace_of(event: Event) -> dict[str, Any]:
-    """The trace of an event; empty for one that has none, as an end without rounds that no event has."""
+    """The trace of an event, empty for one without text and rounds."""
     if isinstance(event, (TextEvent, Reasoning, CallArgs)):
         return trace(event.runs, event.round)
     if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
@@ -18,7 +18,7 @@ def trace_of(event: Event) -> dict[str, Any]:
 
 
 def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    """The sources of a text's tokens, and the round that they come from, after those that wrote no text."""
+    """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
     found: dict[str, Any] = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = _round(round_)
@@ -28,7 +28,7 @@ def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
 
 
 def _round(one: RoundEvent) -> dict[str, Any]:
-    """n_predict: tokens so far. rounds, absent where it is 1, and rejected: see RoundEvent."""
+    """n_predict: tokens so far. rounds (omitted if 1), rejected: see RoundEvent."""
     rejected = [[text, source_label(source)] for text, source in one.rejected]
     return {
         "drafted": one.drafted,

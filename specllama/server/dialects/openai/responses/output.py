@@ -1,6 +1,4 @@
-"""The items of a response's output, from the accumulated events: those of a stream and those of an answer in
-one piece.
-"""
+"""The output items of a response, from the accumulated events, for streamed and whole answers."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ OutputEntry = str | AccumulatedText | AccumulatedCall
 
 
 class OutputItems:
-    """Writes the items of one response. key: a part of their ids. names: see FlatTools."""
+    """Writes the items of one response. key: part of their ids. names: see FlatTools."""
 
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names
@@ -56,7 +54,7 @@ class OutputItems:
 
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
-    """What the items are made of, in order. An answer that ends without any has an empty text."""
+    """The contents of the items, in order. An answer that ends without any has an empty text."""
     found: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
     found += choice.items
     return found if found or choice.end is None else [AccumulatedText("")]

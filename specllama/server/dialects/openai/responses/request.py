@@ -38,8 +38,8 @@ Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
 class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
-    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
-    answer are held for references to them, and prompt and answer may be written to the disk.
+    """The body of /v1/responses, with the sampling fields of the other routes. store: keep items of the
+    answer for references to them, and allow writing prompt and answer to disk.
     """
 
     own_form: ClassVar[str] = "text.format"
@@ -101,7 +101,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
         )
 
     def echo(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """What answers repeat of the request. defaults: of the server."""
+        """The fields of the request that answers repeat. defaults: of the server."""
         format_ = (self.text and self.text.format) or TextFormat()
         choice = self.tool_choice
         return {
