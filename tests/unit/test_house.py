@@ -207,6 +207,30 @@ def test_nobody_imports_the_worker() -> None:
     assert [i for i in OURS if folder(i.imported) == "worker" and folder(i.importer) != "worker"] == []
 
 
+DIALECTS = "server.dialects"
+
+
+def dialect(module: str) -> str:
+    """The dialect that a module belongs to, "shared" for what they share, "" for other modules."""
+    return module.removeprefix(f"{DIALECTS}.").split(".")[0] if within(module, DIALECTS) else ""
+
+
+def dialect_fault(importer: str, imported: str) -> str | None:
+    """Why a module may not import this one of a dialect. server/app.py alone knows the dialects."""
+    other = dialect(imported)
+    if other in ("", "shared", dialect(importer)) or importer == "server.app":
+        return None
+    return f"{importer} may not import {imported}: what dialects share is in {DIALECTS}.shared"
+
+
+def test_no_dialect_imports_another() -> None:
+    assert [why for i in OURS if (why := dialect_fault(i.importer, i.imported))] == []
+    assert dialect_fault("server.dialects.ollama.writer", "server.dialects.openai.writer")
+    assert dialect_fault("server.dialects.shared.base", "server.dialects.openai.errors")
+    assert dialect_fault("server.response", "server.dialects.openai.writer")
+    assert not dialect_fault("server.dialects.lm_studio", "server.dialects.shared.base")
+
+
 def test_only_the_seam_knows_llama_cpp_and_nobody_knows_click() -> None:
     assert {folder(i.importer) for i in ALL_IMPORTS if i.imported.split(".")[0] == "llama_cpp"} <= {"llama"}
     assert [i for i in ALL_IMPORTS if i.imported.split(".")[0] == "click"] == []

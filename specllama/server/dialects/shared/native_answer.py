@@ -1,13 +1,13 @@
-"""One answer as llama-server's native API has it; other APIs show it on request (`verbose`)."""
+"""One answer in the form of llama-server's native API; other APIs show it on request (`verbose`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
-from specllama.server.dialects.openai.usage import timings
-from specllama.server.events import AccumulatedChoice, End, Prefill
+from specllama.server.dialects.shared.figures import timings
+from specllama.server.dialects.shared.generation_settings import generation_settings
+from specllama.server.events import AccumulatedChoice, End
 
 
 def native_answer(
@@ -17,8 +17,8 @@ def native_answer(
     drafters: Collection[str] = (),
     **shown: Any,
 ) -> dict[str, Any]:
-    """The answer of an ended choice in one piece, without probabilities. end_ids, drafters,
-    shown: for its `generation_settings`.
+    """A finished choice as one object, without probabilities. end_ids, drafters, shown: for its
+    `generation_settings`.
     """
     end = choice.end
     assert end is not None
@@ -40,17 +40,6 @@ def native_answer(
         "stopping_word": end.stop_string or "",
         "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
         "timings": timings([stats]),
-    }
-
-
-def prompt_progress(event: Prefill) -> dict[str, Any]:
-    """How much of a prompt is evaluated, or its place in the queue."""
-    return {
-        "total": event.n_prompt,
-        "cache": event.n_reused,
-        "processed": event.n_done,
-        "time_ms": round(1000 * event.seconds),
-        **({"queue_place": event.place} if event.place else {}),
     }
 
 

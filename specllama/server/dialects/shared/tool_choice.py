@@ -1,7 +1,7 @@
-"""Tools in requests, for all APIs: definitions, and the choice among them.
+"""Tools in requests of all APIs: definitions and tool choice.
 
-Functions take plain values and the names that their fields have in the API; errors name the field. They are
-called while a body is checked, which happens in a thread where it is large.
+The functions take plain values and the API's field names, which errors report. They run while a body is
+validated, in a thread for large bodies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field
 from specllama.calls import definitions
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_JSON, SMALL, FieldError, RequestBody
+from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, FieldError, RequestBody
 
 MAX_TOOLS = 1024
 MAX_CALLS = 1024  # of one message
@@ -26,14 +26,14 @@ Schema = Annotated[dict[str, Any], SMALL]
 
 
 class ParallelFields(RequestBody):
-    """Whether an answer may have several calls, under both names."""
+    """Whether an answer may contain several calls, under both names."""
 
     parallel_tool_calls: bool | None = None
     disable_parallel_tool_use: bool | None = None
 
     @property
     def parallel(self) -> bool:
-        """Whether it may; by default it may."""
+        """Whether it may, True by default."""
         if self.parallel_tool_calls is not None:
             return self.parallel_tool_calls
         return not self.disable_parallel_tool_use
@@ -49,8 +49,8 @@ def tool_of(
     schema_field: str = "parameters",
     any_form: bool = False,
 ) -> Tool:
-    """A tool that a request defines. field: path of the object that has the name, "tools[0].function".
-    any_form: as in definitions.tool. Raises FieldError.
+    """A tool defined by a request. field: path of the object with the name, "tools[0].function".
+    any_form: see definitions.tool. Raises FieldError.
     """
     try:
         return definitions.tool(
@@ -75,7 +75,7 @@ def tools_of(
     field: str = "tools",
     choice_field: str = "tool_choice",
 ) -> Tools | None:
-    """What a request allows; None where it has no tools. choice, names: as in Tools. Raises FieldError."""
+    """The tools that a request allows, None without tools. choice, names: see Tools. Raises FieldError."""
     if not tools:
         if choice == "required" or names:
             raise FieldError(f"{choice_field} needs {field}", choice_field)

@@ -1,6 +1,6 @@
-"""The fields of other APIs' bodies: which have no effect, and which would change the text. Knows no models.
+"""Fields of other APIs: which have no effect, and which would change the text. Knows no models.
 
-Fields that are not here either are ignored and named, see fields.py.
+Fields that are not listed here are ignored and reported, see fields.py.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
 
 
 def is_harmless(name: str, value: Any) -> bool | None:
-    """Whether a field that a body does not have changes nothing and need not be named; None: it would change
-    the text.
+    """True if a field that the body does not have changes nothing and need not be reported, False if it
+    is to be reported, None if it would change the text.
     """
     if value is None or name in _NO_EFFECT:
         return True

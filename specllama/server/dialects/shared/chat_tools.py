@@ -8,12 +8,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from specllama.calls.tools import Choice, Tools
-from specllama.server.dialects.fields import AtMost, Body
-from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
+from specllama.server.dialects.shared.fields import AtMost, Body
+from specllama.server.dialects.shared.tool_choice import (
+    MAX_TOOLS,
+    Description,
+    Name,
+    Schema,
+    tool_of,
+    tools_of,
+)
 
 
 class FunctionDefinition(Body):
-    """A function. Fields that are not named here describe it for other servers, and have no effect."""
+    """A function. Other fields are meant for other servers and have no effect."""
 
     name: Name
     description: Description | None = None
@@ -22,7 +29,7 @@ class FunctionDefinition(Body):
 
 
 class ToolDefinition(Body):
-    """A tool, which can only be a function."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -33,14 +40,14 @@ class FunctionName(Body):
 
 
 class FunctionChoice(Body):
-    """This tool and no other must be called; in a list of allowed tools: it may be called."""
+    """The tool that must be called; in a list of allowed tools, one that may be."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class AllowedTools(Body):
-    """mode: whether one of these tools may be called, or must."""
+    """mode: whether one of these tools may or must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[FunctionChoice], AtMost(MAX_TOOLS, 1)]
@@ -74,7 +81,7 @@ ToolList = Annotated[list[ToolDefinition], AtMost(MAX_TOOLS)]
 def requested_tools(
     given: Sequence[ToolDefinition], choice: ToolChoice | None, parallel: bool
 ) -> Tools | None:
-    """What a request allows; a tool that is named is called once. Raises FieldError."""
+    """The tools that a request allows; a tool chosen by name is called once. Raises FieldError."""
     found = [
         tool_of(f.name, f.description, f.parameters, f.strict, field=f"tools[{i}].function")
         for i, f in enumerate(tool.function for tool in given)

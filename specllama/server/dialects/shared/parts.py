@@ -1,7 +1,7 @@
-"""Contents of messages in all APIs: their parts, of which the model reads the text.
+"""Message contents of all APIs: their parts, of which the model reads the text.
 
-Pictures, sound and files have a placeholder that the model can read. Reasoning that clients keep in parts,
-or in fields of their own next to the content, is found here. Knows no conversation.
+Pictures, sound and files become placeholders that the model can read. Also finds reasoning that clients send
+in parts, or in fields next to the content. Knows no conversation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
-from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 
 MAX_PARTS, MAX_IMAGES = 4096, 4096
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
@@ -31,7 +31,7 @@ Name = Annotated[str, Field(max_length=512)]
 
 
 class NamedFile(Body):
-    """What a file is called."""
+    """The name of a file."""
 
     unnamed = frozenset({"file_data", "file_id", "format", "detail"})
 
@@ -40,7 +40,7 @@ class NamedFile(Body):
 
 
 class InnerText(Body):
-    """A part of a part, such as the text of a document; other types have no text."""
+    """A nested part, such as the text of a document; other types have no text."""
 
     unnamed = frozenset({"type", "source", "cache_control", "citations", "annotations"})
 
@@ -51,7 +51,7 @@ HasText: TypeAlias = "InnerText | ContentPart"
 
 
 class Source(Body):
-    """Where a document comes from: it may be a text itself, or parts."""
+    """The source of a document: may itself be text, or parts."""
 
     unnamed = frozenset({"url", "file_id"})
 
@@ -66,7 +66,7 @@ class Source(Body):
 
 
 class ContentPart(Body):
-    """One part of a content, of any API. Which of the fields count depends on the type."""
+    """One part of a content, of any API. Its type determines which fields count."""
 
     unnamed = frozenset(
         {
@@ -90,17 +90,17 @@ class ContentPart(Body):
 
     @property
     def thought(self) -> str:
-        """The reasoning in it."""
+        """The reasoning in the part."""
         return joined(self.thinking) or self.reasoning or self.text
 
     @property
     def document(self) -> str:
-        """The text of a document that is one, or of a search result; "" where there is none."""
+        """The text of a text document or search result, "" for others."""
         return self.source.text if isinstance(self.source, Source) else joined(self.content)
 
     @property
     def called(self) -> str:
-        """The name of a file, "" where it is not known."""
+        """The name of a file, "" if unknown."""
         inner = self.file
         return self.filename or self.title or self.name or ((inner.filename or inner.name) if inner else "")
 
@@ -110,8 +110,8 @@ Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 
 
 class MediaPart(NamedTuple):
-    """A picture, sound or file. param: the field at fault where it cannot be used. path: of the part, with
-    its type as the last name. kind: what it is.
+    """A picture, sound or file. param: the field at fault if it cannot be used. path: of the part, ending
+    in its type. kind: what it is.
     """
 
     param: str
@@ -121,8 +121,8 @@ class MediaPart(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """What a content says. texts: its parts in order, with placeholders for media. thoughts: the reasoning
-    among them. media: the parts that the model cannot read.
+    """A content after reading. texts: its parts in order, with placeholders for media. thoughts: its
+    reasoning. media: parts that the model cannot read.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -131,27 +131,27 @@ class Read:
 
     @property
     def lines(self) -> str:
-        """One text of all parts, each on lines of its own."""
+        """The texts joined by line breaks."""
         return "\n".join(self.texts)
 
     @property
     def run(self) -> str:
-        """One text of all parts as they follow each other: what the model wrote comes back in pieces."""
+        """The texts concatenated: clients return the model's output in pieces."""
         return "".join(self.texts)
 
     def with_more(self, other: Read) -> Read:
-        """This, and then another."""
+        """This content followed by another."""
         return Read(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
 
 
 def placeholder(kind: str, name: str = "") -> str:
-    """What the model reads in place of a picture, sound or file."""
+    """The text that replaces a picture, sound or file for the model."""
     shown = " ".join(name.split())[:200]
     return f"[{kind}{f' {shown}' if shown else ''} left out: this model reads text only]"
 
 
 def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
-    """What a content says. path: its field. Raises FieldError for parts of unknown types."""
+    """Read a content. path: its field. Raises FieldError for parts of unknown types."""
     if content is None or isinstance(content, str):
         return Read([content] if content else [])
     found = Read()
@@ -161,7 +161,7 @@ def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
 
 
 def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
-    """A content with the pictures that stand next to it. path: of the message."""
+    """A content with the images of its message. path: of the message."""
     field = f"{path}.images"
     for _ in images or ():
         found.texts.append(placeholder("image"))
@@ -170,9 +170,7 @@ def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
 
 
 def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> None:
-    """Add a part. path: its field. known: further types that may stand there, for the error. Raises
-    FieldError.
-    """
+    """Add a part to `found`. path: its field. known: more types for the error message. Raises FieldError."""
     if part.type in _TEXTS:
         found.texts.append(part.text or part.refusal)
     elif part.type in _THOUGHTS:
@@ -190,7 +188,7 @@ def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> Non
 
 
 def unknown_type(kind: str, path: str, known: str = "") -> FieldError:
-    """The error for a part of a type that cannot stand there."""
+    """The error for a part of a type that is not allowed there."""
     types = ", ".join(filter(None, ("text", "input_text", "output_text", "refusal", "thinking", known)))
     return FieldError(f"{path}.type must be one of {types}, not {kind[:80]!r}", f"{path}.type")
 
@@ -203,8 +201,8 @@ def joined(given: str | HasText | Iterable[HasText] | None) -> str:
 
 
 class MessageFields(Body):
-    """What messages have besides their content in some of the APIs: reasoning, under any of the names that
-    APIs and clients have for it, and Ollama's images.
+    """Fields of messages besides the content in some APIs: reasoning, under any of the names that APIs
+    and clients use, and Ollama's images.
     """
 
     reasoning_content: str | None = None
@@ -220,7 +218,7 @@ class MessageFields(Body):
 
 
 def thought_of(message: Mapping[str, Any]) -> str | None:
-    """The reasoning in the fields of a message, of the first that has any."""
+    """The reasoning in the fields of a message: the first that is not empty."""
     for name in _THOUGHT_FIELDS:
         value = message.get(name)
         if isinstance(value, list):

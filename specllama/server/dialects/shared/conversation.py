@@ -1,9 +1,8 @@
-"""The one reading of conversations: from the turns of a request, in any API, to messages for chat templates.
+"""Converts the turns of a request, in any API, to messages for chat templates.
 
-Each API hands its turns over in their order. Here calls and results are paired, results get the order of
-their calls, arguments that were cut off are completed, and what the model cannot read is replaced or
-refused. What one template accepts and another does not is settled where it is rendered (calls/turns.py).
-Knows no API.
+Each API adds its turns in order. Here calls and results are paired, results are sorted by their calls,
+arguments that were cut off are completed, and content that the model cannot read is replaced or refused.
+Differences between templates are handled when the prompt is rendered (calls/turns.py). Knows no API.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 from specllama.calls.definitions import cut_off_arguments
 from specllama.calls.history import in_call_order
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import MAX_NAMED, FieldError
-from specllama.server.dialects.parts import Content, MediaPart, Read, read
+from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError
+from specllama.server.dialects.shared.parts import Content, MediaPart, Read, read
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_values, parse
 
 MAX_MESSAGES = 4096
@@ -26,9 +25,9 @@ _SHOWN = 80  # characters of an id in an error
 
 @dataclass(frozen=True, slots=True)
 class GivenCall:
-    """A call of an earlier answer. id: None where it has none; results then belong to the calls in order.
-    path: of the arguments in the body. incomplete: whether it is known to be cut off; it
-    is then left out if its arguments cannot be read.
+    """A call in an earlier answer. id: None without one; results then belong to the calls in order. path:
+    of the arguments in the body. incomplete: known to be cut off; such a call is dropped if its arguments
+    cannot be read.
     """
 
     id: str | None
@@ -40,8 +39,8 @@ class GivenCall:
 
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
-    """messages: as chat templates read them. prefix, thought: the text and the reasoning of the answer that
-    is continued, "" where none is. left_out: what the model does not see, by its type.
+    """messages: for chat templates. prefix, thought: text and reasoning of the answer to continue, "" for
+    none. left_out: number of dropped items by type.
     """
 
     messages: list[dict[str, Any]]
@@ -51,13 +50,13 @@ class ReadConversation:
 
     @property
     def note(self) -> str:
-        """What is left out, as a line for the log; "" for nothing."""
+        """A log line about dropped items, "" for none."""
         kinds = [f"{n} {kind[:_SHOWN]!r}" for kind, n in list(self.left_out.items())[:MAX_NAMED]]
         return f"left out of the conversation: {', '.join(kinds)}" if kinds else ""
 
 
 class ConversationReader:
-    """Reads one conversation, turn by turn. The methods that add turns raise FieldError."""
+    """Reads one conversation, turn by turn. Methods that add turns raise FieldError."""
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
@@ -85,7 +84,7 @@ class ConversationReader:
         calls: Sequence[GivenCall] = (),
         name: str | None = None,
     ) -> None:
-        """Add an answer. thought: reasoning besides that in the content."""
+        """Add an answer. thought: reasoning in addition to that in the content."""
         found = content if isinstance(content, Read) else read(content, path)
         self._calls.begin_turn()
         more = {
@@ -106,8 +105,8 @@ class ConversationReader:
         failed: bool = False,
         id_path: str = "",
     ) -> None:
-        """Add the result of a call. id_: of the call, None where it has none; id_path: its path in the body.
-        name: of the tool, where there is no id. failed: whether the text should say so.
+        """Add the result of a call. id_: of the call, None without one; id_path: its path in the body.
+        name: of the tool, for a result without an id. failed: mark the text as an error.
         """
         if id_ in self._gone:
             return
@@ -123,18 +122,16 @@ class ConversationReader:
         self._add(message | ({"name": call[1]} if call[1] else {}), Read())
 
     def leave_out(self, kind: str, *ids: str | None) -> None:
-        """Count something that the model does not see. ids: its own, if it is a call; the result is left out
-        too.
-        """
+        """Count a dropped item. ids: those of a call, whose result is dropped too."""
         self._left_out[kind] += 1
         self._gone.update(filter(None, ids))
 
     def read(
         self, continues: bool = True, open_calls: bool = False, path: str = "messages"
     ) -> ReadConversation:
-        """The conversation. continues: whether an answer at its end goes on. open_calls: whether its calls
-        may lack results. path: of the turns in the body. Raises FieldError for a picture or file that is new,
-        since nobody has seen it yet: earlier ones, and those that follow a result, have placeholders.
+        """The conversation. continues: an answer at the end is continued. open_calls: the calls of that
+        answer may lack results. path: of the turns in the body. Raises FieldError for a picture or file in
+        the last turn; earlier ones, and those after a result, have placeholders.
         """
         messages = self._messages
         if self._media and len(messages) > 1 and messages[-2]["role"] == "tool":
@@ -180,7 +177,7 @@ they ask again.
 
 
 class _Calls:
-    """The calls so far. Ids that are missing are numbered: 9 letters and digits."""
+    """The calls so far. Missing ids are generated from a counter: 9 letters and digits."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -192,7 +189,7 @@ class _Calls:
         self._all, self._without_id = _Queues(), _Queues()
 
     def begin_turn(self) -> None:
-        """The next calls are of another answer: clients may begin to count their ids again."""
+        """Begin another answer: clients may restart their ids with each."""
         self._turn += 1
 
     def add(self, id_: str | None, name: str) -> str:
@@ -208,10 +205,10 @@ class _Calls:
         return found
 
     def answered(self, id_: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and name of the call that a result belongs to: the first with that id, else the first with
-        that name, else, for a result without a name, the first; a result with an id of its own belongs to
-        calls without one only. A result without an id that nothing fits stands for itself, if there are calls
-        at all. None: there is no such call.
+        """The id and name of the call that a result belongs to: the first open call with that id, otherwise
+        with that name, otherwise, for a result without a name, the first one; a result with an id matches by
+        name only calls without an id. A result without an id that matches none stands for itself if there are
+        any calls. None: no such call.
         """
         if id_ is not None:
             found = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
@@ -220,7 +217,7 @@ class _Calls:
         return found or ((self._new_id(None), name or "") if self._names else None)
 
     def _first(self, *queues: deque[int]) -> tuple[str, str] | None:
-        """The first call of the queues that has no result; it has one now."""
+        """Take the first call of the queues that has no result yet."""
         for numbers in queues:
             while numbers:
                 if call := self._open.pop(numbers.popleft(), None):
@@ -233,7 +230,7 @@ class _Calls:
 
 
 class _Queues:
-    """Numbers of calls, in order and by the names of their tools."""
+    """Numbers of calls, in order and by tool name."""
 
     def __init__(self) -> None:
         self._in_order = deque[int]()
@@ -244,20 +241,20 @@ class _Queues:
         self._by_name[name].append(number)
 
     def of(self, name: str | None) -> list[deque[int]]:
-        """Where to look for the call of a result with this name."""
+        """The queues to search for the call of a result with this name."""
         return [self._by_name[name], *([self._in_order] if name is None else [])]
 
 
 class CallArguments:
-    """Parses the arguments of all calls in a request's earlier messages; together they are bounded as a body
-    is.
+    """Parses the arguments of all calls in a request's earlier messages, with the limits of a body for
+    all of them together.
     """
 
     def __init__(self) -> None:
         self._n_values = self._n_containers = 0
 
     def parse(self, arguments: str | Mapping[str, Any] | None, field: str) -> dict[str, Any]:
-        """The arguments as an object. An empty text and null mean none; the beginning of an object, as of a
+        """The arguments as an object. Empty text and null mean no arguments; a truncated object, as of a
         call that was cut off, is completed. field: their path. Raises FieldError.
         """
         if arguments is None or isinstance(arguments, Mapping):

@@ -1,4 +1,4 @@
-"""How long a model stays in memory after a request, as Ollama's clients say it."""
+"""The time that a model stays loaded after a request, in the form of Ollama's clients."""
 
 from __future__ import annotations
 

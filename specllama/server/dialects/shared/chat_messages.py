@@ -1,41 +1,30 @@
-"""The messages of /v1/chat/completions, and the conversation that they make for chat templates."""
+"""The messages of /v1/chat/completions and /apply-template, and the conversation that they make for chat
+templates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.parts import Content, MessageFields, read, with_images
-from specllama.server.dialects.tool_choice import MAX_CALLS, Name
-
-MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
-CallId = Annotated[str, Field(max_length=512)]
-Arguments = str | Annotated[dict[str, Any], AtMost(MAX_ARGUMENTS)]
-"""The annotation of arguments: JSON of an object, or the object itself."""
-
-
-class CalledFunction(Body):
-    """A function with its arguments."""
-
-    unnamed = frozenset({"description", "index", "parsed_arguments"})
-
-    name: Name
-    arguments: Arguments | None = None
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
+from specllama.server.dialects.shared.parts import Content, MessageFields, read, with_images
+from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
 
 
 class CustomCall(Body):
-    """A call whose argument is a text, made by another provider's model."""
+    """A call with a text argument, made by another provider's model."""
 
     name: Name
     input: str = ""
 
 
 class MessageToolCall(Body):
-    """A call that an earlier answer made."""
+    """A call in an earlier answer."""
 
     unnamed = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
 
@@ -54,8 +43,8 @@ class MessageToolCall(Body):
 
 
 class Message(MessageFields):
-    """One message. reasoning_content: the reasoning before it, for templates that show it. tool_call_id: the
-    call of which a tool's message is the result. images: as Ollama's API has them.
+    """One message. reasoning_content: the reasoning of an answer, for templates that show it.
+    tool_call_id: of the call that a tool's message answers. images: as in Ollama's API.
     """
 
     unnamed = frozenset(

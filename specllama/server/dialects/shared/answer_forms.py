@@ -1,7 +1,7 @@
-"""The fields of all APIs for the form of an answer: JSON, or the JSON of a schema.
+"""Fields of all APIs that set the form of an answer: JSON, or JSON of a schema.
 
-Every API here takes all of them, since clients keep their own names whatever the API is. An API takes its own
-strictly; of its siblings' fields it reads those that have the form of theirs.
+Every API here accepts all of them, since clients keep their field names whatever the API is. An API validates
+its own field strictly; it reads those of other APIs only if they have the expected form.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from specllama.server.dialects.fields import SMALL, Body, FieldError, RequestBody
-from specllama.server.dialects.restriction import ANY_OBJECT, Given
+from specllama.server.dialects.shared.fields import SMALL, Body, FieldError, RequestBody
+from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given
 
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Word = Annotated[str, Field(max_length=64)]
@@ -29,7 +29,9 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """type: json_object may have a schema, json_schema must; json and value are huggingface_hub's names."""
+    """type: json_object may have a schema, json_schema must; json and value are the names used by
+    huggingface_hub.
+    """
 
     type: Literal["text", "json_object", "json_schema", "json"]
     json_schema: JsonSchema | None = None
@@ -37,7 +39,7 @@ class ResponseFormat(Body):
     value: Schema | None = None
 
     def given(self) -> Given | None:
-        """What restricts the text, None for free text. Raises FieldError."""
+        """The restriction of the text, None for free text. Raises FieldError."""
         inner = self.json_schema
         if self.type == "text":
             return None
@@ -61,7 +63,7 @@ class TextFormat(Body):
     strict: bool | None = None
 
     def given(self) -> Given | None:
-        """What restricts the text, None for free text. Raises FieldError."""
+        """The restriction of the text, None for free text. Raises FieldError."""
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -71,7 +73,7 @@ class TextFormat(Body):
         return Given.of("text.format.schema", self.schema_, self.strict)
 
     def echo(self) -> dict[str, Any]:
-        """The format as answers repeat it."""
+        """The format as repeated in answers."""
         if self.type != "json_schema":
             return {"type": self.type}
         return {
@@ -83,28 +85,28 @@ class TextFormat(Body):
 
 
 class TextFields(Body):
-    """text of Responses: its format, and how much to write, a variable of the chat template."""
+    """`text` of Responses: format and verbosity, which is a variable of the chat template."""
 
     verbosity: Word | None = None
     format: TextFormat | None = None
 
 
 class OutputFormat(Body):
-    """The schema that the text must obey."""
+    """The schema of the text."""
 
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    """output_config of Messages. effort: for templates that know it."""
+    """`output_config` of Messages. effort: for templates that support it."""
 
     effort: Word | None = None
     format: OutputFormat | None = None
 
 
 def only(has_form: Callable[[Any], bool]) -> BeforeValidator:
-    """The annotation of another API's field: a value of another form is as if the field were not there."""
+    """Annotation of another API's field: a value without this form counts as absent."""
     return BeforeValidator(lambda value: value if has_form(value) else None)
 
 
@@ -116,14 +118,14 @@ Format = Word | Schema
 
 
 class NestedFields(RequestBody):
-    """Objects that have the form of an answer in them, next to how much to think or write."""
+    """Objects that contain the form of an answer, besides effort and verbosity."""
 
     text: Annotated[TextFields | None, only(_is_object)] = None
     output_config: Annotated[OutputConfig | None, only(_is_object)] = None
 
     @property
     def configured_effort(self) -> str | None:
-        """output_config.effort, as templates know it."""
+        """output_config.effort as the value that templates know."""
         effort = self.output_config.effort if self.output_config else None
         return _EFFORTS.get(effort, effort) if effort else None
 
@@ -136,7 +138,7 @@ class FormFields(NestedFields):
     format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
 
     def forms(self) -> list[Given]:
-        """What restricts the text, of each of the fields. Raises FieldError."""
+        """The restriction set by each of the fields. Raises FieldError."""
         found = [form.given() for form in (self.response_format, self.text and self.text.format) if form]
         inner = self.output_config and self.output_config.format
         for path, form in (("output_config.format", inner), ("output_format", self.output_format)):

@@ -1,5 +1,5 @@
-"""Items of the latest answers, for clients that send references to them: the AI SDK does, unless it is told
-that nothing is stored.
+"""Items of the latest answers, for clients that send references to them, as the AI SDK does unless it is
+told that nothing is stored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specllama.server.dialects.writer import to_json
+from specllama.server.writer import to_json
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
 _MAX_ITEM = 1024 * 1024  # bytes of JSON
@@ -17,8 +17,8 @@ _MAX_FOUND = 4 * 1024 * 1024  # bytes of all items that one request refers to
 
 
 class RecentItems:
-    """Holds the items used last, each for its owner alone, in this process. most: bytes of JSON. May be used
-    by several threads.
+    """Holds the most recently used items in memory, each visible to its owner only. most: bytes of JSON.
+    Thread-safe.
     """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
@@ -27,7 +27,7 @@ class RecentItems:
         self._lock = threading.Lock()
 
     def add(self, owner: str, items: Iterable[Mapping[str, Any]]) -> None:
-        """Hold items, without the log probabilities of their tokens."""
+        """Store items, without the logprobs of their tokens."""
         written = [((owner, item["id"]), to_json(_plain(item))) for item in items]
         with self._lock:
             for key, data in written:
@@ -42,7 +42,7 @@ class RecentItems:
         self._size -= len(self._items.pop(key))
 
     def find(self, owner: str, id_: str) -> bytes | None:
-        """The JSON of an item, None where it is not held."""
+        """The JSON of an item, None if it is not held."""
         with self._lock:
             found = self._items.pop((owner, id_), None)
             if found is not None:
@@ -50,7 +50,7 @@ class RecentItems:
             return found
 
     def resolved(self, owner: str, data: dict[str, Any]) -> dict[str, Any]:
-        """A request with the items themselves for its references, each once; others stay."""
+        """A request whose references are replaced by the items, each once; unknown references remain."""
         items = data.get("input")
         if not isinstance(items, list):
             return data
@@ -69,7 +69,7 @@ class RecentItems:
 
 
 def is_reference(item: Any) -> bool:
-    """Whether an item of a request stands for another one; the type may be left out."""
+    """Whether an item of a request refers to another; its type may be omitted."""
     if not isinstance(item, Mapping):
         return False
     kind = item.get("type")

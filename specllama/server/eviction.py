@@ -1,4 +1,4 @@
-"""A model that shall be loaded, and which others must leave memory so that it fits."""
+"""Selects loaded models to evict for a new one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
 from specllama.pair.heads import own_head
-from specllama.server.memory import FreeMemory, Resident
+from specllama.server.memory import FreeMemory, LoadedModel
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """A model that shall be loaded: its settings, with paths, and the headers of its files. draft: a model,
-    the file of a head, or the head inside the target. head: the latter, next to a draft model.
+class PendingLoad:
+    """A model to load: its settings, with paths, and the headers of its files. draft: of a draft model, a
+    head's own file, or the head inside the target. head: the head inside the target, next to a draft model.
     """
 
     settings: LoadSettings
@@ -31,7 +31,7 @@ class Newcomer:
     head: HeadInfo | None = None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
-        """The plan; without the target's own head if there is no memory for it. Raises ResourceError."""
+        """The memory plan; without the target's own head if it does not fit. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         try:
             return plan_load(self.settings, self.target, self.draft, free.host, gpus, head=self.head)
@@ -42,9 +42,9 @@ class Newcomer:
             return plan_load(self.settings, self.target, draft, free.host, gpus)
 
 
-def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
-    """A model that shall be loaded, its headers read and checked. settings: with names that the library finds
-    on disk, or with paths, if it is None.
+def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad:
+    """Reads and checks the headers of a model to load. library: finds the names in the settings on disk;
+    None if they are paths.
 
     Raises what `prepare_if_on_disk`, `read_model`, `check_model` and `check_draft` raise.
     """
@@ -54,35 +54,36 @@ def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
     target = read_model(found.target.path)
     check_model(target)
     if found.draft is None:
-        return Newcomer(found, target, None)
+        return PendingLoad(found, target, None)
     verdict, reason = own_head(target)
     head = verdict.head if verdict is not None else None
     if found.draft.path == found.target.path and (head or reason):
-        return Newcomer(found, target, head)
+        return PendingLoad(found, target, head)
     draft = read_model(found.draft.path)
     check_draft(draft)
-    return Newcomer(found, target, draft, None if is_head_file(draft) else head)
+    return PendingLoad(found, target, draft, None if is_head_file(draft) else head)
 
 
-def must_leave(
-    newcomer: Newcomer, residents: Sequence[Resident], free: FreeMemory, most: int = 0
-) -> list[Resident]:
-    """Those that must leave, so that the newcomer gets the context and the layers on GPUs that it would get
-    alone: the fewest that are in use, then those that have not been used for the longest time.
+def select_evictions(
+    pending: PendingLoad, loaded: Sequence[LoadedModel], free: FreeMemory, max_loaded: int = 0
+) -> list[LoadedModel]:
+    """The models to evict so that the pending one gets the context and the GPU layers that it would get
+    alone: idle ones first, then by least recent use.
 
-    most: models in memory, 0 for as many as fit. Raises ResourceError for one that does not fit alone.
+    max_loaded: models in memory at once, 0 for as many as fit. Raises ResourceError for a model that does not
+    fit alone.
     """
-    alone = newcomer.plan(free.without(residents))
+    alone = pending.plan(free.after_evicting(loaded))
 
-    def fits(leaving: Sequence[Resident]) -> bool:
-        if most and len(residents) - len(leaving) >= most:
+    def fits(evicted: Sequence[LoadedModel]) -> bool:
+        if max_loaded and len(loaded) - len(evicted) >= max_loaded:
             return False
         try:
-            return _equally_good(newcomer.plan(free.without(leaving)), alone)
+            return _equally_good(pending.plan(free.after_evicting(evicted)), alone)
         except ResourceError:
             return False
 
-    return _fewest(sorted(residents, key=lambda one: (one.busy, one.used_at)), fits)
+    return _fewest(sorted(loaded, key=lambda one: (one.busy, one.used_at)), fits)
 
 
 def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
@@ -90,13 +91,17 @@ def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
 
 
 def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None]]:
-    """The context, and the layers on GPUs of the target, the draft and the target's head next to it."""
+    """The context size, and the GPU layers of the target, the draft and the head inside the target."""
     used = (plan.target, plan.draft, plan.head)
     return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used]
 
 
-def _fewest(candidates: Sequence[Resident], fits: Callable[[Sequence[Resident]], bool]) -> list[Resident]:
-    """The first candidates that suffice, without those that are not needed. All where nothing suffices."""
+def _fewest(
+    candidates: Sequence[LoadedModel], fits: Callable[[Sequence[LoadedModel]], bool]
+) -> list[LoadedModel]:
+    """The shortest prefix of the candidates that suffices, less what is not needed of it; all candidates
+    where none does.
+    """
     n = next((n for n in range(len(candidates)) if fits(candidates[:n])), len(candidates))
     chosen = list(candidates[:n])
     for one in reversed(chosen[:-1]):  # the last one is needed

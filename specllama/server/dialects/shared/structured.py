@@ -1,5 +1,5 @@
-"""All fields that restrict the text, as a schema or a grammar: the forms of answers, and vLLM's fields under
-their old names and new.
+"""All fields that restrict the text by a schema or grammar: forms of answers, and vLLM's fields under old
+and new names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from specllama.server.dialects.answer_forms import FormFields
-from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.restriction import ANY_OBJECT, Given, Restriction, restriction
+from specllama.server.dialects.shared.answer_forms import FormFields
+from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Restriction, restriction
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
 _DOUBLE = "::="  # in a text it would say that it is GBNF
@@ -23,7 +23,7 @@ Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(M
 
 
 class StructuredOutputs(Body):
-    """One of these; the other fields choose among backends that this server does not have."""
+    """One of these is set; the other fields select backends that this server does not have."""
 
     unnamed = frozenset({"disable_fallback", "disable_any_whitespace", "disable_additional_properties",
                          "whitespace_pattern", "_backend", "_backend_was_auto"})  # fmt: skip
@@ -37,7 +37,7 @@ class StructuredOutputs(Body):
 
 
 class StructuredFields(FormFields):
-    """The fields of a request. guided_: vLLM's older names. own_form: the API's own field, for errors."""
+    """guided_*: vLLM's older names. own_form: the API's own field, for errors."""
 
     own_form: ClassVar[str] = "response_format"
 
@@ -55,17 +55,17 @@ class StructuredFields(FormFields):
 
     @property
     def limits(self) -> Restriction:
-        """What restricts the text. Raises FieldError for two fields, and for JSON that is none."""
+        """The restriction of the text. Raises FieldError for two restrictions and for invalid JSON."""
         return restriction(
             [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
         )
 
     def _parameters(self) -> list[Given]:
-        """The parameters of sampling that restrict the text."""
+        """Sampling parameters that restrict the text."""
         return []
 
     def _structures(self) -> list[Given]:
-        """vLLM's fields. Raises FieldError."""
+        """Restrictions by vLLM's fields. Raises FieldError."""
         found = [
             Given(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()

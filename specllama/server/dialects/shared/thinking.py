@@ -1,6 +1,6 @@
-"""How much the model thinks before it answers: the fields of all APIs for it, as variables of the template.
+"""Fields of all APIs that control reasoning, as variables of the chat template.
 
-Every API here takes all of them, since clients keep their own names whatever the API is.
+Every API here accepts all of them, since clients keep their field names whatever the API is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
-from specllama.server.dialects.answer_forms import NestedFields
-from specllama.server.dialects.fields import SMALL, Body, FieldError
+from specllama.server.dialects.shared.answer_forms import NestedFields
+from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")
@@ -21,7 +21,7 @@ Word = Annotated[str, Field(max_length=64)]
 
 
 class ThinkingConfig(Body):
-    """Anthropic's, which GLM's, DeepSeek's and Kimi's APIs have too. budget_tokens has no effect."""
+    """Anthropic's form, also used by GLM's, DeepSeek's and Kimi's APIs. budget_tokens has no effect."""
 
     unnamed = frozenset({"display", "clear_thinking", "keep"})
 
@@ -30,7 +30,7 @@ class ThinkingConfig(Body):
 
 
 class ReasoningFields(Body):
-    """OpenAI's, and OpenRouter's with `enabled`."""
+    """OpenAI's form, and OpenRouter's with `enabled`."""
 
     unnamed = frozenset({"summary", "generate_summary", "context", "mode", "encrypted_content"})
 
@@ -39,7 +39,7 @@ class ReasoningFields(Body):
 
 
 class ThinkingFields(NestedFields):
-    """The fields. chat_template_kwargs: any variables of the template, which count before the others."""
+    """chat_template_kwargs: variables of the template, which take precedence."""
 
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
     enable_thinking: bool | None = None
@@ -57,7 +57,7 @@ class ThinkingFields(NestedFields):
         return value
 
     def thinking_variables(self, effort: str | None = None) -> dict[str, Any]:
-        """The variables that the fields set. effort: of the API's own field, which counts before the others.
+        """The variables set by the fields. effort: from the API's own field, which takes precedence.
         Raises FieldError.
         """
         level = self.think if isinstance(self.think, str) else None
@@ -72,7 +72,7 @@ class ThinkingFields(NestedFields):
 
     @property
     def _switch(self) -> bool | None:
-        """Whether to think, None where no field says it."""
+        """Whether to reason, None if no field says."""
         if self.enable_thinking is not None:
             return self.enable_thinking
         if self.think is not None:

@@ -1,4 +1,4 @@
-"""Fields under the names that other APIs have for them, and in the places where they have them.
+"""Maps field names and places of other APIs to those of this one.
 
 Clients keep such names whatever the API is. Knows no models.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from specllama.server.dialects.fields import supported
+from specllama.server.dialects.shared.fields import supported
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}
 
 
 def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> dict[str, Any]:
-    """A body under the names of its model. aliases: names that stand for others in this API alone. own: names
-    of the model's fields. A name of its own counts before others.
+    """A body with the model's field names. aliases: further names in this API. own: names of the model's
+    fields, which take precedence.
     """
     found = {name: value for name, value in data.items() if _meant(name, aliases, own) == name}
     for name, value in data.items():
@@ -32,9 +32,9 @@ def _meant(name: str, aliases: Mapping[str, str], own: Collection[str]) -> str:
 
 
 def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
-    """A body with what stands in `options`, Ollama's place for it, next to the other fields, which count
-    first. own: names of fields that may stand there; others stay in `options`. Raises FieldError for one that
-    is not supported.
+    """A body with the fields in `options` (Ollama's place) moved to the top level, where existing fields
+    take precedence. own: names of fields to move; others stay in `options`. Raises FieldError for an
+    unsupported one.
     """
     options = data.get("options")
     if not isinstance(options, Mapping):
@@ -47,8 +47,9 @@ def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, 
 
 
 def as_options(data: Mapping[str, Any], own: Collection[str], options: Collection[str]) -> dict[str, Any]:
-    """The opposite: a body with `options`, to which go fields that only they have. own, options: names of
-    fields of both. Those of the body that stand in `options` go to the body. The right place counts first.
+    """The reverse: a body with its sampling fields moved to `options`, and fields of the body in
+    `options` moved out. own, options: field names of either place; a field in its own place takes
+    precedence.
     """
     inner = data.get("options", {})
     if not isinstance(inner, Mapping):

@@ -1,4 +1,4 @@
-"""The schema or grammar that restricts the text of a request, and the field that gives it."""
+"""The schema or grammar that restricts the text of a request, and the field that sets it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A field that restricts the text. path: its own in the body. params: the parameter that it sets.
-    strict: whether what cannot be enforced of a schema is an error.
+    """A field that restricts the text. path: its path in the body. params: the parameter that it sets.
+    strict: unsupported parts of a schema are errors.
     """
 
     path: str
@@ -23,19 +23,21 @@ class Given:
 
     @classmethod
     def of(cls, path: str, schema: Mapping[str, Any], strict: bool | None = False) -> Self:
-        """A schema."""
+        """The restriction by a schema."""
         return cls(path, {"json_schema": schema}, bool(strict))
 
     @property
     def goes_with_tools(self) -> bool:
-        """Whether an answer may be calls or this text: schemas that are the form of answers."""
+        """Whether an answer may be either tool calls or this text: true for schemas that set the form of
+        answers.
+        """
         return "grammar" not in self.params and self.path != "json_schema"
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """path: of its field in the body, "" where nothing restricts the text. params: the parameter that it
-    sets. strict: whether what cannot be enforced of a schema is an error.
+    """path: of the field in the body, "" without a restriction. params: the parameter that it sets.
+    strict: unsupported parts of a schema are errors.
     """
 
     path: str = ""
@@ -44,13 +46,13 @@ class Restriction:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The path by the name of the parameter, for errors of the engine."""
+        """The field's path by the name of the parameter, for errors of the engine."""
         return dict.fromkeys(self.params, self.path)
 
 
 def restriction(given: Sequence[Given], own: str, has_tools: bool) -> Restriction:
-    """The only one of those that are given. own: the API's own field. Raises FieldError for two of them, and
-    for tools with another grammar than that of their calls.
+    """The only restriction of a request. own: the API's own field. Raises FieldError for two
+    restrictions, and for a grammar together with tools.
     """
     if len(given) > 1:
         first, second = given[0].path, given[1].path

@@ -1,4 +1,4 @@
-"""The interface that writes an answer: the stream of events in the form of an API."""
+"""The protocol of writers: an answer in the form of an API, from the stream of events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from specllama.server.events import Accumulator, Event
 
 
 class DialectWriter(Protocol):
-    """Writes one answer.
-
-    fold: the events so far. media_type: of a stream. ping: bytes to keep a stream alive
-    between events; clients ignore them.
+    """Writes one answer. fold: accumulates the events. media_type: of a stream. ping: bytes that keep an idle
+    stream alive; clients ignore them.
     """
 
     fold: Accumulator
@@ -22,11 +20,11 @@ class DialectWriter(Protocol):
     ping: bytes
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """The next events of an answer with n_choices choices, as part of a stream; adds them to `fold`."""
+        """The part of a stream for the next events, which are added to `fold`. n_choices: of the answer."""
         ...
 
     def error_event(self, error: SpecllamaError) -> bytes:
-        """An error after the first byte, as part of a stream."""
+        """An error after the first byte, as a part of a stream."""
         ...
 
     def end(self) -> bytes:
@@ -43,8 +41,8 @@ _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 
 def to_json(value: Any) -> bytes:
-    """UTF-8 without blanks between tokens, on one line for readers too that end lines as str.splitlines does:
-    httpx's iter_lines, on which ollama-python builds.
+    """Compact JSON in UTF-8, on one line also for readers that split lines as str.splitlines does (httpx's
+    iter_lines, and so ollama-python).
     """
     text = _JSON.encode(value)
     return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")

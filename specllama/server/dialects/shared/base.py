@@ -1,7 +1,7 @@
-"""What the server needs of an API: its routes, the shape of its errors, and the paths that belong to it.
+"""The interface between the server and a dialect: routes, error shape, path prefixes.
 
-An endpoint gets an `ApiRequest`: the one place where the routes of all APIs read bodies, check model names
-and start generations.
+An endpoint gets an `ApiRequest`, through which the routes of all APIs read bodies, resolve model names and
+start generations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
-from specllama.server.dialects.conversation import ReadConversation
-from specllama.server.dialects.fields import Model, checked
-from specllama.server.dialects.recent_items import RecentItems
-from specllama.server.dialects.writer import DialectWriter
+from specllama.server.dialects.shared.conversation import ReadConversation
+from specllama.server.dialects.shared.fields import Model, checked
+from specllama.server.dialects.shared.recent_items import RecentItems
 from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
@@ -29,19 +28,20 @@ from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import Service
 from specllama.server.supervisor import Say, Supervisor
+from specllama.server.writer import DialectWriter
 
 _MAX_NOTED = 1024  # fields whose names are kept
 
 
 class MemoryChoice(Protocol):
-    """What a body says of speculation."""
+    """The part of `speculation` in a body that the server reads."""
 
     memory: bool
 
 
 class GeneratingBody(Protocol):
-    """The fields of bodies that ask for texts, in all APIs. kept: whether the prompt and the text may be
-    written to the disk. keep_alive: seconds, negative for ever.
+    """Fields of bodies that request texts, in all APIs. kept: prompt and text may be written to disk.
+    keep_alive: seconds, negative for ever.
     """
 
     @property
@@ -61,8 +61,8 @@ class GeneratingBody(Protocol):
 
 
 class Shared:
-    """What all requests share. bodies: reads their bodies. noted: fields that were said to have no effect.
-    scopes: whose prompts on disk are whose.
+    """State shared by all requests. bodies: reads request bodies. noted: ignored fields already logged.
+    scopes: access to prompts on disk.
     """
 
     def __init__(self, scopes: DiskScopes) -> None:
@@ -72,10 +72,11 @@ class Shared:
 
 
 class ApiRequest:
-    """One HTTP request, and the operations of its endpoint. models: of the server. say: gets lines for the
-    operator. recent_items: items of the latest answers of /v1/responses.
+    """One HTTP request, and the operations available to its endpoint. models: of the server. say: gets lines
+    for the operator. recent_items: items of the latest answers of /v1/responses.
 
-    It is about one model: the one that `check_model` or the query `?model=` names, else the one in memory.
+    It refers to one model: the one named by `check_model` or the query `?model=`, otherwise the one in
+    memory.
     """
 
     def __init__(self, http: Request, models: ModelPool, say: Say, shared: Shared) -> None:
@@ -94,20 +95,20 @@ class ApiRequest:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The engine of the model; its queries load the model, and keep it in memory until they are answered.
+        """The engine of the model; queries load the model and keep it loaded until they are answered.
         Raises NotFoundError.
         """
         return self.service.supervisor
 
     @property
     def id(self) -> str:
-        """The request's id, as in its response's headers and in the log."""
+        """The request's id, as in the response headers and the log."""
         found: str = self._http.scope.get("specllama.id", "")
         return found
 
     @property
     def owner(self) -> str:
-        """Whose request it is: a name, not secret, of its API key; "" where the server has none."""
+        """The name, not secret, of the request's API key; "" on a server without keys."""
         found: str = self._http.scope.get("specllama.owner", "")
         return found
 
@@ -118,11 +119,11 @@ class ApiRequest:
 
     @property
     def administers(self) -> bool:
-        """Whether it may do what others notice, such as unloading a model."""
+        """Whether the request may do what affects others, such as unloading a model."""
         return not self.settings.keys or bool(self._http.scope.get("specllama.administers"))
 
     def header(self, name: str) -> str:
-        """A header of the request, with commas between its values; "" where there is none."""
+        """A header of the request, repeated values joined by commas; "" if absent."""
         return ",".join(self._http.headers.getlist(name))
 
     @property
@@ -136,8 +137,8 @@ class ApiRequest:
     async def body(
         self, model: type[Model], prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data
     ) -> Model:
-        """The body, parsed and checked as this model; what of it has no effect is logged. prepared: applied
-        to it before the check. Raises UsageError, which names the field.
+        """The body, parsed and validated as this model; logs fields without effect. prepared: applied
+        before validation. Raises UsageError, which names the field.
         """
         bodies, seconds = self._shared.bodies, self.settings.client_seconds
         found = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
@@ -149,7 +150,7 @@ class ApiRequest:
         return found
 
     def _note(self, ignored: Sequence[str]) -> None:
-        """Log fields that have no effect, each once."""
+        """Log fields without effect, each once."""
         noted = self._shared.noted
         new = [name for name in ignored if name not in noted]
         if new and len(noted) < _MAX_NOTED:
@@ -157,44 +158,43 @@ class ApiRequest:
             self.say(f"no effect here: {json.dumps(new)[1:-1]}")
 
     def check_model(self, name: str | None, exact: bool = False) -> None:
-        """Make this request one about the model that the field `model` of its body names. None and "": the
-        one that the query names, else the one in memory. exact: whether it must have that name, also where
-        the server holds one model that answers to others. Raises NotFoundError for one that is not served.
+        """Select the model named by the body's field `model`. None and "" select the one named by the query,
+        otherwise the one in memory. exact: require this name, also on a server of a single model that accepts
+        others. Raises NotFoundError for a model that is not served.
         """
         self._service = self.models.service(name or self.query_params.get("model") or None, exact)
 
     async def find_model(self, name: str | None) -> None:
-        """`check_model` for a name that is not the field `model` of a body, and must be exact."""
+        """`check_model` for a name from elsewhere than the field `model`, which must be exact."""
         await self.models.look_up(name or None)
         self.check_model(name, exact=True)
 
     async def list_models(self) -> list[ListedModel]:
-        """All models: those in memory first, then the others on disk, then those that are only known."""
+        """All models: loaded ones first, then others on disk, then models that are only known."""
         return await self.models.listed()
 
     async def load_model(self) -> LoadInfo:
-        """Wait until the model is in memory. Returns its description. Raises what loading it raises."""
+        """Load the model. Returns its description. Raises errors of the load."""
         await self.supervisor.client()
         return self.supervisor.info
 
     def keep_model(self, keep_alive: float | None) -> None:
-        """Unload the model when nobody has used it for so many seconds, never where they are negative; None
-        changes nothing. No effect on the one model of a server that holds it alone, and where the key may not
-        do that: clients send such times without being told to.
+        """Set the model's idle time in seconds, negative for ever; None changes nothing. Has no effect on
+        a server of a single model, nor for a key that may not unload: clients send such times by default.
         """
         if keep_alive is not None and self.administers:
             self.models.keep(self.service, keep_alive if keep_alive >= 0 else None)
 
     def unload_model(self) -> None:
-        """Unload the model as soon as nobody uses it. Raises ForbiddenError for a key that may not do that,
-        UsageError for a model that the server holds alone.
+        """Unload the model as soon as it is idle. Raises ForbiddenError for a key that may not,
+        UsageError on a server of a single model.
         """
         self.check_administers()
         self.models.unload(self.service)
 
     def pull_model(self, name: str, stop: bool) -> None:
-        """Begin to download a known model, or stop that. Raises ForbiddenError for a key that may not, and
-        what ModelPool.pull raises.
+        """Start or stop the download of a known model. Raises ForbiddenError for a key that may not, and
+        errors of ModelPool.pull.
         """
         self.check_administers("download")
         self.models.pull(name, stop)
@@ -209,12 +209,14 @@ class ApiRequest:
         self._say(f"{self.id} {text}")
 
     def log_prompt(self, prompt: Any) -> None:
-        """Log a prompt if the operator wants that."""
+        """Log a prompt if the settings ask for it."""
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt)}")
 
     async def prompt_length(self, request: protocol.Generate) -> int:
-        """Tokens of the prompt of a request with messages. Raises what generating would raise for it."""
+        """Number of tokens of the prompt of a request with messages. Raises the errors that generating
+        would raise.
+        """
         messages, prefix = request.messages or [], request.prefix
         found = await self.supervisor.query(
             lambda id_: protocol.CountTokens(
@@ -233,10 +235,10 @@ class ApiRequest:
         n: int = 1,
         place: str = "",
     ) -> Response:
-        """Start n texts of each spec; the response writes them as they are generated, as the body wants it.
+        """Start n texts of each spec; the response streams them or sends them whole, as the body asks.
 
-        They wait until the model is in memory. place: see Service.start. Raises BusyError, ResourceError; the
-        response raises what loading raises.
+        They wait until the model is loaded. place: see Service.start. Raises BusyError, ResourceError; the
+        response raises errors of the load.
         """
         info, memory = self.supervisor.loaded, body.speculation.memory
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
@@ -254,7 +256,9 @@ class ApiRequest:
         return self._shared.scopes.of(self.owner)
 
     def _owned(self, request: protocol.Generate, memory: bool, kept: bool) -> protocol.Generate:
-        """The request with what does not depend on its API. memory, kept: see `protocol.Generate`."""
+        """The request with the fields that do not depend on its API. memory, kept: see
+        `protocol.Generate`.
+        """
         settings, infill = self.settings, request.infill
         if infill is not None:
             infill = replace(infill, suffix_first=settings.spm_infill)
@@ -274,8 +278,8 @@ Endpoint = Callable[[ApiRequest], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """One operation. summary: for the OpenAPI document, "" leaves it out there. body: the model of request
-    bodies, None for no body. open: needs no API key.
+    """One operation. summary: for the OpenAPI document, "" omits it. body: model of the request body,
+    None without one. open: needs no API key.
     """
 
     method: str
@@ -288,8 +292,8 @@ class ApiRoute:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API. prefixes: paths below which all errors have its shape, also those of the middleware and of
-    unknown routes.
+    """One API. prefixes: paths below which all errors have its shape, including those of the middleware
+    and of unknown routes.
     """
 
     error_body: ErrorBody

@@ -1,4 +1,4 @@
-"""The fields that chat completions and completions share; the sampling fields are made of PARAMETERS."""
+"""Fields of all bodies that generate text. The sampling fields are generated from PARAMETERS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, create_model
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import (
+from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
     WHOLE_ITEMS,
@@ -21,11 +21,11 @@ from specllama.server.dialects.fields import (
     FieldError,
     RequestBody,
 )
-from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.restriction import Given
-from specllama.server.dialects.samplers import with_samplers
-from specllama.server.dialects.sibling_names import renamed, with_options
-from specllama.server.dialects.structured import StructuredFields
+from specllama.server.dialects.shared.keep_alive import KeepAlive
+from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.samplers import with_samplers
+from specllama.server.dialects.shared.sibling_names import renamed, with_options
+from specllama.server.dialects.shared.structured import StructuredFields
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
@@ -38,7 +38,7 @@ _EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
 
 
 def _given_stops(value: Any) -> Any:
-    """Without empty texts, which would end every answer at once; None where none is left."""
+    """Removes empty strings, which would end every answer at once; None if none remains."""
     if isinstance(value, list):
         value = [text for text in value if text != ""]
     return value if value not in ("", []) else None
@@ -50,7 +50,7 @@ StopList = Annotated[Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeVali
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk with the usage. The other fields have no effect."""
+    """include_usage: send the usage in a last chunk. The other fields have no effect."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
@@ -67,10 +67,10 @@ TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
 
 
 class Speculation(Body):
-    """enabled: False decodes plainly, to the same text. max: most draft tokens per round. trace: each chunk
-    of a stream names the drafters of its tokens; "full": and the draft tokens that were rejected. memory:
-    False neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text
-    with and without drafts, on every device.
+    """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
+    chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
+    neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
+    and without drafts, on every device.
     """
 
     enabled: bool = True
@@ -121,11 +121,11 @@ else:
 
 
 class ParameterReader(ParameterFields):
-    """How to generate: sampling, and when to end. Of several names of a parameter, the first counts.
+    """Sampling parameters and limits of the text. Of several names of a parameter, the first counts.
 
-    n_indent: blanks with which each line after the first begins. t_max_prompt_ms, t_max_predict_ms: time
-    limits of prompt and text, 0 or less for none. path: what stands before the names of the fields in errors;
-    spelled: names in errors of parameters that other fields set.
+    n_indent: minimum indentation of each line after the first, in spaces. t_max_prompt_ms, t_max_predict_ms:
+    time limits of prompt and text, 0 or less for none. path: prefix of field names in errors; spelled: names
+    in errors of parameters that other fields set.
     """
 
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
@@ -139,8 +139,8 @@ class ParameterReader(ParameterFields):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the names of this model: those of other APIs for the same thing, and of aliases. If both are
-        given, the own one counts.
+        """Renames fields of other APIs and aliases to those of this model, whose own names take
+        precedence.
         """
         found = renamed(data, cls.aliases, cls.model_fields)
         for name in _EMPTY_IS_ABSENT:
@@ -150,11 +150,11 @@ class ParameterReader(ParameterFields):
 
     @property
     def warms(self) -> bool:
-        """Whether the prompt is evaluated and nothing is written."""
+        """Whether the request only evaluates its prompt."""
         return False
 
     def engine_fields(self) -> dict[str, Any]:
-        """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
+        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
@@ -163,7 +163,7 @@ class ParameterReader(ParameterFields):
         }
 
     def sampling(self, **more: Any) -> dict[str, Any]:
-        """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
+        """The sampling parameters that are set. more: parameters that the route sets by fields of its own.
 
         Raises FieldError.
         """
@@ -191,9 +191,7 @@ class ParameterReader(ParameterFields):
         return [Given(name, {name: value}) for name, value in found if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
-        """The biases of `logit_bias` that are given for texts, as protocol.Generate has them. Raises
-        FieldError.
-        """
+        """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
         found = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
         if len(found) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in found):
             most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
@@ -206,8 +204,8 @@ class ParameterReader(ParameterFields):
 class SamplingFields(ParameterReader, StructuredFields):
     """How to generate, without the prompt.
 
-    n_predict: 0 evaluates the prompt for later requests. stop_token_ids: tokens that end the text. num_ctx:
-    tokens of context that the client counts on.
+    n_predict: 0 only evaluates the prompt, for later requests. stop_token_ids: tokens that end the text.
+    num_ctx: context size that the client expects, in tokens.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -225,12 +223,12 @@ class SamplingFields(ParameterReader, StructuredFields):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the names of this model, and what stands in `options` as in Ollama's API."""
+        """Also reads the fields in `options`, Ollama's place for them."""
         return super().prepared(with_options(data, _OPTIONS))
 
     @property
     def kept(self) -> bool:
-        """Whether the prompt and the text may be written to the disk."""
+        """Whether prompt and text may be written to disk."""
         return self.cache.store
 
     @property
@@ -239,13 +237,13 @@ class SamplingFields(ParameterReader, StructuredFields):
         return self.n_predict == 0 and self.max_tokens is None
 
     def engine_fields(self) -> dict[str, Any]:
-        """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
+        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
         return super().engine_fields() | self.speculation.engine_fields() | more
 
     @property
     def shows_progress(self) -> bool:
-        """Whether the engine reports all of the prefill."""
+        """Whether the engine is to report the whole prefill."""
         return self.stream and (self.return_progress or self.timings_per_token)
 
     def _parameters(self) -> list[Given]:
@@ -257,7 +255,7 @@ _OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num
 
 
 def _read(name: str, value: Any) -> Any:
-    """A field's value as SamplingParams takes it, None where it stands for the default."""
+    """A field's value in the form of SamplingParams, None for the default."""
     if name == "top_k" and value == -1:  # vLLM's value for off
         return 0
     if name == "seed":
@@ -268,8 +266,8 @@ def _read(name: str, value: Any) -> Any:
 
 
 def seed_of(value: int) -> int:
-    """A seed as the engine takes it. One below 0 becomes one below 2^53: answers report it, and programs
-    whose numbers are all floats send it back.
+    """A seed in the form of the engine. A negative one is mapped below 2^53: answers report it, and
+    programs whose numbers are all floats send it back.
     """
     return value if value >= 0 else value % 2**53
 
@@ -280,7 +278,7 @@ def first(*values: Any) -> Any:
 
 
 def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
-    """JSON has no minus infinity: llama-server's clients write false."""
+    """logit_bias as a mapping. false stands for minus infinity, as in llama-server."""
     if not isinstance(given, list):
         return given
     found = {}

@@ -1,10 +1,10 @@
-"""From the JSON object of a request to a checked pydantic model; the one policy for fields.
+"""Validates the JSON object of a request as a pydantic model, with one policy for fields.
 
-null means absent, at every level, and 4.0 is a whole number. A field that no model here knows has no effect:
-it is ignored, and named (`RequestBody.ignored_fields`), unless clients send it with every request
-(`Body.unnamed`). Fields of other APIs that would change the text are errors; they are in foreign_fields.py.
-Every list and object has a bound, AtMost, SMALL or MAX_FIELDS, that is checked before anything is made of
-its items.
+null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are ignored
+and reported (`RequestBody.ignored_fields`), except those that clients send with every request
+(`Body.unnamed`). Fields of other APIs that would change the text are errors; they are listed in
+foreign_fields.py. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
+processed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
-from specllama.server.dialects.foreign_fields import is_harmless
+from specllama.server.dialects.shared.foreign_fields import is_harmless
 
 Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
@@ -39,7 +39,7 @@ _MAX_WHOLE = 2.0**64
 
 
 class Body(BaseModel):
-    """The base of all objects in bodies: no values of another type, finite numbers.
+    """Base of all objects in bodies: strict types, finite numbers.
 
     unnamed: fields without effect that clients send with every such object.
     """
@@ -56,7 +56,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_fields(cls, data: Any, info: ValidationInfo) -> Any:
-        """The fields that the model has. info.context: gets (class, name) of the others."""
+        """Select the model's fields. info.context: collects (class, name) of the others."""
         if not isinstance(data, Mapping):
             return data
         if len(data) > MAX_FIELDS:
@@ -76,29 +76,27 @@ class Body(BaseModel):
 
 
 class RequestBody(Body):
-    """The base of whole bodies. asks: whether it asks for something on which fields of other APIs could have
-    an effect.
-    """
+    """Base of whole bodies. asks: whether fields of other APIs could have an effect on the request."""
 
     asks: ClassVar[bool] = True
     _ignored: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of a request under the names and in the forms that the model has."""
+        """The fields of a request under the model's names and in its forms."""
         return data
 
     @property
     def ignored_fields(self) -> tuple[str, ...]:
-        """Paths of the fields that had no effect, those of the objects in the body included: "session_id",
-        "messages[].mood". At most MAX_NAMED.
+        """Paths of the fields without effect, nested ones included: "session_id", "messages[].mood". At
+        most MAX_NAMED.
         """
         return self._ignored
 
 
 class CacheChoice(Body):
-    """store: False writes nothing of the request to the disk. `"cache": false` says the same. Others are
-    refused, so that a misspelt one does not leave a prompt on the disk.
+    """store: False writes nothing of the request to disk; `"cache": false` means the same. Other fields
+    are refused, so that a misspelt one does not leave a prompt on disk.
     """
 
     store: bool = True
@@ -112,7 +110,7 @@ class CacheChoice(Body):
 
 
 def whole(value: Any) -> Any:
-    """4.0 as 4: programs whose numbers are all floats write it so. Any other value as it is."""
+    """4.0 as 4, for programs whose numbers are all floats. Other values are returned unchanged."""
     if type(value) is float and value.is_integer() and abs(value) < _MAX_WHOLE:
         return int(value)
     return value
@@ -135,7 +133,7 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 @functools.cache
 def _paths(model: type[Body]) -> Mapping[type[Body], str]:
-    """Where the objects of a body stand: "messages[]" for its messages."""
+    """The path of each object in a body: "messages[]" for its messages."""
     found: dict[type[Body], str] = {model: ""}
     todo = [model]
     while todo:
@@ -160,8 +158,8 @@ def _bodies(annotation: Any, brackets: str = "") -> Iterator[tuple[type[Body], s
 
 @dataclass(frozen=True)
 class AtMost:
-    """The annotation of a list or object with `least` to `most` items: more are refused before any of them is
-    checked, and of a list one wrong item is enough.
+    """Annotation of a list or object with `least` to `most` items. Larger ones are refused before any
+    item is validated, and validation of a list stops at its first invalid item.
     """
 
     most: int
@@ -180,7 +178,7 @@ class AtMost:
 
 
 def _small(value: Any) -> Any:
-    """The value, if it is not much JSON; counting ends at the limit. Raises ValueError."""
+    """The value, if its JSON is small; counting stops at the limit. Raises ValueError."""
     size, todo = 0, [value]
     while todo:
         one = todo.pop()
@@ -210,7 +208,7 @@ SMALL = _Small()
 
 
 class FieldError(UsageError):
-    """A field that cannot be used. `details["param"]`: its name."""
+    """A field that cannot be used. `details["param"]`: its path."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message, details={"param": param})
@@ -238,8 +236,8 @@ def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) ->
 
 
 def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> dict[str, Any]:
-    """The fields without those of other APIs that change nothing. own: names of the fields that the model
-    has. path: of the object, with a dot. Raises FieldError for a field that is not supported.
+    """The fields without those of other APIs that have no effect. own: names of the model's fields. path:
+    of the object, with a final dot. Raises FieldError for an unsupported field.
     """
     found = {}
     for name, value in data.items():
@@ -267,7 +265,7 @@ def _field_error(error: ValidationError) -> FieldError:
 
 
 def _said(message: str) -> str:
-    """A message of pydantic's in the words of others."""
+    """Rephrases a message of pydantic."""
     found = message.removeprefix("Value error, ").replace(" after validation", "")
     if "unicode" in found:
         return "must be valid Unicode"
@@ -276,7 +274,7 @@ def _said(message: str) -> str:
 
 
 def _path(places: Sequence[str | int]) -> str:
-    """The path of a field; between its parts pydantic puts names of types."""
+    """The path of a field, without the type names that pydantic inserts."""
     name, names = "", _field_names()
     for part in places:
         if isinstance(part, int):
