@@ -57,8 +57,7 @@ class QueueLimit:
 
 class OpenRequest(Protocol):
     """A request that has not ended. n_open: its texts that have not; n_waiting: those that wait. n_held:
-    bytes
-    of it that wait for their model.
+    bytes of it that wait for their model.
     """
 
     @property

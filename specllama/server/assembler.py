@@ -38,11 +38,10 @@ class EventAssembler:
     """Turns the engine's messages about one generation into the events of one choice.
 
     index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
-    separated from the text. continues: whether the answer continues a text of the client; the model
-    then does not begin with a reasoning tag. end_ids: tokens that have no text. reader:
-    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
-    whether the prefill is shown. ends_early: if it is
-    cancelled, the text so far is the answer.
+    separated from the text. continues: whether the answer continues a text of the client; the model then does
+    not begin with a reasoning tag. end_ids: tokens that have no text. reader: finds tool calls in the text,
+    None where there can be none; tokens of calls get no logprobs. progress: whether the prefill is shown.
+    ends_early: if it is cancelled, the text so far is the answer.
     """
 
     def __init__(

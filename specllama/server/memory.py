@@ -14,7 +14,6 @@ from specllama.server.supervisor import Supervisor
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A model in memory. busy: whether it is in use. used_at: when it was last. host_bytes, device_bytes:
-    that
     become free when it is unloaded.
     """
 

@@ -60,8 +60,7 @@ class Residence:
 
     async def enter(self) -> None:
         """Wait until the engine may be used; the model then stays in memory until `leave`. Raises what
-        loading
-        it raised.
+        loading it raised.
         """
         if self._is_open:
             self.n_users += 1
