@@ -1,6 +1,6 @@
 """Installs specllama into .venv of this checkout; called by setup.sh where something is missing.
 
-Needs the standard library alone. The parts are in scripts/installation; specllama/clock.py is used too.
+Needs the standard library alone. The parts are in installer; specllama/clock.py is used too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Writes docs/options.md: a table of flags, names in files and the environment, and names in Python.
 
 python -m scripts.options_page            writes the page
+python -m scripts.options_page --check    exit code 1 if it is not up to date
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 
 from specllama.config.arguments import NAMED, LoadOptions
@@ -46,4 +48,6 @@ def _python(o: Option) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(PAGE.read_text("utf-8") != page())
     PAGE.write_text(page(), "utf-8")

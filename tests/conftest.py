@@ -26,7 +26,10 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("agents", "browser", "scripts", "faults", "server", "cli", "worker", "api", "engine", "unit")
+SLOWEST_FIRST = (
+    *("agents", "browser", "kernel_checks", "soak", "scripts", "faults", "server", "cli", "fuzz", "worker"),
+    *("api", "engine", "unit"),
+)
 
 
 def _rank(item: pytest.Item) -> int:

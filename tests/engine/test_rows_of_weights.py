@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo_pair import llm
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
@@ -19,6 +18,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import WIDTHS, Calibration, measure
+from training import llm
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []

@@ -1,7 +1,7 @@
 """Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route
 and for every command that a client can send to the engine (tests/support/costly_bodies.py).
 
-`python -m scripts.soak --costly 2` measures the bounds themselves; here they are wider, for a busy machine.
+`python -m tests.soak --costly 2` measures the bounds themselves; here they are wider, for a busy machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import get_args
 
 import pytest
 
-from scripts.figures import quantile
-from scripts.soak.bystander import MB, Bystander
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
 from specllama.server.app import ROUTES
+from tests.soak.bystander import MB, Bystander
 from tests.support.costly_bodies import BODIES, CostlyBody
+from tests.support.health import quantile
 from tests.support.serving import Server, first_event
 
 pytestmark = pytest.mark.alone

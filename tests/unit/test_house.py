@@ -372,9 +372,44 @@ def test_tests_mirror_the_package() -> None:
     tests = ROOT / "tests"
     kinds = {p.name for p in tests.iterdir() if p.is_dir() and not p.name.startswith("_")}
     with_processes = {"agents", "api", "browser", "cli", "engine", "faults", "scripts", "server", "worker"}
-    assert kinds == {"unit", "support"} | with_processes
+    campaigns = {"fuzz", "kernel_checks", "soak"}  # commands of their own
+    assert kinds == {"unit", "support"} | with_processes | campaigns
     units = {p.name for p in (tests / "unit").iterdir() if p.is_dir() and not p.name.startswith("_")}
     assert units <= set(LAYERS)
+
+
+# Scripts that need a browser, agents or models of the tests.
+WITH_THE_TESTS_SUPPORT = {"scripts/bench/reuse.py", "scripts/bench/server/page.py", "scripts/screenshots.py"}
+
+
+def test_neither_scripts_nor_tests_import_each_other() -> None:
+    """Tests run the scripts' commands. The installer and the training are of neither."""
+    folders = ("scripts", "tests", "installer", "training")
+    may = {
+        "scripts": {"scripts"},
+        "tests": {"tests", "installer"},
+        "installer": set(),
+        "training": {"training", "scripts"},
+    }
+    found = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            imported = {top for top in imported_tops(path) if top in folders}
+            found |= {(name, top) for top in imported - may[folder]}
+    assert {one for one in found if one[0] not in WITH_THE_TESTS_SUPPORT} == set()
+    assert {name for name, _ in found} == WITH_THE_TESTS_SUPPORT
+
+
+def imported_tops(path: Path) -> set[str]:
+    """The top packages that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 def tracked_files() -> list[Path]:
