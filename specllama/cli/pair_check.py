@@ -26,7 +26,8 @@ from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
-from specllama.pair.overlap import Overlap, overlap
+from specllama.pair.overlap import overlap
+from specllama.pair.shared_tokens import Overlap
 from specllama.pair.vocab import Vocab, end_ids, shown
 from specllama.text.terminal import printable
 
