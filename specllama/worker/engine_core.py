@@ -38,6 +38,7 @@ from specllama.worker.intake import RequestIntake
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
+from specllama.worker.measured_gain import store_answers
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.pieces import spelt
@@ -466,6 +467,7 @@ class EngineCore:
         """Store what was learnt and the prompts that are worth it, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()
+            store_answers(self.loaded)
         if self._kept is not None and not self.busy:
             self._kept.close()
 
