@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_TARGET
-from tests.support.browser import Page, browser, needs_chromium
+from tests.support.browser import ENDLESS, Page, browser, needs_chromium
 from tests.support.hub_cache import put
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 
 
 @pytest.fixture
