@@ -14,7 +14,7 @@ import pytest
 
 from specllama.core.gain import PlainRate, gain
 from specllama.core.stats import RunStats
-from tests.support.browser import ENDLESS, Page, browser, needs_chromium
+from tests.support.browser import Page, browser, needs_chromium
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
@@ -65,7 +65,7 @@ def test_the_race_without_motion(page: Page) -> None:
 
 def test_stopped_in_the_first_run(page: Page) -> None:
     page.press("Race")
-    page.add(**ENDLESS)
+    page.add(ignore_eos=True, pause=50)
     page.press("Start the race")
     page.until(lambda: "Pair 1" in page.text_of(".race"), "the first run")
     page.press("Stop and judge")

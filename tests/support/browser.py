@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,8 +121,9 @@ class Page:
         """
         found = []
         for element in self.driver.find_elements(By.CSS_SELECTOR, _ROLES[role]):
-            if element.is_displayed() and (name is None or element.accessible_name.startswith(name)):
-                found.append(element)
+            with suppress(StaleElementReferenceException):  # an answer that is being written replaces its own
+                if element.is_displayed() and (name is None or element.accessible_name.startswith(name)):
+                    found.append(element)
         return found
 
     def get(self, role: str, name: str | None = None) -> WebElement:

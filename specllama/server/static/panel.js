@@ -129,7 +129,7 @@ function tiles(f, stored, live) {
 	const { plain, rounds, drafted, accepted: kept, prompt } = f;
 	const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
 	const found = [
-		tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
+		tile("tokens/s", "rate", numeral(f.rate), plain && drafted ? `plain ${numeral(plain)}` : ""),
 		tile("over plain", "gain", ...gain(f, stored, live, a)),
 		tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${numeral(kept)} of ${counted(drafted, "draft token")}` : "no drafts"),
 		tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${counted(f.counted ?? f.n, "token")}, ${counted(rounds, "round")}` : ""),
