@@ -22,12 +22,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf", "rpc",
-    "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker", "api",
-    "bench", "server", "cli", "__main__",
+    "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
+    "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker",
+    "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("errors", "clock", "python_command")
+BASICS = ("errors", "wording", "clock", "python_command")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -39,6 +39,7 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "wording": (),
     "clock": (),
     "python_command": (),
     "large_memory": (),
