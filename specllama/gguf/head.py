@@ -70,13 +70,6 @@ class HeadInfo:
         return self.header.path
 
     @property
-    def needs_target_context(self) -> bool:
-        """Whether its context needs `ctx_other`: it uses tensors or the KV cache of the target."""
-        if self.kind is HeadKind.GEMMA4_ASSISTANT:
-            return True
-        return self.kind is not HeadKind.MTP and not (self.own_embeddings and self.own_output)
-
-    @property
     def shares_cache(self) -> bool:
         """Whether it reads the target's KV cache and has none."""
         return self.kind is HeadKind.GEMMA4_ASSISTANT

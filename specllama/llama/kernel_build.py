@@ -93,7 +93,7 @@ def objects(machine: str) -> dict[str, list[str]]:
     found = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
     for level in OF_MACHINE[machine]:
         if level == "neon":
-            found[f"{level}.o"] = [str(NATIVE / "dots.cpp")]
+            found[f"{level}.o"] = [str(NATIVE / "neon.cpp")]
         else:
             options = (f"-DSPECLLAMA_LEVEL={level}", *COMMON, *LEVELS[level])
             found[f"{level}.o"] = [str(NATIVE / "kernels.cpp"), *options]

@@ -64,13 +64,13 @@ ONLY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
-    "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
+    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
+    "config/options.py": "the one table of other options, one row each",
     "core/interfaces.py": "all that the algorithm asks of the outside",
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
-    "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",
     "client/protocol.py": "one small class a message, and the union of them all",
     "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",

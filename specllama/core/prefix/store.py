@@ -13,7 +13,6 @@ from math import inf
 from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.copies import TextCopies
-from specllama.core.prefix.counts import PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
 from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.slot import Slot, empty
@@ -43,8 +42,7 @@ class PrefixStore:
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
         self.memory = StateMemory(budget, lambda: self.row_seconds)
-        self.counts = PrefixCounts()
-        self.copies = TextCopies(target, self.memory, clock, room, self.counts)
+        self.copies = TextCopies(target, self.memory, clock, room)
         self._worth = Chances()  # of the texts in slots, which take one slot each
         self._finder = PrefixFinder(target, self.slots, self.memory)
 
@@ -64,12 +62,11 @@ class PrefixStore:
         them.
         """
         wanted, idle = as_ids(ids), self.idle()
-        self.counts.n_lookups += 1
         self.memory.chances.now += 1
         for source in self._sources(wanted, scope, stored):
             slot, n = self._taken(source, idle)
             if n:
-                self._hit(source, n)
+                self._hit(source)
                 slot.uses = source.holder.uses + 1
                 return slot, n
         slot = self._victim(idle)
@@ -173,7 +170,6 @@ class PrefixStore:
             empty(self.target, slot)
             self.memory.remove_text(text)
             return slot, 0
-        self.counts.n_restored += 1
         self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
@@ -210,10 +206,7 @@ class PrefixStore:
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
 
-    def _hit(self, source: PrefixSource, n: int) -> None:
-        self.counts.n_hits += 1
-        self.counts.n_tokens += n
-        self.counts.seconds += n * self.row_seconds
+    def _hit(self, source: PrefixSource) -> None:
         if source.partial is not None and source.partial.state is not None:
             self.memory.used(source.partial)
 

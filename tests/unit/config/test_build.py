@@ -145,7 +145,7 @@ def test_a_seed_of_minus_one_is_unset() -> None:
         ({"sampling_seq": "tk"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
         ({"n_ctx": -1}, "-c must be", "max_model_len must be"),
         ({"n_ctx_draft": -1}, "-cd must be", "n_ctx_draft must be"),
-        ({"n_threads_draft": 1000}, "-td must be 512 at most", "n_threads_draft must be 512 at most"),
+        ({"n_threads_draft": 1000}, "-td must be a whole number", "n_threads_draft must be a whole number"),
         ({"cache_type_k_draft": "f8"}, "-ctkd must be one of", "cache_type_k_draft must be one of"),
         ({"n_gpu_layers_draft": "x"}, "-ngld must be a number", "n_gpu_layers_draft must be a number"),
         ({"draft_max": "many"}, "--draft-max must be", "num_speculative_tokens must be"),

@@ -1,30 +1,31 @@
-// Which cells of a cache the rows of a batch see, and in which order (x86-64 with AVX2). kernels.cpp includes this file.
+// Which cells of a cache the rows of a batch see, and in which order (x86-64 with AVX2). Included by attention.h.
 //
-// Several texts share a cache: cells of one lie anywhere between those of others, and freed cells at the front are used
-// again, so that later tokens may lie before earlier ones. Here the visible cells of rows of the same text become a list
-// in the order in which they were written.
+// Several sequences share a cache: the cells of one are anywhere among those of others, and freed cells at the front are
+// used again, so that later tokens may be stored before earlier ones. Here the cells that rows of the same sequence see
+// become a list in the order in which they were written.
 #pragma once
 
 namespace specllama_attention {
 
 constexpr int CELLS   = 16;  // cells that are computed at once
-constexpr int QUERIES = 16;  // and queries, which may be rows
+constexpr int QUERIES = 16;  // as are queries: rows, or heads of rows
 
 // Up to sixteen cells of the list.
 struct block {
     int      count;
-    bool     adjoining;       // they follow each other in the cache
+    bool     contiguous;      // in the cache
     int32_t  cells[CELLS];
-    unsigned seen[QUERIES];   // by each row: bit mask
+    unsigned seen[QUERIES];   // bit mask for each row
 };
 
-class visible {
+class visible_cells {
   public:
-    // scratch: `attention_scratch(of)` bytes. of: cells. order: numbers that grow as cells are written, or null for the
-    // order in the cache.
-    visible(char * scratch, int64_t of, const uint32_t * order)
-        : n_cells(of), words(attention_words(of)), written(order), bits((uint16_t *) scratch),
-          some(bits + QUERIES * words), every(some + words), list((int32_t *) (every + words)), spare(list + of) {}
+    // scratch: attention_scratch(n) bytes. n: number of cells. order: for each cell a number that grows as cells are
+    // written; null for the order in the cache.
+    visible_cells(char * scratch, int64_t n, const uint32_t * order)
+        : n_cells(n), words(attention_words(n)), cell_order(order), bits((uint16_t *) scratch),
+          any_row(bits + QUERIES * words), all_rows(any_row + words), list((int32_t *) (all_rows + words)),
+          buffer(list + n) {}
 
     // Reads a row's mask (null: it sees all cells). Returns whether the mask of a visible cell is not 0.
     bool scan(int row, const ggml_fp16_t * mask) {
@@ -54,54 +55,54 @@ class visible {
         return added;
     }
 
-    // Whether a row sees mostly what the row before it sees.
+    // Whether at least half of the cells that a row sees are visible to the row before it.
     bool continues(int row) const {
-        int64_t both = 0, own = 0;
+        int64_t shared = 0, own = 0;
         for (int64_t w = 0; w < words; w += 4) {
             const uint64_t mine = four(bits + row * words + w);
-            both += __builtin_popcountll(mine & four(bits + (row - 1) * words + w));
+            shared += __builtin_popcountll(mine & four(bits + (row - 1) * words + w));
             own += __builtin_popcountll(mine);
         }
-        return 2 * both >= own;
+        return 2 * shared >= own;
     }
 
-    // Makes the list of the cells that any of the rows from `from` to before `to` sees. Returns their number.
+    // Makes the list of the cells that any of the rows `from` to `to` (exclusive) sees. Returns their number.
     int64_t gather(int from, int to) {
         begin = from;
         end   = to;
-        memcpy(some, bits + from * words, words * sizeof(uint16_t));
-        memcpy(every, some, words * sizeof(uint16_t));
+        memcpy(any_row, bits + from * words, words * sizeof(uint16_t));
+        memcpy(all_rows, any_row, words * sizeof(uint16_t));
         for (int row = from + 1; row < to; row++) {
             const uint16_t * mine = bits + row * words;
             for (int64_t w = 0; w < words; w++) {
-                some[w] |= mine[w];
-                every[w] &= mine[w];
+                any_row[w] |= mine[w];
+                all_rows[w] &= mine[w];
             }
         }
         int64_t last = 0;
         n     = 0;
         first = -1;
         for (int64_t w = 0; w < words; w += 4) {
-            const uint64_t these = four(some + w);
+            const uint64_t these = four(any_row + w);
             if (these != 0) {
                 first = first < 0 ? w * CELLS + __builtin_ctzll(these) : first;
                 last  = w * CELLS + 63 - __builtin_clzll(these);
                 n += __builtin_popcountll(these);
             }
         }
-        listed = n > 0 && (n != last - first + 1 || !ascends(first, last));
-        if (listed) {
+        is_list = n > 0 && (n != last - first + 1 || !ascends(first, last));
+        if (is_list) {
             make_list();
         }
         return n;
     }
 
-    // The block that begins with the list's cell `at`.
+    // The block that begins with cell `at` of the list.
     void get(int64_t at, block & to) const {
         to.count             = (int) std::min<int64_t>(CELLS, n - at);
         const unsigned whole = (1u << to.count) - 1;
-        if (!listed) {
-            to.adjoining = true;
+        if (!is_list) {
+            to.contiguous = true;
             for (int j = 0; j < CELLS; j++) {
                 to.cells[j] = (int32_t) (first + at + j);
             }
@@ -113,15 +114,15 @@ class visible {
             return;
         }
         int32_t any  = 0;
-        to.adjoining = to.count == CELLS;
+        to.contiguous = to.count == CELLS;
         for (int j = 0; j < to.count; j++) {
             any |= list[at + j];
-            to.cells[j] = list[at + j] & ~PARTLY;
-            to.adjoining &= to.cells[j] == to.cells[0] + j;
+            to.cells[j] = list[at + j] & ~SEEN_BY_SOME;
+            to.contiguous &= to.cells[j] == to.cells[0] + j;
         }
         for (int row = begin; row < end; row++) {
-            unsigned seen = any & PARTLY ? 0 : whole;
-            for (int j = 0; j < to.count && any & PARTLY; j++) {
+            unsigned seen = any & SEEN_BY_SOME ? 0 : whole;
+            for (int j = 0; j < to.count && any & SEEN_BY_SOME; j++) {
                 seen |= (bits[row * words + to.cells[j] / CELLS] >> to.cells[j] % CELLS & 1u) << j;
             }
             to.seen[row] = seen;
@@ -129,16 +130,16 @@ class visible {
     }
 
   private:
-    static constexpr int32_t PARTLY = 1 << 30;  // marks a cell of the list that some of the rows do not see
+    static constexpr int32_t SEEN_BY_SOME = 1 << 30;  // marks a cell of the list that not all of the rows see
 
     int64_t          n_cells, words;
-    const uint32_t * written;
-    uint16_t *       bits;           // of each row: a bit for each cell
-    uint16_t *       some, * every;  // cells that any of the rows sees, and that all of them see
-    int32_t *        list, * spare;
+    const uint32_t * cell_order;
+    uint16_t *       bits;                  // for each row, a bit for each cell
+    uint16_t *       any_row, * all_rows;  // cells that any of the rows sees, and that all see
+    int32_t *        list, * buffer;
     int64_t          n = 0, first = 0;
     int              begin = 0, end = 0;
-    bool             listed = false;  // otherwise the cells from `first` on, which follow each other
+    bool             is_list = false;  // otherwise all cells from `first` on, in order
 
     static uint64_t four(const uint16_t * from) {
         uint64_t all;
@@ -148,35 +149,35 @@ class visible {
 
     bool ascends(int64_t from, int64_t to) const {
         uint32_t wrong = 0;
-        for (int64_t cell = from; cell < to && written != nullptr; cell++) {
-            wrong |= written[cell + 1] - written[cell];
+        for (int64_t cell = from; cell < to && cell_order != nullptr; cell++) {
+            wrong |= cell_order[cell + 1] - cell_order[cell];
         }
         return (wrong & 0x80000000u) == 0;
     }
 
     bool later(int32_t a, int32_t b) const {  // whether cell a was written after cell b
-        return (int32_t) (written[a & ~PARTLY] - written[b & ~PARTLY]) > 0;
+        return (int32_t) (cell_order[a & ~SEEN_BY_SOME] - cell_order[b & ~SEEN_BY_SOME]) > 0;
     }
 
     void make_list() {
         int64_t at = 0;
         for (int64_t w = first / CELLS; at < n; w++) {
-            for (unsigned these = some[w]; these != 0; these &= these - 1) {
+            for (unsigned these = any_row[w]; these != 0; these &= these - 1) {
                 const int j = __builtin_ctz(these);
-                list[at++]  = (int32_t) (w * CELLS + j) | (every[w] >> j & 1 ? 0 : PARTLY);
+                list[at++]  = (int32_t) (w * CELLS + j) | (all_rows[w] >> j & 1 ? 0 : SEEN_BY_SOME);
             }
         }
-        while (written != nullptr && !merge()) {
+        while (cell_order != nullptr && !merge()) {
         }
     }
 
-    int64_t run(int64_t from) const {  // the end of the cells in order
+    int64_t run(int64_t from) const {  // the end of the cells from `from` on that are in order
         while (++from < n && !later(list[from - 1], list[from])) {
         }
         return std::min(from, n);
     }
 
-    // Merges each two neighbouring runs of the list that are in order already. Returns whether there was only one.
+    // Merges neighbouring runs of the list in pairs (natural merge sort). Returns whether there was only one.
     bool merge() {
         int64_t middle = run(0);
         if (middle == n) {
@@ -187,13 +188,11 @@ class visible {
             int64_t       a = from, b = middle;
             while (from < to) {
                 const bool second = a == middle || (b < to && later(list[a], list[b]));
-                spare[from++]     = list[second ? b++ : a++];
+                buffer[from++]     = list[second ? b++ : a++];
             }
             middle = from < n ? run(from) : n;
         }
-        int32_t * const merged = spare;
-        spare                  = list;
-        list                   = merged;
+        std::swap(list, buffer);
         return false;
     }
 };
