@@ -73,3 +73,12 @@ def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
     """Send an error to those who wait for these ids."""
     for id_ in ids:
         send(protocol.Failed(error.to_dict(), id_))
+
+
+@contextlib.contextmanager
+def refusing(send: Send, message: protocol.Message) -> Iterator[None]:
+    """Send the errors within to those who wait for an answer to a message."""
+    try:
+        yield
+    except SpecllamaError as error:
+        refuse(send, error, getattr(message, "id", None), *choice_ids(message))

@@ -10,9 +10,8 @@ from pydantic_core import from_json
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.anthropic.errors import error_body
-from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -27,6 +26,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 
 SIGNATURE = ""
 """Of thinking blocks. Claude Code (2.1.197) sends those with an empty one back, and drops all others."""
@@ -34,10 +34,10 @@ _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
 class MessageWriter:
-    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text.
+    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text block.
 
-    model: as shown. speculate: whether drafts were allowed. trace: deltas name the drafters of their tokens.
-    request_id: for errors. ignored: fields of the request that had no effect.
+    model: as shown. speculate: whether drafting was allowed. trace: deltas name the drafters of their tokens.
+    request_id: for errors. ignored: the request's fields without effect.
     """
 
     media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -82,7 +82,7 @@ class MessageWriter:
         return _event(error_body(error, self._request_id))
 
     def end(self) -> bytes:
-        """See DialectWriter. The end of the choice has written the last event."""
+        """See DialectWriter. The End event has written the last part."""
         return b""
 
     def answer(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class MessageWriter:
         return {name: found[name] for name in ("speculation", "ignored_fields") if name in found}
 
     def _beginning(self) -> list[dict[str, Any]]:
-        """The first event, if it is not written yet."""
+        """The first event, unless it was written."""
         if self._begun:
             return []
         self._begun = True
@@ -157,7 +157,7 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _closing(self) -> list[dict[str, Any]]:
-        """The end of the block that is open, if any."""
+        """The end of the open block, if any."""
         was, self._open = self._open, ""
         if not was:
             return []
@@ -182,7 +182,7 @@ def _blocks(choice: AccumulatedChoice) -> list[dict[str, Any]]:
 
 
 def _input(call: AccumulatedCall) -> dict[str, Any]:
-    """The arguments as an object; of a call that was cut off, what is complete of it, as the SDK reads it."""
+    """The arguments as an object; for a truncated call, its complete part, as the SDK parses it."""
     try:
         found = from_json(call.arguments or "{}", allow_partial=not call.complete)
     except ValueError:
@@ -203,7 +203,7 @@ def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
 
 
 def _usage(choice: AccumulatedChoice) -> dict[str, Any]:
-    """Numbers of tokens. input_tokens leaves out those whose evaluation was reused."""
+    """Numbers of tokens. input_tokens excludes reused ones."""
     stats = choice.end.stats if choice.end else None
     if stats is not None:
         cached = stats.n_reused

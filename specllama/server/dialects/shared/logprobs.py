@@ -1,0 +1,25 @@
+"""Log probabilities of tokens, as OpenAI's and Ollama's clients read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+
+_NO_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+def number(logprob: float | None) -> float:
+    """A logprob as clients expect it: always a finite number."""
+    return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
+
+
+def described(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+    """Each token with its candidates."""
+    return [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]
+
+
+def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
+    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
