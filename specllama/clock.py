@@ -37,7 +37,7 @@ class RunningClock:
         return time_then + min(self._source() - ticked, MOST_SECONDS)
 
     def tick(self) -> None:
-        """The process runs. To be called by one thread, every TICK_SECONDS."""
+        """Record that the process is running. Called by one thread, every TICK_SECONDS."""
         ticked, time_then = self._state
         now = self._source()
         # The sum of a reading at this moment, so that rounding never turns the clock back.
@@ -99,7 +99,7 @@ def wait_until(
 
 
 def ended(thread: threading.Thread) -> Callable[[float], bool]:
-    """For `wait_until`: waits for the end of a thread that has been started, and says whether it has come."""
+    """For `wait_until`: waits for a started thread to end, and returns whether it has."""
 
     def wait(seconds: float) -> bool:
         thread.join(seconds)
@@ -109,7 +109,7 @@ def ended(thread: threading.Thread) -> Callable[[float], bool]:
 
 
 def exited(process: subprocess.Popen[Any]) -> Callable[[float], bool]:
-    """For `wait_until`: waits for the end of a process, and says whether it has come."""
+    """For `wait_until`: waits for a process to end, and returns whether it has."""
 
     def wait(seconds: float) -> bool:
         try:

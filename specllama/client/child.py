@@ -221,8 +221,8 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer. A pause of
-        this process, in which nothing was read, does not count.
+        """Kill a process that sends no heartbeats: it is stopped or deadlocked. Time in which this process
+        itself was paused does not count.
         """
         while not self._ended.wait(1.0):
             if self._last_bytes is not None and self.silent_for > _SILENCE_SECONDS:

@@ -156,8 +156,8 @@ def _run(commands: list[list[str]], directory: Path) -> None:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a process has printed, at its end. Raises TimeoutExpired after _SECONDS, of which a pause of this
-    process is no part: it waits in short steps, each of which counts once.
+    """The output of a process, once it has ended. Raises TimeoutExpired after _SECONDS. It waits in short
+    steps, so that a pause of this process counts as one step only.
     """
     for _ in range(_SECONDS):
         with contextlib.suppress(subprocess.TimeoutExpired):

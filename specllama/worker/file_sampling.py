@@ -35,7 +35,7 @@ def sampling_defaults(metadata: Metadata) -> dict[str, Any]:
 
 
 def sampling_notes(metadata: Metadata) -> list[Note]:
-    """What a file asks for and does not get."""
+    """The file's sampling settings that are not applied."""
     left_out = []
     for name, key in _KEYS.items():
         text = metadata(_PREFIX + key)

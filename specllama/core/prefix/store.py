@@ -74,7 +74,7 @@ class PrefixStore:
         return slot, 0
 
     def is_prepared(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> bool:
-        """Whether `take` need not wait for memory to put away the text that gives way to these ids."""
+        """Whether `take` returns without waiting for memory into which the replaced text is saved."""
         found, idle = self._sources(as_ids(ids), scope, stored), self.idle()
         holder = found[0].holder if found else None
         if not isinstance(holder, Slot) or holder.owner is not None:
@@ -139,7 +139,7 @@ class PrefixStore:
 
     @staticmethod
     def _is_other_text(holder: Slot, source: PrefixSource) -> bool:
-        """Whether what the idle slot has beyond the prefix is another text, which may go on too."""
+        """Whether the idle slot holds another text beyond the prefix, which may be continued later."""
         n_lost, ends_within = len(holder.ids) - source.n, source.n_ids < holder.n_prompt - _HEADER
         return n_lost > MIN_SHARED and (ends_within or n_lost > source.n)
 
