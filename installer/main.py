@@ -32,7 +32,7 @@ PRODUCT_SECONDS = 20.0  # on a very slow machine; it takes about two
 
 def main(arguments: Sequence[str]) -> int:
     """Install; returns the exit code. Messages go to stderr."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     progress = Progress(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     log = root / ".venv" / "install.log"
     before = _changed(log)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not there with PYTHONSAFEPATH
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from installation.main import main
+from installer.main import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -347,8 +347,8 @@ class TestConversations:
         self.say(front, 22, second, follows=21)
         model, core = model_of(front), front.core
         assert core.loaded is not None
-        kept = core._ids(m.Generate(23, messages=second, follows=21))
-        fresh = core._ids(m.Generate(24, messages=second))
+        kept = core.loaded_engine.ids(m.Generate(23, messages=second, follows=21))
+        fresh = core.loaded_engine.ids(m.Generate(24, messages=second))
         spelled = [
             b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, fresh)
         ]
@@ -366,6 +366,6 @@ class TestConversations:
             second[0] = {"role": "user", "content": "What does os.path.split do?"}
         follows = 999 if change == "unknown turn" else 31
         core = front.core
-        assert core._ids(m.Generate(32, messages=second, follows=follows)) == core._ids(
-            m.Generate(33, messages=second)
-        )
+        assert core.loaded_engine.ids(
+            m.Generate(32, messages=second, follows=follows)
+        ) == core.loaded_engine.ids(m.Generate(33, messages=second))

@@ -40,7 +40,7 @@ def test_help_is_the_docstring_and_every_option() -> None:
     assert "options:" in done.stdout
 
 
-def test_the_page_of_options_is_up_to_date() -> None:
+def test_the_page_and_the_types_of_options_are_up_to_date() -> None:
     assert run("scripts.options_page", "--check").returncode == 0, "python -m scripts.options_page"
 
 

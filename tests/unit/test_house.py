@@ -23,12 +23,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf", "rpc",
-    "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker", "api",
-    "bench", "server", "cli", "__main__",
+    "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
+    "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker",
+    "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("errors", "clock", "python_command")
+BASICS = ("errors", "wording", "clock", "python_command")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -40,6 +40,7 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "wording": (),
     "clock": (),
     "python_command": (),
     "large_memory": (),
@@ -65,13 +66,13 @@ ONLY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
-    "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
+    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
+    "config/options.py": "the one table of other options, one row each",
     "core/interfaces.py": "all that the algorithm asks of the outside",
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
-    "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",
     "client/protocol.py": "one small class a message, and the union of them all",
     "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
@@ -218,6 +219,30 @@ def test_modules_form_no_circle() -> None:
 
 def test_nobody_imports_the_worker() -> None:
     assert [i for i in ours() if folder(i.imported) == "worker" and folder(i.importer) != "worker"] == []
+
+
+DIALECTS = "server.dialects"
+
+
+def dialect(module: str) -> str:
+    """The dialect that a module belongs to, "shared" for what they share, "" for other modules."""
+    return module.removeprefix(f"{DIALECTS}.").split(".")[0] if within(module, DIALECTS) else ""
+
+
+def dialect_fault(importer: str, imported: str) -> str | None:
+    """Why a module may not import this one of a dialect. server/app.py alone knows the dialects."""
+    other = dialect(imported)
+    if other in ("", "shared", dialect(importer)) or importer == "server.app":
+        return None
+    return f"{importer} may not import {imported}: what dialects share is in {DIALECTS}.shared"
+
+
+def test_no_dialect_imports_another() -> None:
+    assert [why for i in OURS if (why := dialect_fault(i.importer, i.imported))] == []
+    assert dialect_fault("server.dialects.ollama.writer", "server.dialects.openai.writer")
+    assert dialect_fault("server.dialects.shared.base", "server.dialects.openai.errors")
+    assert dialect_fault("server.response", "server.dialects.openai.writer")
+    assert not dialect_fault("server.dialects.lm_studio", "server.dialects.shared.base")
 
 
 def test_only_the_seam_knows_llama_cpp_and_nobody_knows_click() -> None:

@@ -97,7 +97,7 @@ def tuned(
             }
         )
     )
-    active, n_checked = front.core.tuner, 0
+    active, n_checked = front.core.loaded_engine.tuner, 0
     assert active is not None, front.messages
     while front.core.busy:
         front.core.step()

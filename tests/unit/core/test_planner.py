@@ -444,7 +444,8 @@ def test_candidates_are_counted_whether_used_or_not():
     machine = Machine(cheap_rows, 0.0005)
     machine.run(50)
     stats = machine.policy.offer_stats(0)
-    assert 40 < stats.model_used == stats.model_drafted == stats.model_right
+    right = sum(offers.right for offers in stats.priced.values())
+    assert 40 < stats.model_used == stats.model_drafted == right
     assert stats.free_drafted == 0
 
 
