@@ -13,9 +13,10 @@ from hypothesis import settings
 
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
+from tests.support.examples import examples
 from tests.support.hub import LocalHub, local_hub
 
-settings.register_profile("specllama", deadline=None)  # no test depends on the speed of the machine
+settings.register_profile("specllama", deadline=None, max_examples=examples(100))  # on any machine
 settings.load_profile("specllama")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it

@@ -13,6 +13,7 @@ from enum import StrEnum
 from specllama.errors import GGUFError
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import TensorInfo
+from specllama.wording import counted
 
 GET_ANOTHER = "Get another file of the head."
 
@@ -94,7 +95,7 @@ class HeadInfo:
     @property
     def label(self) -> str:
         """Its kind and size for people: "MTP, 1 layer"."""
-        layers = f"{self.n_layer} layer{'s' if self.n_layer > 1 else ''}"
+        layers = counted(self.n_layer, "layer")
         if self.kind is HeadKind.MTP:
             return f"MTP, {layers}"
         if self.kind is HeadKind.GEMMA4_ASSISTANT:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specllama.errors import BusyError, ResourceError, SpecllamaError
+from specllama.wording import counted
 
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
 RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
@@ -45,12 +46,11 @@ class QueueLimit:
             return ""
         n_counted = sum(min(one, n_shared) for one in n_open.values()) + n
         if n_counted > self.max_open:
-            return f"{n_all} texts are running or waiting, {self.max_open} are the most"
+            return f"{counted(n_all, 'text')} running or waiting, at most {self.max_open} can be"
         if n_waiting and n_counted > n_shared:
-            waiting = "1 text waiting" if n_waiting == 1 else f"{n_waiting} texts waiting"
             return (
-                f"this key has {waiting}, and the last {self.n_reserved} of {self.size} places in the queue "
-                "are kept for keys that have none"
+                f"this key has {counted(n_waiting, 'text')} waiting, and the last {self.n_reserved} of "
+                f"{self.size} places in the queue are kept for keys that have none"
             )
         return ""
 

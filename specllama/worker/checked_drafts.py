@@ -15,7 +15,8 @@ from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import is_head_file, read_head
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_head, own_head
-from specllama.pair.overlap import Overlap, overlap, translated
+from specllama.pair.overlap import overlap, translated
+from specllama.pair.shared_tokens import Overlap
 
 
 @dataclass(frozen=True, slots=True)

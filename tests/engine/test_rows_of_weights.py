@@ -16,9 +16,9 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.llama.context import LlamaContext
+from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import WIDTHS, Calibration, measure
-from training import llm
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.skipif(
 
 def quantized(kind: str, directory: Path) -> Path:
     """The embedded target, requantized to `kind`."""
-    params = llm.lc.llama_model_quantize_default_params()
-    params.ftype = getattr(llm.lc, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     params.nthread, params.allow_requantize = 2, True
     out = directory / f"{kind}.gguf"
     source = str(EMBEDDED_TARGET).encode()
-    assert llm.lc.llama_model_quantize(source, str(out).encode(), ctypes.byref(params)) == 0
+    assert llama.llama_model_quantize(source, str(out).encode(), ctypes.byref(params)) == 0
     return out
 
 

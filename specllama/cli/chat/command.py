@@ -27,13 +27,13 @@ from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.tools import read_tools
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
-from specllama.cli.formatting import counted
 from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, SpecllamaError, UsageError
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic_core import from_json
 
@@ -103,7 +103,8 @@ class MessageWriter:
 
     def _figures(self) -> dict[str, Any]:
         found = figures(self.fold, self._speculate, self._ignored)
-        return {name: found[name] for name in ("speculation", "ignored_fields") if name in found}
+        ignored = found.get("ignored_fields")
+        return {"speculation": found["speculation"], **({"ignored_fields": ignored} if ignored else {})}
 
     def _beginning(self) -> list[dict[str, Any]]:
         """The first event, unless it was written."""
@@ -190,7 +191,25 @@ def _input(call: AccumulatedCall) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+class MessageEnding(TypedDict):
+    """How a message ended. stop_sequence: the string that ended it."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+    stop_details: None
+
+
+class MessageUsage(TypedDict):
+    """Token counts. input_tokens excludes reused ones, which are in cache_read_input_tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+
+
+def _ending(choice: AccumulatedChoice) -> MessageEnding:
     end = choice.end
     if end is None:
         return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
@@ -202,8 +221,7 @@ def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": end.stop_string, "stop_details": None}
 
 
-def _usage(choice: AccumulatedChoice) -> dict[str, Any]:
-    """Numbers of tokens. input_tokens excludes reused ones."""
+def _usage(choice: AccumulatedChoice) -> MessageUsage:
     stats = choice.end.stats if choice.end else None
     if stats is not None:
         cached = stats.n_reused

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.openai.writer import ChoiceEnding, OpenAIWriter, ResponseOptions, ending
 from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import (
     AccumulatedChoice,
@@ -100,9 +100,11 @@ def _call(id_: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{id_}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+def _ending(choice: AccumulatedChoice) -> ChoiceEnding:
     found = ending(choice.end, choice.start)
-    return found | {"finish_reason": "tool_calls"} if choice.ended_with_calls else found
+    if choice.ended_with_calls:
+        found["finish_reason"] = "tool_calls"
+    return found
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from specllama.server.events import Accumulator
 
 
-def usage(fold: Accumulator) -> dict[str, Any]:
+class PromptDetails(TypedDict):
+    """cached_tokens: found in the KV cache."""
+
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    """Draft tokens count as prediction tokens."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int
+    audio_tokens: int
+
+
+class OpenAIUsage(TypedDict):
+    """The usage of chat completions and completions."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+def usage(fold: Accumulator) -> OpenAIUsage:
     """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)

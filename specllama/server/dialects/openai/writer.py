@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import specllama
 from specllama.errors import SpecllamaError
@@ -87,7 +87,7 @@ class OpenAIWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold)} | self._figures()
+        more = {"usage": usage(self.fold), **self._figures()}
         return self._head(self.answer_object) | {"choices": choices} | more
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
@@ -120,7 +120,7 @@ class OpenAIWriter:
         return found
 
     def _figures(self) -> dict[str, Any]:
-        return figures(self.fold, self.options.speculate, self.options.ignored) | self._verbose()
+        return {**figures(self.fold, self.options.speculate, self.options.ignored), **self._verbose()}
 
     def _verbose(self) -> dict[str, Any]:
         if not self.options.verbose:
@@ -148,7 +148,15 @@ def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + to_json(chunk) + b"\n\n"
 
 
-def ending(end: End | None, start: Start) -> dict[str, Any]:
+class ChoiceEnding(TypedDict):
+    """How a choice ended. stop_reason: the string that ended it."""
+
+    finish_reason: str | None
+    stop_reason: str | None
+    seed: int
+
+
+def ending(end: End | None, start: Start) -> ChoiceEnding:
     """End reason of a choice, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {

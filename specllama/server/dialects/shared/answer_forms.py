@@ -138,7 +138,7 @@ class FormFields(NestedFields):
     format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
 
     def forms(self) -> list[Given]:
-        """The restriction set by each of the fields. Raises FieldError."""
+        """The restrictions set by the fields. Raises FieldError."""
         found = [form.given() for form in (self.response_format, self.text and self.text.format) if form]
         inner = self.output_config and self.output_config.format
         for path, form in (("output_config.format", inner), ("output_format", self.output_format)):

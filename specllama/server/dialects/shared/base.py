@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
+from specllama.server.dialects.shared.generating_body import GeneratingBody
 from specllama.server.dialects.shared.recent_items import RecentItems
 from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.body import BodyReader
@@ -31,33 +32,6 @@ from specllama.server.supervisor import Say, Supervisor
 from specllama.server.writer import DialectWriter
 
 _MAX_NOTED = 1024  # fields whose names are kept
-
-
-class MemoryChoice(Protocol):
-    """The part of `speculation` in a body that the server reads."""
-
-    memory: bool
-
-
-class GeneratingBody(Protocol):
-    """Fields of bodies that request texts, in all APIs. kept: prompt and text may be written to disk.
-    keep_alive: seconds, negative for ever.
-    """
-
-    @property
-    def stream(self) -> bool: ...
-
-    @property
-    def speculation(self) -> MemoryChoice: ...
-
-    @property
-    def kept(self) -> bool: ...
-
-    @property
-    def keep_alive(self) -> float | None: ...
-
-    @property
-    def num_ctx(self) -> int | None: ...
 
 
 class Shared:

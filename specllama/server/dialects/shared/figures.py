@@ -7,27 +7,118 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.core.gain import Gain, gain
 from specllama.core.stats import RunStats
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
 
 
-def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> dict[str, Any]:
-    """timings, metrics and speculation, for the last chunk or the whole answer, and the request's fields
-    without effect. enabled: whether drafting was allowed.
+class PromptTimings(TypedDict):
+    """The part of llama-server's timings about the prompt. cache_n: tokens found in the KV cache."""
+
+    prompt_n: int
+    cache_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+
+
+class DecodeTimings(TypedDict):
+    """The part of llama-server's timings about the generated tokens."""
+
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class Timings(PromptTimings, DecodeTimings):
+    """llama-server's timings."""
+
+    draft_n: int
+    draft_n_accepted: int
+
+
+class PromptProgress(TypedDict):
+    """llama-server's progress of a prompt, in tokens. queue_place: position of a request without a slot."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+    queue_place: NotRequired[int]
+
+
+class VllmFigures(TypedDict):
+    """vLLM's. acceptance_histogram[j]: number of drafts of which j tokens were accepted."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+class SpeculationFigures(TypedDict):
+    """specllama's own. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
+    speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which plain_tps
+    is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the
+    first token. seconds: of decoding, by activity. decodes: by number of rows, the number of decodes and
+    their seconds. Fields about one choice are None for several.
     """
-    more = {"ignored_fields": list(ignored)} if ignored else {}
-    return {
+
+    enabled: bool
+    n_drafted: int
+    n_accept: int
+    n_discarded: int
+    acceptance_rate: float | None
+    accept_by_position: list[float] | None
+    accept_by_source: dict[str, list[float | None]] | None
+    drafted_by: dict[str, int]
+    forced_tokens: int
+    speedup: float | None
+    speedup_range: tuple[float, float] | None
+    speedup_reason: str
+    verdict: str
+    plain_tps: float | None
+    plain_source: str
+    plain_rounds: int
+    reason: str
+    rounds: int
+    near_ties: int
+    redecided: int
+    exact_width: int | None
+    ttft_seconds: float | None
+    seconds: dict[str, float] | None
+    decodes: dict[str, list[float]] | None
+
+
+class AnswerFigures(TypedDict):
+    """All figures of an answer. ignored_fields: the request's fields without effect."""
+
+    timings: Timings
+    metrics: dict[str, VllmFigures]
+    speculation: SpeculationFigures
+    ignored_fields: NotRequired[list[str]]
+
+
+def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> AnswerFigures:
+    """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
+    request's fields without effect.
+    """
+    found: AnswerFigures = {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
-        **more,
     }
+    if ignored:
+        found["ignored_fields"] = list(ignored)
+    return found
 
 
-def timings(stats: Iterable[RunStats]) -> dict[str, Any]:
+def timings(stats: Iterable[RunStats]) -> Timings:
     """llama-server's timings, of all these choices together."""
     all_ = list(stats)
     prompt_n = sum(s.n_evaluated for s in all_)
@@ -42,7 +133,7 @@ def timings(stats: Iterable[RunStats]) -> dict[str, Any]:
     }
 
 
-def running_timings(choice: AccumulatedChoice) -> dict[str, Any]:
+def running_timings(choice: AccumulatedChoice) -> Timings:
     """llama-server's timings of one choice so far, as seen by the client of the engine. Covers the part
     of the prompt that Prefill events have reported.
     """
@@ -56,18 +147,20 @@ def running_timings(choice: AccumulatedChoice) -> dict[str, Any]:
     }
 
 
-def prompt_progress(event: Prefill) -> dict[str, Any]:
+def prompt_progress(event: Prefill) -> PromptProgress:
     """Progress of a prompt's evaluation, or its position in the queue."""
-    return {
+    found: PromptProgress = {
         "total": event.n_prompt,
         "cache": event.n_reused,
         "processed": event.n_done,
         "time_ms": round(1000 * event.seconds),
-        **({"queue_place": event.place} if event.place else {}),
     }
+    if event.place:
+        found["queue_place"] = event.place
+    return found
 
 
-def _encoded(n: int, n_reused: int, seconds: float) -> dict[str, Any]:
+def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
     return {
         "prompt_n": n,
         "cache_n": n_reused,
@@ -77,7 +170,7 @@ def _encoded(n: int, n_reused: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _decoded(n: int, n_timed: int, seconds: float) -> dict[str, Any]:
+def _decoded(n: int, n_timed: int, seconds: float) -> DecodeTimings:
     """n_timed: number of tokens generated in these seconds."""
     return {
         "predicted_n": n,
@@ -87,8 +180,7 @@ def _decoded(n: int, n_timed: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
-    """acceptance_histogram[j]: the number of drafts of which j tokens were accepted."""
+def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
     all_ = list(stats)
     k = max((len(s.reached) for s in all_), default=0)
     steps = sum(s.reached[0] for s in all_ if s.reached)
@@ -104,13 +196,8 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
     }
 
 
-def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """specllama's own figures. speedup: the first choice's decode rate relative to plain decoding, None if
-    unknown; speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which
-    plain_tps is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the
-    request to the first token. seconds: of decoding, by activity. decodes: by number of rows, the number of
-    decodes and their seconds.
-    """
+def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
+    """The figures of these choices. enabled: whether drafting was allowed."""
     all_ = list(ends)
     found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
     by: Counter[str] = Counter()

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+class TokenLogprob(TypedDict):
+    """A token. bytes: of its text. top_logprobs: the likeliest tokens at its position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: NotRequired[list[TokenLogprob]]
 
 
 def number(logprob: float | None) -> float:
@@ -16,10 +25,10 @@ def number(logprob: float | None) -> float:
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
 
 
-def described(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+def described(positions: Sequence[PositionLogprobs]) -> list[TokenLogprob]:
     """Each token with its candidates."""
-    return [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]
+    return [{**_entry(p.chosen), "top_logprobs": [_entry(c) for c in p.top]} for p in positions]
 
 
-def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
+def _entry(candidate: CandidateLogprob) -> TokenLogprob:
     return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

@@ -123,9 +123,9 @@ else:
 class ParameterReader(ParameterFields):
     """Sampling parameters and limits of the text. Of several names of a parameter, the first counts.
 
-    n_indent: minimum indentation of each line after the first, in spaces. t_max_prompt_ms, t_max_predict_ms:
-    time limits of prompt and text, 0 or less for none. path: prefix of field names in errors; spelled: names
-    in errors of parameters that other fields set.
+    n_indent: indentation of the lines after the first, in blanks and tabs; the text ends before a line with
+    less. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none. path: prefix
+    of field names in errors; spelled: names in errors of parameters that other fields set.
     """
 
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.openai.responses.output import (
@@ -234,7 +234,7 @@ class ResponsesWriter:
         complete = choice.end is not None and choice.end.reason == "stop"
         found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
         more = {"usage": _usage(self.fold), "seed": choice.start.seed}
-        return found | more | figures(self.fold, self.fields.speculate, self.fields.ignored)
+        return {**found, **more, **figures(self.fold, self.fields.speculate, self.fields.ignored)}
 
     def _response(
         self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None
@@ -255,7 +255,17 @@ class ResponsesWriter:
         }
 
 
-def _usage(fold: Accumulator) -> dict[str, Any]:
+class ResponseUsage(TypedDict):
+    """The usage of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+def _usage(fold: Accumulator) -> ResponseUsage:
     found = usage(fold)
     cached = found["prompt_tokens_details"]["cached_tokens"]
     reasoning = found["completion_tokens_details"]["reasoning_tokens"]
