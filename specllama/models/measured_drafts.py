@@ -17,6 +17,7 @@ from specllama.gguf.identity import identity
 from specllama.models.memory.available import physical_cores
 
 PAYS = 1.05  # times as fast as without it: less is not worth the memory and the time of loading
+FOLDER = "drafts"  # of the cache
 _MAX_DRAFTS = 16  # of a target: those measured last
 _MAX_SPEEDUP = 1000.0
 Source = Literal["tune", "answers"]
@@ -62,7 +63,7 @@ class MeasuredDrafts:
     """The file of one target. target: its header. store: that in the cache by default."""
 
     def __init__(self, target: Header, store: Store | None = None) -> None:
-        self._store = store or Store(cache_dir() / "drafts")
+        self._store = store or Store(cache_dir() / FOLDER)
         machine = [platform.machine(), platform.processor(), physical_cores()]
         self._key = {"target": identity(target), "machine": machine}
 
