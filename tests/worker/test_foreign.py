@@ -207,7 +207,8 @@ def test_what_tune_predicts_is_kept_for_later_choices(
         (kept,) = measured_drafts(front, tmp_path).all()
     finally:
         front.close()
-    assert (kept.path, kept.source, kept.n_tokens) == (str(draft), "tune", 24)
+    assert (kept.path, kept.source) == (str(draft), "tune")
+    assert 0 < kept.n_tokens <= 24
     assert kept.speedup > 0
     assert kept.without >= 1
     assert kept.acceptance is not None
