@@ -71,12 +71,12 @@ class Stage:
 def begin(
     order: Tune,
     engine: Engine | None,
-    loaded: Loaded | None,
+    loaded: Loaded,
     ids_of: Callable[[protocol.Generate], list[int]],
     send: Callable[[protocol.Message], None],
 ) -> Tuner:
     """Start tuning. engine: None if it is busy. Raises EngineError then, and if a draft is loaded."""
-    if engine is None or loaded is None or loaded.draft is not None or loaded.head is not None:
+    if engine is None or loaded.draft is not None or loaded.head is not None:
         raise EngineError("only an idle engine without a draft can be tuned")
     return Tuner(order, engine, loaded, ids_of, send)
 
