@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from specllama.client.tune_messages import MeasuredDraft as TunedDraft
+from specllama.client.tune_messages import MeasuredDraft
 from specllama.config.store import Store
 from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.break_even import easiest
@@ -13,11 +13,13 @@ from specllama.core.policy.config import DEFAULT
 from specllama.drafters import MODEL
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import FOLDER, MeasuredDraft, MeasuredDrafts
+from specllama.models.measured_drafts import FOLDER, DraftRecord, MeasuredDrafts
 from specllama.worker.loader import Loaded
 
 
-def store_tuned(loaded: Loaded, draft: Header, found: TunedDraft, copying: Sequence[TunedDraft]) -> None:
+def store_tuned(
+    loaded: Loaded, draft: Header, found: MeasuredDraft, copying: Sequence[MeasuredDraft]
+) -> None:
     """Store what `tune` predicts for a draft. copying: what it predicts without a draft, empty if copying is
     off.
     """
@@ -26,7 +28,7 @@ def store_tuned(loaded: Loaded, draft: Header, found: TunedDraft, copying: Seque
     without = [one.forecast.speedup for one in copying if one.forecast is not None]
     need = easiest(found.break_even)
     _measured_drafts(loaded).put(
-        MeasuredDraft(
+        DraftRecord(
             os.path.abspath(draft.path),
             identity(draft),
             "tune",
@@ -51,7 +53,7 @@ def store_answers(loaded: Loaded) -> None:
         return
     table = planner.learnt.tables[MODEL.name]
     _measured_drafts(loaded).put(
-        MeasuredDraft(
+        DraftRecord(
             os.path.abspath(draft.header.path),
             identity(draft.header),
             "answers",

@@ -13,7 +13,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.header import read_header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import MeasuredDraft, MeasuredDrafts
+from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
 from tests.support import tinygguf, tinyheads
 from tests.support.command import Command, assert_error
 from tests.support.foreign import permuted
@@ -61,7 +61,7 @@ def test_a_head_is_not_translated(command: Command) -> None:
 def record(command: Command, draft: str, speedup: float, without: float = 1.0) -> None:
     """Store a measurement of the draft for the embedded target under another name."""
     target = Path(shutil.copy(EMBEDDED_TARGET, command.home / "big.gguf"))
-    found = MeasuredDraft(
+    found = DraftRecord(
         draft, identity(read_header(draft)), "tune", speedup, without, 640, acceptance=0.4, needed=0.5
     )
     MeasuredDrafts(read_header(target), Store(command.cache / "drafts")).put(found)
