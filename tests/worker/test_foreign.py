@@ -135,11 +135,16 @@ def test_text_beyond_ascii_and_split_characters(front: Front) -> None:
             assert front.ids(**request) == front.ids(**request, speculate=False)
 
 
-def test_a_planner_drafts_with_it(tmp_path: Path) -> None:
-    draft = permuted(Path(EMBEDDED_DRAFT), tmp_path / "draft.gguf")
+def planned(folder: Path) -> Front:
+    """With a draft whose ids alone differ, by the planner."""
+    draft = permuted(Path(EMBEDDED_DRAFT), folder / "draft.gguf")
     settings = [ModelSettings(path=str(path), n_ctx=1024, **EXACT) for path in (EMBEDDED_TARGET, draft)]
     load = LoadSettings(target=settings[0], draft=settings[1], draft_vocab="auto", memory=False)
-    front = Front(load, Store(tmp_path / "store"))
+    return Front(load, Store(folder / "store"))
+
+
+def test_a_planner_drafts_with_it(tmp_path: Path) -> None:
+    front = planned(tmp_path)
     try:
         loaded = front.core.loaded
         assert loaded is not None
@@ -215,10 +220,7 @@ def test_what_tune_predicts_is_kept_for_later_choices(
 
 
 def test_answers_are_kept_once_there_are_enough(tmp_path: Path) -> None:
-    draft = permuted(Path(EMBEDDED_DRAFT), tmp_path / "draft.gguf")
-    settings = [ModelSettings(path=str(path), n_ctx=1024, **EXACT) for path in (EMBEDDED_TARGET, draft)]
-    load = LoadSettings(target=settings[0], draft=settings[1], draft_vocab="auto", memory=False)
-    front = Front(load, Store(tmp_path / "store"))
+    front = planned(tmp_path)
     try:
         loaded = front.core.loaded
         assert loaded is not None
