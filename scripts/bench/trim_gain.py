@@ -19,17 +19,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
 
 from scripts import cli
-from specllama import LLM, SamplingParams
-from specllama.api.outputs import CompletionStats
 from specllama.bench.workloads import WORKLOADS
+from specllama.client import protocol
 from specllama.client.trim_messages import Trim, Trimmed
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
+from specllama.worker.engine_core import EngineCore
 from specllama.worker.trim.run import trim
 
+Message = TypeVar("Message")
 WARM_UP = 2  # prompts that count for nothing: the engines learn their costs
 
 
@@ -38,7 +43,7 @@ class Text(NamedTuple):
 
     ids: tuple[int, ...]
     seconds: float
-    stats: CompletionStats
+    stats: RunStats
 
 
 @dataclass
@@ -67,21 +72,53 @@ def accepted(texts: Sequence[Text]) -> str:
     return f"{drafted} drafted by it, {share:.1f} % of all accepted, {tokens / max(1, rounds):.2f} a round"
 
 
-def answer(llm: LLM, prompt: str, params: SamplingParams) -> Text:
-    """One text with a loaded pair."""
-    output = llm.chat([{"role": "user", "content": prompt}], params)[0].outputs[0]
-    stats = output.stats
-    return Text(output.token_ids, stats.decode_seconds / max(1, stats.n_predict - 1), stats)
+class Pair:
+    """A target with a draft in this process, so that it does nothing while the other pair writes."""
+
+    def __init__(self, a: argparse.Namespace, draft: Path, store: Store) -> None:
+        self.messages: list[protocol.Message] = []
+        self.core, self._next_id = EngineCore(self.messages.append, store), 0
+        target, other = (
+            ModelSettings(path=str(path), n_ctx=2048, n_threads=a.threads) for path in (a.target, draft)
+        )
+        load = LoadSettings(target=target, draft=other, draft_max=a.draft_max, memory=False)
+        self.core.handle(protocol.Load(load))
+        self._last(protocol.Ready)
+
+    def write(self, prompt: str, params: dict[str, Any]) -> Text:
+        """A text."""
+        self._next_id += 1
+        self.messages.clear()
+        messages = [{"role": "user", "content": prompt}]
+        loaded = self.core.loaded
+        assert loaded is not None
+        if loaded.header.chat_template is None:
+            request = protocol.Generate(self._next_id, prompt=prompt, params=params)
+        else:
+            request = protocol.Generate(self._next_id, messages=messages, params=params)
+        self.core.handle(request)
+        while self.core.busy:
+            self.core.step()
+        stats = self._last(protocol.Done).stats
+        items = (item for m in self.messages if isinstance(m, protocol.Tokens) for item in m.items)
+        ids = tuple(token for item in items for token in item.ids)
+        return Text(ids, stats.decode_seconds / max(1, stats.n_predict - 1), stats)
+
+    def _last(self, kind: type[Message]) -> Message:
+        last = self.messages[-1]
+        if not isinstance(last, kind):
+            raise SystemExit(f"the engine says {last}")
+        return last
 
 
-def measure(a: argparse.Namespace, temperature: float, engines: tuple[LLM, LLM]) -> Pairs:
+def measure(a: argparse.Namespace, temperature: float, engines: Sequence[Pair]) -> Pairs:
     """The texts of both engines in turns."""
     found = Pairs()
     into = (found.whole, found.trimmed)
     prompts = list(prompts_of(a.prompts))
     for i, prompt in enumerate([*prompts[:WARM_UP], *prompts]):
-        params = SamplingParams(temperature=temperature, max_tokens=a.tokens, seed=i, ignore_eos=True)
-        texts = {which: answer(engines[which], prompt, params) for which in ((0, 1) if i % 2 else (1, 0))}
+        params = {"temperature": temperature, "max_tokens": a.tokens, "seed": i, "ignore_eos": True}
+        texts = {which: engines[which].write(prompt, params) for which in ((0, 1) if i % 2 else (1, 0))}
         if texts[0].ids != texts[1].ids:
             raise SystemExit(f"the texts of {prompt[:40]!r} differ")
         for which, text in texts.items() if i >= WARM_UP else ():
@@ -123,19 +160,18 @@ def main() -> None:
         f"{found.n_kept} of {found.n_vocab} tokens; a step reads {found.step_bytes / 1e6:.2f} MB instead of "
         f"{found.source_step_bytes / 1e6:.2f}", flush=True,
     )  # fmt: skip
-    length = {} if a.draft_max is None else {"num_speculative_tokens": a.draft_max}
-    pair = [
-        LLM(a.target, speculative_model=draft, n_threads=a.threads, memory=False, **length)
-        for draft in (a.draft, path)
-    ]
-    with pair[0], pair[1]:
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        engines = [Pair(a, draft, store) for draft in (a.draft, path)]
         for temperature in (float(t) for t in a.temp.split(",")):
-            texts = measure(a, temperature, (pair[0], pair[1]))
+            texts = measure(a, temperature, engines)
             gain, low, high = texts.gain()
             print(f"temperature {temperature:g}: {gain:.3f} x ({low:.3f} to {high:.3f}), ", end="")
             print(f"{len(texts.whole)} texts")
             print(f"  whole:   {accepted(texts.whole)}")
             print(f"  trimmed: {accepted(texts.trimmed)}", flush=True)
+        for engine in engines:
+            engine.core.shut_down()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specllama.errors import Note
 from specllama.gguf.header import Header
-from specllama.models.measured_drafts import PAYS, MeasuredDraft, MeasuredDrafts
+from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts
 from specllama.pair.notes import costs
 from specllama.pair.shared_tokens import Overlap
 
@@ -28,7 +28,7 @@ def translation_notes(
         yield Note(_not_measured(target, draft) if found is None else _measured(found))
 
 
-def _measured(found: MeasuredDraft) -> str:
+def _measured(found: DraftRecord) -> str:
     if found.pays:
         return f"{found.label}: -md auto uses it, with --draft-vocab auto"
     text = f"{found.label}: -md auto leaves it out, as it needs {PAYS:.2f} x"

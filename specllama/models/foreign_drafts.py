@@ -14,7 +14,7 @@ from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import is_head_file
 from specllama.gguf.identity import identity
 from specllama.models.demo import DemoStore
-from specllama.models.measured_drafts import MeasuredDraft, MeasuredDrafts
+from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
 from specllama.models.names import DEMO
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
 from specllama.pair.check import check_pair
@@ -50,7 +50,7 @@ def foreign_draft(
     return None
 
 
-def _shared(found: MeasuredDraft, target: str, header: Header) -> Overlap | None:
+def _shared(found: DraftRecord, target: str, header: Header) -> Overlap | None:
     """What the vocabularies share, None where the draft is not the one that was measured. Raises
     SpecllamaError, OSError where it cannot be read.
     """

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from specllama.client.tune_messages import MeasuredDraft as TunedDraft
+from specllama.client.tune_messages import MeasuredDraft
+from specllama.config.store import Store
 from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.break_even import easiest
 from specllama.core.policy.config import DEFAULT
 from specllama.drafters import MODEL
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import MeasuredDraft, MeasuredDrafts
+from specllama.models.measured_drafts import FOLDER, DraftRecord, MeasuredDrafts
 from specllama.worker.loader import Loaded
 
 
-def store_tuned(loaded: Loaded, draft: Header, found: TunedDraft, copying: Sequence[TunedDraft]) -> None:
+def store_tuned(
+    loaded: Loaded, draft: Header, found: MeasuredDraft, copying: Sequence[MeasuredDraft]
+) -> None:
     """Store what `tune` predicts for a draft. copying: what it predicts without a draft, empty if copying is
     off.
     """
@@ -24,8 +27,8 @@ def store_tuned(loaded: Loaded, draft: Header, found: TunedDraft, copying: Seque
         return
     without = [one.forecast.speedup for one in copying if one.forecast is not None]
     need = easiest(found.break_even)
-    MeasuredDrafts(loaded.header).put(
-        MeasuredDraft(
+    _measured_drafts(loaded).put(
+        DraftRecord(
             os.path.abspath(draft.path),
             identity(draft),
             "tune",
@@ -49,8 +52,8 @@ def store_answers(loaded: Loaded) -> None:
     if speedup is None:
         return
     table = planner.learnt.tables[MODEL.name]
-    MeasuredDrafts(loaded.header).put(
-        MeasuredDraft(
+    _measured_drafts(loaded).put(
+        DraftRecord(
             os.path.abspath(draft.header.path),
             identity(draft.header),
             "answers",
@@ -60,6 +63,11 @@ def store_answers(loaded: Loaded) -> None:
             table.rate,
         )
     )
+
+
+def _measured_drafts(loaded: Loaded) -> MeasuredDrafts:
+    """Those of the target, next to its profile."""
+    return MeasuredDrafts(loaded.header, Store(loaded.profile.store.root.with_name(FOLDER)))
 
 
 def rounds_with_it(learnt: PairState, name: str) -> float | None:

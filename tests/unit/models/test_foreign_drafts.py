@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary for `-md auto`: those measured to pay, where tokens are translated."""
+"""Drafts of another vocabulary for `-md auto`: those that were measured to pay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import PAYS, MeasuredDraft, MeasuredDrafts, Source
+from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
 from specllama.models.prepare import pair_on_disk
 from specllama.models.progress import Silent
 from specllama.models.resolve import Library
@@ -40,8 +40,8 @@ def draft(tmp_path: Path) -> Path:
     return permuted(Path(EMBEDDED_DRAFT), tmp_path / "other.gguf", every=4, drop=True)
 
 
-def measured(path: Path, speedup: float, without: float = 1.0, source: Source = "tune") -> MeasuredDraft:
-    return MeasuredDraft(str(path), identity(read_header(path)), source, speedup, without, 640, 0.5, 0.3)
+def measured(path: Path, speedup: float, without: float = 1.0, source: Source = "tune") -> DraftRecord:
+    return DraftRecord(str(path), identity(read_header(path)), source, speedup, without, 640, 0.5, 0.3)
 
 
 def chosen(target: Path, vocab: str) -> tuple[str | None, list[str]]:
@@ -131,9 +131,9 @@ def test_the_oldest_are_forgotten(target: Path, draft: Path) -> None:
     drafts = MeasuredDrafts(header(target))
     for i in range(40):
         one = measured(draft, 1.0 + i / 100)
-        drafts.put(MeasuredDraft(**{**_fields(one), "model": [f"draft {i}", *one.model[1:]]}))
+        drafts.put(DraftRecord(**{**_fields(one), "model": [f"draft {i}", *one.model[1:]]}))
     assert [one.model[0] for one in drafts.all()] == [f"draft {i}" for i in range(39, 23, -1)]
 
 
-def _fields(one: MeasuredDraft) -> dict[str, object]:
-    return {name: getattr(one, name) for name in MeasuredDraft.__dataclass_fields__}
+def _fields(one: DraftRecord) -> dict[str, object]:
+    return {name: getattr(one, name) for name in DraftRecord.__dataclass_fields__}
