@@ -38,8 +38,8 @@ class CompletionSpec:
 class RequestStream:
     """The texts of one request, from waiting for the model to the last event.
 
-    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. place: see
-    Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
+    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. supersedes:
+    see Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
     engine has the request. n_bytes: size of the request; n_held: the part held in this process until then.
     """
 
@@ -48,10 +48,10 @@ class RequestStream:
         specs: Sequence[CompletionSpec],
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
-        place: str = "",
+        supersedes: str = "",
         n_bytes: int = 0,
     ) -> None:
-        self.place, self.n_held = place, n_bytes
+        self.supersedes, self.n_held = supersedes, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self._fields = specs[0].fields

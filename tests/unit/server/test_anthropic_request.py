@@ -90,7 +90,7 @@ class TestMessages:
         found = request(system=system).messages
         assert found == [*([{"role": "system", "content": text}] if text else []), ASKED]
 
-    def test_a_header_in_a_block_of_its_own_leaves_nothing(self) -> None:
+    def test_a_block_with_only_the_header_is_dropped(self) -> None:
         header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.9; cch=fa690;"}
         rest = [{"type": "text", "text": "You are"}, {"type": "text", "text": "Claude."}]
         assert request(system=[header, *rest]).messages == request(system=rest).messages

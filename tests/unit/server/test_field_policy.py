@@ -82,7 +82,7 @@ def test_very_many_are_refused(api: str) -> None:
 
 
 @chats
-def test_those_of_messages_and_parts_are_named_once_with_their_place(api: str) -> None:
+def test_ignored_fields_of_messages_and_parts_are_reported_once_with_their_path(api: str) -> None:
     part = {"type": "text", "text": "hi", "mood": 1, "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [part], "mood": 1, "id": "m"}
     field = "input" if api == "responses" else "messages"

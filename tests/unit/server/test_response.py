@@ -200,7 +200,7 @@ class TestWholeAnswers:
 
 
 class TestRequestsThatWaitForTheirModel:
-    def test_they_end_at_once_when_the_client_leaves(self) -> None:
+    def test_generation_ends_at_once_when_the_client_disconnects(self) -> None:
         async def main() -> None:
             ended: list[RequestStream] = []
             job = waiting_job(2, ended.append)

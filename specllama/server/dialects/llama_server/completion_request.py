@@ -93,7 +93,7 @@ class NativeRequest(SamplingFields):
         ]
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return ""
 

@@ -34,7 +34,7 @@ class InfillRequest(NativeRequest):
     id_slot: Annotated[int, Field(ge=-1, lt=2**31)] = -1
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return f"infill {self.id_slot}" if self.id_slot >= 0 else ""
 

@@ -60,7 +60,7 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         model_facts=facts,
     )
     specs = [CompletionSpec(request, i, fields=body.limits.fields) for i, request in enumerate(requests)]
-    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, place=body.place)
+    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, supersedes=body.supersedes)
 
 
 async def health(api: ApiRequest) -> Response:

@@ -207,18 +207,18 @@ class ApiRequest:
         body: GeneratingBody,
         *,
         n: int = 1,
-        place: str = "",
+        supersedes: str = "",
     ) -> Response:
         """Start n texts of each spec; the response streams them or sends them whole, as the body asks.
 
-        They wait until the model is loaded. place: see Service.start. Raises BusyError, ResourceError; the
-        response raises errors of the load.
+        They wait until the model is loaded. supersedes: see Service.start. Raises BusyError, ResourceError;
+        the response raises errors of the load.
         """
         info, memory = self.supervisor.loaded, body.speculation.memory
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
             self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
         owned = [replace(spec, request=self._owned(spec.request, memory, body.kept)) for spec in specs]
-        job = self.service.start(owned, n, place, getattr(self._http.state, "body_bytes", 0))
+        job = self.service.start(owned, n, supersedes, getattr(self._http.state, "body_bytes", 0))
         self.keep_model(body.keep_alive)
         return StreamingResponse(
             job, writer, body.stream, Limits(self.settings.seconds, self.settings.client_seconds)
