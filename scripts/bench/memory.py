@@ -110,7 +110,9 @@ def loaded(stack: ExitStack, args: argparse.Namespace, with_history: bool) -> En
 def written(client: EngineClient, vocab: Vocab, exchange: Exchange) -> RunStats:
     """The statistics of writing the text after its prompt; decodes are measured after the first request."""
     prompt, forced = vocab.prompt(CHATML.format(exchange.prompt)), vocab.ids(exchange.text)
-    request = protocol.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
+    request = protocol.Generate(
+        client.next_id(), protocol.TokenInput(prompt), {"temperature": 0}, forced=forced
+    )
     (done,) = (event for event in client.generate(request) if isinstance(event, protocol.Done))
     if done.unmeasured:
         client.calibrate(1.0)

@@ -40,7 +40,7 @@ def ask(client: EngineClient, name: str, temperature: float, seed: int, speculat
         "temperature": temperature, "seed": seed, "max_tokens": 400, "json_schema": json.dumps(SCHEMAS[name]),
     }  # fmt: skip
     messages = [{"role": "user", "content": f"Write one {name} about shutil.copytree as JSON."}]
-    request = protocol.Generate(client.next_id(), messages=messages, params=params, speculate=speculate)
+    request = protocol.Generate(client.next_id(), protocol.ChatInput(messages), params, speculate=speculate)
     result = fold(client.generate(request))
     return Answer(result.text, result.finish_reason, result.stats)
 

@@ -42,7 +42,8 @@ class Chat:
         self.next_id += 1
         self.messages.clear()
         params = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-        self.core.handle(protocol.Generate(self.next_id, messages=messages, params=params, follows=follows))
+        chat = protocol.ChatInput(messages, follows=follows)
+        self.core.handle(protocol.Generate(self.next_id, chat, params))
         while self.core.busy:
             self.core.step()
         done = self.messages[-1]

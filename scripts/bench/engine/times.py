@@ -41,7 +41,7 @@ def gain(args: argparse.Namespace) -> None:
 def decode(client: EngineClient, prompt: str, speculate: bool, args: argparse.Namespace) -> float:
     """Decode rate of one request, tokens/s."""
     params = {"max_tokens": args.n, "temperature": 0, "ignore_eos": True}
-    request = protocol.Generate(client.next_id(), prompt=prompt, params=params, speculate=speculate)
+    request = protocol.Generate(client.next_id(), protocol.TextInput(prompt), params, speculate=speculate)
     stats = [event.stats for event in client.generate(request) if isinstance(event, protocol.Done)][-1]
     return (stats.n_predict - 1) / stats.decode_seconds
 
@@ -60,7 +60,7 @@ def ttft(args: argparse.Namespace) -> None:
             turns = (("with", one), ("without", two))
             for name, client in turns if i % 2 else reversed(turns):
                 request = protocol.Generate(
-                    client.next_id(), prompt=words, params={"max_tokens": 24, "temperature": 0}
+                    client.next_id(), protocol.TextInput(words), {"max_tokens": 24, "temperature": 0}
                 )
                 for event in client.generate(request):
                     if isinstance(event, protocol.Done) and i:
@@ -111,7 +111,7 @@ def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iter
     contexts = [c for c in (loaded.context, loaded.draft and loaded.draft.context) if c is not None]
     params = {"temperature": temperature, "top_k": 40, "max_tokens": 200, "ignore_eos": True, "seed": 3}
     for turn in range(2):  # the first one warms up
-        core.handle(protocol.Generate(turn, ids=list(range(1000, 1040)), params=params))
+        core.handle(protocol.Generate(turn, protocol.TokenInput(list(range(1000, 1040))), params))
         core.step()
         while core.busy:
             stats = core.loaded_engine.running[0].generation.stats

@@ -95,11 +95,14 @@ class TimedEngine:
         if auto != self._auto:
             self._client.configure(None if auto else 0)
             self._auto = auto
-        chat = isinstance(task.prompt, str)
+        prompt: protocol.PromptInput
+        if isinstance(task.prompt, str):
+            prompt = protocol.ChatInput([{"role": "user", "content": task.prompt}])
+        else:
+            prompt = protocol.TokenInput(list(task.prompt))
         request = protocol.Generate(
             self._client.next_id(),
-            messages=[{"role": "user", "content": task.prompt}] if chat else None,
-            ids=None if chat else list(task.prompt),
+            prompt,
             params={"temperature": 0, "max_tokens": task.n, "ignore_eos": task.ignore_eos},
             forced=None if task.text is None else list(task.text),
         )

@@ -107,9 +107,8 @@ def _generate(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
     """The same request without HTTP."""
     params = {name: request[name] for name in ("temperature", "seed", "max_tokens")}
     params["ignore_eos"] = request.get("ignore_eos", False)
-    generate = protocol.Generate(
-        client.next_id(), messages=request["messages"], params=params, speculate=False
-    )
+    chat = protocol.ChatInput(request["messages"])
+    generate = protocol.Generate(client.next_id(), chat, params, speculate=False)
     answer, began = ServedAnswer(0), time.perf_counter()
     for message in client.generate(generate):
         at = time.perf_counter() - began

@@ -21,6 +21,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import Note
+from tests.support.generations import generate
 
 KINDS = get_args(m.Message)
 JSON = st.recursive(
@@ -130,9 +131,9 @@ def test_rejects_unknown_and_missing_keys(kind: type[m.Message]) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
-        m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
-        m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
+        generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
+        generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
+        generate(5, ids=[1, 2, 3], forced=[4, 5]),
         m.Tokens([m.SequenceDelta(4, "", [7], [], 0, 0, [m.PositionLogprobs(SEVEN, [SEVEN, EIGHT])])]),
         m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
         m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),

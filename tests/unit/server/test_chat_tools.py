@@ -209,7 +209,7 @@ def test_a_thousand_tools() -> None:
     ]
     began = time.thread_time()
     body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
-    found = checked(ChatRequest, body).generation({}, {}).tools
+    found = checked(ChatRequest, body).generation({}, {}).chat.tools
     assert found is not None
     assert len(found.allowed) == 1000
     assert time.thread_time() - began < 5

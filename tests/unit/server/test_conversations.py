@@ -56,5 +56,5 @@ def test_every_api_reads_it_alike(found: Conversation) -> None:
             first.messages, first.prefix, first.prefix_thought
         ), api  # fmt: skip
     for name, rendering in RENDERINGS.items():
-        prompts = {api: rendering.prompt(other.messages or []) for api, other in requests.items()}
+        prompts = {api: rendering.prompt(other.chat.messages or []) for api, other in requests.items()}
         assert len(set(prompts.values())) == 1, (name, prompts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.responses import JSONResponse, Response
 
@@ -77,7 +78,8 @@ async def responses_length(api: ApiRequest) -> Response:
 
 async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
     api.check_model(body.model)
-    n = await api.prompt_length(body.generation(api.settings.sampling, api.settings.variables))
+    body.generation(api.settings.sampling, api.settings.variables)  # refuses what it would refuse
+    n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
@@ -148,12 +150,10 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
-    turns, variables = body.turns, {**api.settings.variables, **body.variables()}
+    chat = body.chat_input(api.settings.variables)
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(
-            id_, turns.messages, variables, turns.prefix, body.allowed, turns.thought
-        ),
+        partial(protocol.Render, chat=chat),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )

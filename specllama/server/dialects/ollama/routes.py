@@ -63,7 +63,7 @@ async def chat(api: ApiRequest) -> Response:
     if not body.messages:
         return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 
@@ -79,7 +79,7 @@ async def generate(api: ApiRequest) -> Response:
         )
     request = body.request(api.settings.sampling, api.settings.variables, info.template_works)
     api.log_prompt(body.prompt)
-    spec = CompletionSpec(request, splits=request.messages is not None, fields=body.limits.fields)
+    spec = CompletionSpec(request, splits=request.chat is not None, fields=body.limits.fields)
     return await api.answer([spec], writer, body)
 
 

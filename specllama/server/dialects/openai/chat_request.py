@@ -71,6 +71,11 @@ class TemplateInput(ThinkingFields, ParallelFields):
         without = self.add_generation_prompt is False and not self._continues
         return self.thinking_variables() | ({"add_generation_prompt": False} if without else {})
 
+    def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
+        """The prompt. server: the server's variables. Raises FieldError."""
+        found, variables = self.turns, {**server, **self.variables()}
+        return protocol.ChatInput(found.messages, variables, self.allowed, found.prefix, found.thought)
+
 
 class ChatRequest(SamplingFields, TemplateInput):
     """The body of /v1/chat/completions."""
@@ -81,18 +86,13 @@ class ChatRequest(SamplingFields, TemplateInput):
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        found = self.turns
         return protocol.Generate(
             -1,
-            messages=found.messages,
-            prefix=found.prefix,
-            prefix_thought=found.thought,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
             show_prompt=bool(self.verbose),
             progress=self.shows_progress,
-            variables={**variables, **self.variables()},
-            tools=self.allowed,
             **self.engine_fields(),
         )
 

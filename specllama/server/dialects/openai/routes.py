@@ -23,7 +23,7 @@ async def chat(api: ApiRequest) -> Response:
     api.check_model(body.model)
     _set_defaults(api, body)
     request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     writer = ChatWriter(_options(api, body, body.logprobs))
     specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
     return await api.answer(specs, writer, body, n=body.n)
