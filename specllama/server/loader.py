@@ -120,9 +120,9 @@ class ModelLoader:
         there = {s.model.path: s for s in self._engines}
         residents = []
         for path, one in there.items():
-            info, residence = one.supervisor.info, one.residence
-            busy = residence.n_users > 0
-            residents.append(Resident(path, busy, residence.used_at, info.host_bytes, info.device_bytes))
+            memory, residence = one.supervisor.info.details, one.residence
+            busy, used_at = residence.n_users > 0, residence.used_at
+            residents.append(Resident(path, busy, used_at, memory.host_bytes, memory.device_bytes))
         free = self._ledger.free(one.supervisor for one in there.values())
         most = self._settings.models_max
         leaving = await asyncio.to_thread(must_leave, self._newcomer[1], residents, free, most)

@@ -47,7 +47,7 @@ def result(content: Any = None, **fields: Any) -> dict[str, Any]:
 def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
     def read() -> None:
         found = checked(model, body)
-        found.generation({}, {}) if model is MessagesRequest else found.prompt({})
+        found.generation({}, {}) if model is MessagesRequest else found.chat_input({})
 
     with pytest.raises(FieldError) as error:
         read()
@@ -112,7 +112,7 @@ class TestMessages:
         found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [block]})
         function = {"name": "read", "arguments": {"path": "a"}}
         call = {"id": "toolu_1", "type": "function", "function": function}
-        assert found.messages == [
+        assert found.chat.messages == [
             ASKED,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "toolu_1", "content": text, "name": "read"},
@@ -368,7 +368,9 @@ class TestParameters:
         body = {"max_tokens": 5, "messages": [ASKED], "thinking": thinking}
         assert checked(MessagesRequest, body).generation({}, server).chat.variables == variables
         body["messages"] = [ASKED, {"role": "assistant", "content": "It"}]
-        assert checked(MessagesRequest, body).generation({}, server).chat.variables == {"enable_thinking": False}
+        assert checked(MessagesRequest, body).generation({}, server).chat.variables == {
+            "enable_thinking": False
+        }
 
     @pytest.mark.parametrize(("effort", "shown"), [("low", "low"), ("high", "high"), ("max", "high")])
     def test_effort(self, effort: str, shown: str) -> None:
@@ -420,9 +422,9 @@ class TestParameters:
         assert needle in refused({"max_tokens": 5, "messages": [ASKED], **fields})
 
     def test_a_count_needs_no_max_tokens(self) -> None:
-        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).prompt({})
+        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).chat_input({})
         assert found.messages == [{"role": "system", "content": "x"}, ASKED]
-        assert found.chat.tools is not None
+        assert found.tools is not None
 
 
 @pytest.mark.parametrize(

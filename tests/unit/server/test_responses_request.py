@@ -363,11 +363,15 @@ def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
 
 def test_a_first_request_of_codex() -> None:
     found = checked(ResponsesRequest, codex_request("m")).generation({}, {})
-    assert found.messages == [
+    assert found.chat.messages == [
         {"role": "system", "content": "You are a coding agent."},
         {"role": "system", "content": "<skills_instructions>\n<permissions instructions>"},
         {"role": "user", "content": "<environment_context>"},
         {"role": "user", "content": "list the files"},
     ]
     assert found.chat.tools is not None
-    assert [tool.name for tool in found.chat.tools.tools] == ["exec_command", "update_plan", "mcp__files__read"]
+    assert [tool.name for tool in found.chat.tools.tools] == [
+        "exec_command",
+        "update_plan",
+        "mcp__files__read",
+    ]

@@ -73,7 +73,7 @@ async def generate(api: ApiRequest) -> Response:
     info = await _info(api, body)
     if not body.prompt and not body.suffix:
         return await _loaded(api, writer, body)
-    if body.suffix and not info.infill:
+    if body.suffix and not info.details.infill:
         raise FieldError(
             f'"{writer.options.model}" does not support insert, its vocabulary has no tokens for it', "suffix"
         )
@@ -97,7 +97,7 @@ async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
     """The description of the model, after a check of what depends on it. Raises FieldError."""
     api.check_model(body.model or None)
     info = await api.supervisor.load()
-    if body.think and not info.template_reasons:
+    if body.think and not info.details.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
     return info
 

@@ -68,7 +68,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     are described in a system message. Whether it fills gaps is known once it has been loaded.
     """
     if isinstance(info, LoadInfo):
-        works, reasons, fills = info.template_works, info.template_reasons, info.infill
+        works, reasons, fills = info.template_works, info.details.template_reasons, info.details.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
     more = {"tools": works, "insert": fills, "thinking": works and reasons}
@@ -91,7 +91,7 @@ def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
 def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     """(architecture, number of weights, quantisation)."""
     if isinstance(found, LoadInfo):
-        return found.architecture, found.target.params, found.target.quant
+        return found.details.architecture, found.target.params, found.target.quant
     return (found.architecture, found.n_params, found.quant) if found is not None else ("", 0, "")
 
 
