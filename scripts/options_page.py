@@ -2,11 +2,13 @@
 environment, and names in Python; and the types of load options in Python, specllama/config/load_options.py.
 
 python -m scripts.options_page            writes both
+python -m scripts.options_page --check    exit code 1 if they are not up to date
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 
 from specllama.config.arguments import NAMED, OPTIONS
@@ -74,5 +76,7 @@ def _python(o: Option) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(PAGE.read_text("utf-8") != page() or TYPES.read_text("utf-8") != types())
     PAGE.write_text(page(), "utf-8")
     TYPES.write_text(types(), "utf-8")

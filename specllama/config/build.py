@@ -24,7 +24,6 @@ from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 
 KINDS: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
-STEPS = "ekpmt"  # the default of --sampling-seq
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:

@@ -15,7 +15,7 @@ from specllama.config import defaults
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS
 from specllama.config.option import CHATS, GGUF, Option, Scope, row, table
 from specllama.core.sampling.parameter import Parameter
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS
 
 _SETTINGS = (*MODEL_SETTINGS.values(), *LOAD_SETTINGS.values())
 
@@ -132,7 +132,7 @@ SAMPLING = [
             "sampling_seq",
             "--sampling-seq --sampler-seq",
             str,
-            "sampling steps to use, letters of ekpmit (default ekpmt)",
+            f"sampling steps to use, letters of {STEPS} (default {DEFAULT_STEPS})",
             "LETTERS",
             scope=Scope.PROJECT,
         ),

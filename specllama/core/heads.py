@@ -32,7 +32,7 @@ class HeadRow(NamedTuple):
 
 @runtime_checkable
 class FeatureReader(Protocol):
-    """Receives what the target computed. Drafters that do are heads."""
+    """Receives the target's hidden states. Only heads do."""
 
     def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
         """The target decoded these rows; `features`, shape (len(batch), n_features), is valid until the call

@@ -13,6 +13,7 @@ from enum import StrEnum
 from specllama.errors import GGUFError
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import TensorInfo
+from specllama.wording import counted
 
 GET_ANOTHER = "Get another file of the head."
 
@@ -70,13 +71,6 @@ class HeadInfo:
         return self.header.path
 
     @property
-    def needs_target_context(self) -> bool:
-        """Whether its context needs `ctx_other`: it uses tensors or the KV cache of the target."""
-        if self.kind is HeadKind.GEMMA4_ASSISTANT:
-            return True
-        return self.kind is not HeadKind.MTP and not (self.own_embeddings and self.own_output)
-
-    @property
     def shares_cache(self) -> bool:
         """Whether it reads the target's KV cache and has none."""
         return self.kind is HeadKind.GEMMA4_ASSISTANT
@@ -101,7 +95,7 @@ class HeadInfo:
     @property
     def label(self) -> str:
         """Its kind and size for people: "MTP, 1 layer"."""
-        layers = f"{self.n_layer} layer{'s' if self.n_layer > 1 else ''}"
+        layers = counted(self.n_layer, "layer")
         if self.kind is HeadKind.MTP:
             return f"MTP, {layers}"
         if self.kind is HeadKind.GEMMA4_ASSISTANT:

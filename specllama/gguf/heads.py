@@ -21,6 +21,7 @@ from specllama.gguf.head import (
 from specllama.gguf.head_files import block_drafter, eagle3, gemma4_assistant
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import read_trim
+from specllama.wording import counted
 
 MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm")  # of every MTP block
@@ -128,4 +129,4 @@ def _has_mtp(header: Header) -> bool:
 
 
 def _layers(n: int) -> str:
-    return f"{n} MTP layer{'s' if n > 1 else ''}"
+    return counted(n, "MTP layer")

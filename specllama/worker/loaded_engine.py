@@ -18,6 +18,7 @@ from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.loader import Loaded
+from specllama.worker.measured_gain import store_answers
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.pieces import spelt
@@ -278,5 +279,6 @@ class LoadedEngine:
     def shut_down(self) -> None:
         """See EngineCore."""
         self.loaded.profile.flush()
+        store_answers(self.loaded)
         if self.kept is not None and not self.busy:
             self.kept.close()

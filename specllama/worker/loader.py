@@ -182,7 +182,7 @@ def load(
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
-    """What tells a model's files from others, () where that is not known, or held by other machines. own: the
+    """An identity of the model's files; () where it is unknown, or the model is on other machines. own: the
     model's settings.
     """
     try:
@@ -192,7 +192,7 @@ def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> 
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:
-    """Why there is no drafter. problem: why the draft model or the head cannot be used, "" if it can."""
+    """The reason why there is no drafter. problem: of the draft model or head, "" if it can be used."""
     if settings.draft_max == 0:
         return option("draft_max", 0)
     if not settings.drafters:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.options_page import TYPES, types
 from specllama import LLM, SamplingParams, SpecllamaError
 from specllama.api import prompts
 from specllama.api.base import BaseLLM
@@ -117,7 +116,6 @@ class TestModels:
 class TestOptions:
     def test_the_types_name_them_all(self) -> None:
         """A field that settings gain is an option, or an argument, or this fails."""
-        assert TYPES.read_text("utf-8") == types(), "python -m scripts.options_page"
         model = {f.name for f in fields(ModelSettings)} - {"path", "n_ctx", "n_gpu_layers"}
         arguments = {"target", "draft", "n_slots", "drafters", "draft_max", "exact", "chat_template"}
         load = {f.name for f in fields(LoadSettings)} - arguments

@@ -12,7 +12,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from scripts.bench.measuring.json_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, MaskError
@@ -21,6 +20,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.grammar import GrammarMask, Grammars
 from tests.support.front import Front
 from tests.support.generations import generate
+from tests.support.json_schemas import SCHEMAS
 from tests.unit.core.test_sampling import log_softmax
 
 ASK = [{"role": "user", "content": "Describe shutil.copytree as JSON."}]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from scripts.replay.hindsight import MACHINES
 from specllama.client import protocol as m
 from specllama.client.tune_messages import (
     MeasuredDraft,
@@ -43,6 +42,7 @@ from specllama.worker.tuning.tuner import Tuner
 from tests.support import tinygguf
 from tests.support.front import Front
 from tests.support.generations import generate
+from tests.support.machines import MACHINES
 from tests.support.scrambled import scramble
 
 TARGET = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)

@@ -25,6 +25,7 @@ from specllama.errors import ContextLengthError, EngineError, SpecllamaError, op
 from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
+from specllama.worker.measured_gain import store_tuned
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
 from specllama.worker.tuning.heads import head_of, n_ahead
@@ -286,6 +287,10 @@ class Tuner:
             yield from trial.copying() if draft is None else trial.drafting_and_trimming(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
             trial.found = replace(trial.found, problem=_problem(error).message)
+        else:
+            if trial.foreign is not None and not self._disturbed:
+                copying = [one.found for one in self.trials if one.found.model is None]
+                store_tuned(self._loaded, trial.foreign, trial.found, copying)
         finally:
             self._report(replace(trial.found, index=index))
 

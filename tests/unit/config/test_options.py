@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from scripts.options_page import PAGE, page
 from specllama.config import options, options_measuring
 from specllama.config.option import Option
 from specllama.config.options import OF_ONE_MODEL, STORED, as_argument, as_flag
@@ -38,10 +37,6 @@ def test_long_flags_name_one_option_each() -> None:
     for typed in ("--ctx-size", "ctx_size", "n_ctx"):
         assert options.option_named(typed) == "n_ctx"
     assert options.option_named("modle") == ""
-
-
-def test_the_page_of_all_names_is_up_to_date() -> None:
-    assert PAGE.read_text("utf-8") == page(), "python -m scripts.options_page"
 
 
 def test_every_sampling_parameter_is_an_option() -> None:
