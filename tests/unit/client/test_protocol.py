@@ -145,6 +145,29 @@ def test_these_messages_arrive_as_sent_too(message: m.Message) -> None:
     assert decode(encode(message)) == message
 
 
+@pytest.mark.parametrize(
+    ("prompt", "key"),
+    [
+        (m.ChatInput([{"role": "user", "content": "x"}], {"a": 1}, prefix="y", follows=3), "messages"),
+        (m.ChatInput([], earlier=m.EarlierTurn(1, 2, [1, 2, 3], "d")), "messages"),
+        (m.TextInput(""), "text"),
+        (m.TokenInput([]), "ids"),
+        (m.MixedInput([[1, 2], "x", []]), "parts"),
+        (m.Infill("a", "b", extra=[m.InfillChunk("c")], suffix_first=True), "suffix"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_prompt_of_any_form_arrives_in_its_form(prompt: m.PromptInput, key: str) -> None:
+    message = m.Generate(1, prompt)
+    assert decode(encode(message)) == message
+    name, body = json.loads(encode(message))
+    with pytest.raises(ValueError, match=f"Generate.prompt: {type(prompt).__name__}: unknown key 'further'"):
+        decode(json.dumps([name, {**body, "prompt": {**body["prompt"], "further": 1}}]).encode())
+    without = {k: v for k, v in body["prompt"].items() if k != key}
+    with pytest.raises(ValueError, match=r"Generate\.prompt"):
+        decode(json.dumps([name, {**body, "prompt": without}]).encode())
+
+
 def test_every_kind_is_plain_data() -> None:
     for kind in KINDS:
         assert is_dataclass(kind)
