@@ -89,7 +89,8 @@ class RequestStream:
         self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
-        sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
+        # The prompts are not kept: they may be large, and wait for long.
+        sent = protocol.Generate(-1, protocol.TextInput(""))
         self.specs = [replace(spec, request=sent) for spec in self.specs]
 
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
@@ -110,15 +111,15 @@ class RequestStream:
                 self._arrive(assembler, error)
 
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
-        request = spec.request
+        request, chat = spec.request, spec.request.chat
         reader = None
-        if request.messages is not None and self._reader is not None:
-            reader = self._reader(request.tools)
+        if chat is not None and self._reader is not None:
+            reader = self._reader(chat.tools)
         return EventAssembler(
             index,
             spec.prompt,
             spec.splits,
-            bool(request.prefix or request.prefix_thought),
+            chat is not None and chat.is_begun,
             self._end_ids,
             reader,
             request.progress,

@@ -132,7 +132,8 @@ class Service:
 
     def _begin(self, job: RequestStream, client: LoopClient) -> None:
         info = self.supervisor.info
-        longest = max((len(spec.request.ids or ()) for spec in job.specs), default=0)
+        prompts = [spec.request.prompt for spec in job.specs]
+        longest = max((len(p.ids) for p in prompts if isinstance(p, protocol.TokenInput)), default=0)
         if longest >= info.n_ctx:  # the engine checks texts
             raise ContextLengthError(
                 f"the prompt has {longest} tokens, which exceeds the available context size of {info.n_ctx}",

@@ -49,13 +49,14 @@ async def _entry(api: ApiRequest, found: ListedModel) -> LmStudioModel:
 def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> LmStudioModel:
     """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
+    architecture = facts.details.architecture if isinstance(facts, LoadInfo) else facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
     shown: LmStudioModel = {
         "id": found.name,
         "object": "model",
         "type": "llm",
         "publisher": found.model.id.partition("/")[0] if "/" in found.model.id else "",
-        "arch": facts.architecture,
+        "arch": architecture,
         "compatibility_type": "gguf",
         "quantization": quant,
         "state": "loaded" if found.loaded else "not-loaded",

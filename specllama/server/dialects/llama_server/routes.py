@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.responses import JSONResponse, Response
 
@@ -130,12 +131,10 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
-    turns, variables = body.turns, {**api.settings.variables, **body.variables()}
+    chat = body.chat_input(api.settings.variables)
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(
-            id_, turns.messages, variables, turns.prefix, body.allowed, turns.thought
-        ),
+        partial(protocol.Render, chat=chat),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )

@@ -91,12 +91,12 @@ def props(
         "machine": {
             "n_threads": info.n_threads,
             "n_gpu_layers": info.target.n_gpu_layers,
-            "n_layer": info.n_layer,
-            "host_bytes": info.host_bytes,
-            "device_bytes": info.device_bytes,
+            "n_layer": info.details.n_layer,
+            "host_bytes": info.details.host_bytes,
+            "device_bytes": info.details.device_bytes,
             "gpus": [
                 {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
-                for gpu in info.gpus
+                for gpu in info.details.gpus
             ],
         },
         "target": _model(info.target),
@@ -133,7 +133,7 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
         "supports_tool_calls": works,
         "supports_parallel_tool_calls": works,
         "supports_object_arguments": works,
-        "supports_preserve_reasoning": works and info.template_reasons,
+        "supports_preserve_reasoning": works and info.details.template_reasons,
         "supports_reasoning_effort": "reasoning_effort" in info.template,
     }
 

@@ -116,7 +116,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     described in a system message. Infill support is known only after a load.
     """
     if isinstance(info, LoadInfo):
-        works, reasons, fills = info.template_works, info.template_reasons, info.infill
+        works, reasons, fills = info.template_works, info.details.template_reasons, info.details.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
     more = {"tools": works, "insert": fills, "thinking": works and reasons}
@@ -139,7 +139,7 @@ def details(found: LoadInfo | ModelDetails | None) -> OllamaDetails:
 def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     """(architecture, number of weights, quantisation)."""
     if isinstance(found, LoadInfo):
-        return found.architecture, found.target.params, found.target.quant
+        return found.details.architecture, found.target.params, found.target.quant
     return (found.architecture, found.n_params, found.quant) if found is not None else ("", 0, "")
 
 
