@@ -17,7 +17,7 @@ from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict, check_any
+from specllama.pair.head_check import HeadVerdict, check_any
 from specllama.pair.token_bytes import KINDS, TokenBytes, token_bytes
 from specllama.pair.vocab import named_id, read_vocab
 

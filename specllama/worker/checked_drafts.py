@@ -9,12 +9,12 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.drafters import wants_draft_model
 from specllama.errors import IncompatiblePairError, option
-from specllama.gguf.check import check_draft
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.heads import is_head_file, read_head
+from specllama.heads.check import check_draft
+from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.heads import HeadVerdict, check_head, own_head
+from specllama.pair.head_check import HeadVerdict, check_head, own_head
 from specllama.pair.overlap import Overlap, overlap, translated
 
 

@@ -17,13 +17,10 @@ from specllama.config.load import AUTO, LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
-from specllama.core.interfaces import DecodeError, Drafter, SavingDrafter
+from specllama.core.interfaces import ConfidentDrafter, DecodeError, Drafter, SavingDrafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.stats import RunStats
-from specllama.drafters.block import BlockDrafter
-from specllama.drafters.head import HeadDrafter
-from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
@@ -294,7 +291,7 @@ class EngineCore:
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
         for drafter in drafters:
-            if isinstance(drafter, ModelDrafter | HeadDrafter | BlockDrafter):
+            if isinstance(drafter, ConfidentDrafter):
                 drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)

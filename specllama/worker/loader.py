@@ -13,11 +13,10 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.core.head_interfaces import is_feature_reader
 from specllama.core.interfaces import Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.block import BlockDrafter
-from specllama.drafters.head import HeadDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
@@ -30,7 +29,7 @@ from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows
 from specllama.models.memory.plan import MemoryPlan
 from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict
+from specllama.pair.head_check import HeadVerdict
 from specllama.prefix_disk.model_key import FileIdentity
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
@@ -246,5 +245,5 @@ def _drafters(
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:
-        head.features.reader = next((d for d in made if isinstance(d, HeadDrafter | BlockDrafter)), None)
+        head.features.reader = next((d for d in made if is_feature_reader(d)), None)
     return made

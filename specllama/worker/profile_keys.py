@@ -11,8 +11,8 @@ from typing import Any
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.drafters import words_of
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import compiled
@@ -51,7 +51,7 @@ def head_key(head: HeadInfo) -> dict[str, Any]:
     """A head, wherever its layers are, in types that JSON preserves."""
     header = head.header
     identity = [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
-    return {"head": head.kind.value, "model": identity}
+    return {"head": head.kind.name, "model": identity}
 
 
 def pair_key(

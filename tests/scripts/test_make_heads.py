@@ -20,7 +20,7 @@ from scripts.demo_pair.mimo2 import mimo2_of
 from scripts.demo_pair.padding import Padding, read_source, write_padded
 from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from tests.support.command import Command
 
 TEXTS = [text for m in (textwrap, json, bisect, random, ast) for text in inspect.getsource(m).split("\n\n\n")]

@@ -27,7 +27,7 @@ from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
-from specllama.worker.tuning.heads import head_of, n_ahead
+from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
     TextWriter,

@@ -9,9 +9,9 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
+from specllama.heads.kind import HeadInfo
 from specllama.server.memory import FreeGpu, FreeMemory, Resident
 from specllama.server.placement import Newcomer, must_leave
 from specllama.server.placement import newcomer as newcomer_of
