@@ -13,9 +13,10 @@ from hypothesis import settings
 
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
+from tests.support.examples import examples
 from tests.support.hub import LocalHub, local_hub
 
-settings.register_profile("specllama", deadline=None)  # no test depends on the speed of the machine
+settings.register_profile("specllama", deadline=None, max_examples=examples(100))  # on any machine
 settings.load_profile("specllama")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
@@ -26,7 +27,10 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("agents", "browser", "scripts", "faults", "server", "cli", "worker", "api", "engine", "unit")
+SLOWEST_FIRST = (
+    *("agents", "browser", "kernel_checks", "soak", "scripts", "faults", "server", "cli", "fuzz", "worker"),
+    *("api", "engine", "unit"),
+)
 
 
 def _rank(item: pytest.Item) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
-from scripts.demo_pair.random_vocab import byte_tokens
+from scripts.bench.random_vocab import byte_tokens
 from specllama.client.trim_messages import Trim
 from specllama.config.load import ModelSettings
 from specllama.core.head_interfaces import HeadRow

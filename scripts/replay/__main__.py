@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts import cli
-from scripts.figures import mean
 from scripts.replay import devices, hindsight
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
@@ -162,7 +161,8 @@ def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
         for c in found:
             rates = ", ".join(f"{rate:.3f} x {name}" for name, rate in c.rates.items())
             print(f"  {c.machine:9s} c={c.step:.2f} {c.workload:10s} {rates}")
-    means = ", ".join(f"{mean([c.rates[k] for c in found]):.3f} x {k}" for k in found[0].rates)
+    of_all = {k: statistics.geometric_mean(c.rates[k] for c in found) for k in found[0].rates}
+    means = ", ".join(f"{rate:.3f} x {k}" for k, rate in of_all.items())
     print(f"{label}: {means} ({len(found)} cells)")
     for name in ("plain", "best fixed"):
         if name in found[0].rates:
@@ -176,7 +176,7 @@ def parts(traces: Workloads, how: ReplaySettings) -> None:
 
     def rate(copies: bool = True, config: PolicyConfig = DEFAULT) -> float:
         varied = how._replace(fixed=False, copies=copies, config=config)
-        return mean([c.rates["plain"] for c in cells(traces, varied)])
+        return statistics.geometric_mean([c.rates["plain"] for c in cells(traces, varied)])
 
     whole = rate()
     print(f"    copying: {whole / rate(copies=False) - 1:+.1%}")

@@ -505,10 +505,10 @@ class Done:
     text: what was still held back, runs as in SequenceDelta. reason: "stop", "length", "context", "cancel".
     stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
     request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
-    was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
-    measured. pace: how many times stored_t1 a decode takes now, by the rounds of this run, None: unknown.
-    unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
-    prompt: its text, control tokens spelt out, if that was asked for.
+    was. stored_t1, epsilon: seconds of a decode of one row, and the difference of two logits that rounding
+    can turn around, None where they are not measured. pace: how many times stored_t1 a decode takes now, by
+    the rounds of this run, None: unknown. unmeasured: whether an idle engine could measure more. slot: the
+    one that it had, -1 for none. prompt: its text, control tokens spelt out, if that was asked for.
     """
 
     id: int

@@ -10,9 +10,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from specllama.gguf.header import Header
-from specllama.heads.kind import HeadInfo, HeadKind, layers
+from specllama.heads.kind import HeadInfo, HeadKind
 from specllama.heads.required import GET_ANOTHER, require, require_shape
 from specllama.heads.target_rows import width_refusals
+from specllama.wording import counted
 
 ARCHITECTURE = "gemma4-assistant"
 
@@ -74,7 +75,7 @@ GEMMA4_ASSISTANT = HeadKind(
     recognises=lambda header: header.architecture == ARCHITECTURE,
     read=_read,
     refusals=_refusals,
-    label=lambda head: f"Gemma 4 assistant, {layers(head)}",
+    label=lambda head: f"Gemma 4 assistant, {counted(head.n_layer, 'layer')}",
     architecture=ARCHITECTURE,
     memory_header=_memory_header,
     shares_cache=True,

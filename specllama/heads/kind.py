@@ -150,11 +150,6 @@ class HeadInfo:
         return sum(t.n_bytes for t in self.tensors)
 
 
-def layers(head: HeadInfo) -> str:
-    """How many blocks it has, for people."""
-    return f"{head.n_layer} layer{'s' if head.n_layer > 1 else ''}"
-
-
 def _block(name: str) -> int | None:
     parts = name.split(".", 2)
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else None

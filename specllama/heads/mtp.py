@@ -17,9 +17,10 @@ from specllama.gguf.parse import Value
 from specllama.gguf.tensors import dims, first_missing, tensor_names, tensor_shape
 from specllama.gguf.trimmed import read_trim
 from specllama.heads.blocks import of_blocks
-from specllama.heads.kind import HeadInfo, HeadKind, layers
+from specllama.heads.kind import HeadInfo, HeadKind
 from specllama.heads.required import GET_ANOTHER
 from specllama.heads.target_rows import width_refusals
+from specllama.wording import counted
 
 MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm")  # of every MTP block
@@ -133,7 +134,7 @@ def _is_sidecar(header: Header) -> bool:
 
 
 def _layers(n: int) -> str:
-    return f"{n} MTP layer{'s' if n > 1 else ''}"
+    return counted(n, "MTP layer")
 
 
 MTP = HeadKind(
@@ -141,7 +142,7 @@ MTP = HeadKind(
     recognises=lambda header: _n_mtp(header) > 0,
     read=_read,
     refusals=_refusals,
-    label=lambda head: f"MTP, {layers(head)}",
+    label=lambda head: f"MTP, {counted(head.n_layer, 'layer')}",
     alone=_is_sidecar,
     unusable=_unusable,
     damaged=_damaged,

@@ -106,7 +106,7 @@ class LlamaContext(SequenceStates):
 
     @property
     def any_token(self) -> int:
-        """An own id of the model for a decode whose result nobody reads."""
+        """A valid id for a decode whose result is not used."""
         bos = self.model.bos_id
         return bos if bos in range(self.model.n_vocab) else 0
 
@@ -148,8 +148,8 @@ class LlamaContext(SequenceStates):
         return logits
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
-        """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
-        would be as many as the others' then (see rollbacks.py).
+        """Whether the decode may be padded. Where states are rolled back, padding would give one sequence as
+        many rows as the others (see rollbacks.py).
         """
         return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
@@ -167,8 +167,8 @@ class LlamaContext(SequenceStates):
         return sum(outputs[:n_real])
 
     def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:
-        """Note what can be rolled back, and remove the rows that filled up the decode. Recurrent states can
-        be rolled back once: with the rows that are cut anyway.
+        """Record what can be rolled back, and remove the padding rows. Recurrent states can be rolled back
+        only once, so there they are removed by the next truncation.
         """
         last = batch[-1].seq_id
         if self.model.has_state:
@@ -181,7 +181,7 @@ class LlamaContext(SequenceStates):
             llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
 
     def _remove_padding(self) -> None:
-        """Remove the rows that filled up the last decode, where no truncation has."""
+        """Remove the padding rows of the last decode unless a truncation has done so."""
         for seq_id, n in enumerate(self._padding):
             if n:
                 self.truncate(seq_id, self.n_past(seq_id))

@@ -1,8 +1,9 @@
-"""Which characters of an output each token wrote, so that figures of tokens stay with their text.
+"""Assigns characters of an output to the tokens that generated them, so that per-token figures stay with
+their text.
 
-A token's bytes may end within a character, which a later token completes; text is held back, split into
-reasoning, text and calls, and some of it is left out. So the characters are labelled with the number of the
-token that completed them: the label takes the place of the source in the runs that go through the splitters.
+The bytes of a token may end within a character, which a later token completes; text is held back, split into
+reasoning, text and calls, and partly dropped. Characters are therefore labelled with the number of the token
+that completed them: in the runs that pass through the splitters, the label replaces the source.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BETWEEN = ":"  # a label is the token's number and the source
 
 
 class TokenPlaces:
-    """The tokens of one output whose characters have not been taken yet."""
+    """The tokens of one output whose characters have not been taken."""
 
     def __init__(self) -> None:
         self._n_groups = 0
@@ -26,7 +27,7 @@ class TokenPlaces:
         self._open: list[PositionLogprobs] = []  # tokens after the last one that completed a character
 
     def push(self, entries: Sequence[PositionLogprobs]) -> None:
-        """Add the next tokens. Those that complete no character belong to the next one that does."""
+        """Add tokens. Tokens that complete no character belong to the next one that does."""
         for entry in entries:
             self._open.append(entry)
             if entry.length:
@@ -52,8 +53,8 @@ class TokenPlaces:
         return found
 
     def take(self, runs: Runs) -> tuple[list[tuple[int, str]], list[PositionLogprobs]]:
-        """The runs of a text without labels, and the tokens that wrote it. A token is returned once, with the
-        first text that has characters of it.
+        """The runs of a text without labels, and the tokens that generated it. Each token is returned once,
+        with the first text that has a character of it.
         """
         plain: list[tuple[int, str]] = []
         entries: list[PositionLogprobs] = []
@@ -69,7 +70,7 @@ class TokenPlaces:
         return plain, entries
 
     def rest(self) -> list[PositionLogprobs]:
-        """The tokens at the end of the output that complete no character; none after text that was left out,
-        such as a stop string.
+        """The last tokens of the output, which complete no character; none after dropped text such as a stop
+        string.
         """
         return [] if self._lengths else self._open

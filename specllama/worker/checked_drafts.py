@@ -1,4 +1,4 @@
-"""What shall draft in a load, checked against the target by headers alone."""
+"""The drafts of a load, checked against the target by their headers alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from specllama.heads.check import check_draft
 from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.head_check import HeadVerdict, check_head, own_head
-from specllama.pair.overlap import Overlap, overlap, translated
+from specllama.pair.overlap import overlap, translated
+from specllama.pair.shared_tokens import Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +106,13 @@ def _noticed(
 
 
 def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = "") -> None:
-    """Raises IncompatiblePairError for a pair that does not fit. other: what helps too."""
+    """Raises IncompatiblePairError for a pair that does not fit. other: other remedies, for the hint."""
     if not verdict.ok:
         hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
         raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
 
 
 def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
-    """What helps with a draft model that does not fit."""
+    """The remedy for a draft model that does not fit."""
     shared = None if pair.ok else overlap(target, draft)[0]
     return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""

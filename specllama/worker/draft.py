@@ -25,7 +25,8 @@ from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.pair.check import check_pair
-from specllama.pair.overlap import Overlap, overlap
+from specllama.pair.overlap import overlap
+from specllama.pair.shared_tokens import Overlap
 from specllama.pair.stand_ins import stand_ins
 from specllama.worker.profile_keys import model_key
 

@@ -85,7 +85,7 @@ class KeptPrefixes:
         return self.due_in == 0.0 and self._clock() - self._since > BUSY_SECONDS
 
     def generation_ended(self) -> None:
-        """Copy what is worth it once the engine has been idle for a moment."""
+        """Copy worthwhile texts once the engine has been idle for a moment."""
         now = self._clock()
         self._since = now if self._due is None else self._since
         self._due = now + IDLE_SECONDS
@@ -162,7 +162,7 @@ class KeptPrefixes:
                 self._put(text.scope, text.ids, parts)
 
     def close(self) -> None:
-        """Write what is worth it, in bounded time."""
+        """Write worthwhile texts, in bounded time."""
         until = self._clock() + END_SECONDS
         self.keep()
         while (due := self.due_in) is not None and self._disk is not None and self._clock() < until:
@@ -188,7 +188,7 @@ class KeptPrefixes:
         return self._put(slot.scope, as_ids(slot.ids), parts)
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
-        """Whether reading what no text on disk has of these ids would cost enough."""
+        """Whether the ids that no text on disk covers are expensive enough to evaluate."""
         row_seconds = self._engine.store.row_seconds
         can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
         if not can or len(ids) * row_seconds < self._kept_seconds:
@@ -231,7 +231,7 @@ def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_n
 
 
 def _place(name: str) -> tuple[int, str] | None:
-    """(The place, the kind) in the name of a part."""
+    """(Number of ids, kind) from the name of a part."""
     words = name.split(" ")
     if len(words) != 3 or words[0] != _AT or not words[1].isdecimal() or words[2] not in KINDS:
         return None

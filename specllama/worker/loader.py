@@ -14,8 +14,9 @@ from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.head_interfaces import is_feature_reader
-from specllama.core.interfaces import Drafter, RememberingDrafter
+from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import ResourceError, option
@@ -84,6 +85,19 @@ class Loaded:
     def longest_draft(self) -> int:
         """The most tokens of a draft that fit into a decode and can be rolled back."""
         return min(self.context.n_outputs_max - self.settings.n_slots, self.context.max_rollback)
+
+    def policy(self) -> Policy:
+        """The policy that the settings ask for; the planner is always the same one."""
+        s, drafters = self.settings, self.drafters
+        for drafter in drafters:
+            if isinstance(drafter, ConfidentDrafter):
+                drafter.confident = s.draft_max is None or s.draft_p_min > 0
+        if s.draft_max == 0 or not drafters:
+            return Fixed([], 0)
+        if s.draft_max is None:
+            return self.profile.planner_of(drafters)
+        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
+        return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
     def drop_draft(self, policy: Policy | None) -> None:
         """Free the draft model and the head after one of them failed. policy: the planner, from which their
@@ -166,7 +180,7 @@ def load(
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
-    """What tells a model's files from others, () where that is not known, or held by other machines. own: the
+    """An identity of the model's files; () where it is unknown, or the model is on other machines. own: the
     model's settings.
     """
     try:
@@ -176,7 +190,7 @@ def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> 
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:
-    """Why there is no drafter. problem: why the draft model or the head cannot be used, "" if it can."""
+    """The reason why there is no drafter. problem: of the draft model or head, "" if it can be used."""
     if settings.draft_max == 0:
         return option("draft_max", 0)
     if not settings.drafters:

@@ -1,4 +1,4 @@
-"""The head that comes with specllama, from its header; scripts.demo_pair.head makes it."""
+"""The head that comes with specllama, from its header; training.head makes it."""
 
 from __future__ import annotations
 

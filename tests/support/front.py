@@ -70,7 +70,7 @@ class Front:
 
     def prompt_ids(self, **request: object) -> Sequence[int]:
         """The ids of the prompt."""
-        return self.core._ids(m.Generate(1, **request))  # type: ignore[arg-type]
+        return self.core.loaded_engine.ids(m.Generate(1, **request))  # type: ignore[arg-type]
 
     def fails(self, **request: object) -> str:
         (only,) = self.ask(**request)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from scripts.replay.hindsight import MACHINES
 from specllama.client import protocol as m
 from specllama.client.tune_messages import (
     MeasuredDraft,
@@ -42,6 +41,7 @@ from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
 from tests.support import tinygguf
 from tests.support.front import Front
+from tests.support.machines import MACHINES
 from tests.support.scrambled import scramble
 
 TARGET = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
@@ -97,7 +97,7 @@ def tuned(
             }
         )
     )
-    active, n_checked = front.core.tuner, 0
+    active, n_checked = front.core.loaded_engine.tuner, 0
     assert active is not None, front.messages
     while front.core.busy:
         front.core.step()

@@ -38,8 +38,8 @@ class DeviceMemory:
 @dataclass(frozen=True)
 class PlanSettings:
     """The settings to plan for. available: bytes of host memory. n_spare: cells of the target's cache beyond
-    n_ctx. None: the plan chooses; for devices_draft:
-    those of the target. Raises UsageError at construction.
+    n_ctx. None: the plan chooses; for devices_draft: those of the target. overrides, overrides_draft: see
+    `tensor_overrides`. Raises UsageError at construction.
     """
 
     available: int
@@ -61,6 +61,8 @@ class PlanSettings:
     n_gpu_layers_draft: int | None = None
     devices: tuple[DeviceMemory, ...] = ()
     devices_draft: tuple[DeviceMemory, ...] | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    overrides_draft: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_ctx_draft"):
@@ -71,12 +73,15 @@ class PlanSettings:
         self.of_draft()
 
     def of_target(self) -> CostSettings:
-        return self._load(self.cache_type_k, self.cache_type_v, self.swa_full)
+        own = self._load(self.cache_type_k, self.cache_type_v, self.overrides)
+        return replace(own, swa_full=self.swa_full)
 
     def of_draft(self) -> CostSettings:
-        return self._load(self.cache_type_k_draft, self.cache_type_v_draft)
+        return self._load(self.cache_type_k_draft, self.cache_type_v_draft, self.overrides_draft)
 
-    def _load(self, cache_type_k: str, cache_type_v: str, swa_full: bool = True) -> CostSettings:
+    def _load(
+        self, cache_type_k: str, cache_type_v: str, overrides: tuple[tuple[str, str], ...]
+    ) -> CostSettings:
         return CostSettings(
             n_slots=self.n_slots,
             n_batch=self.n_batch,
@@ -86,7 +91,7 @@ class PlanSettings:
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             flash_attn=self.flash_attn,
-            swa_full=swa_full,
+            overrides=overrides,
         )
 
 

@@ -1,4 +1,4 @@
-"""LM Studio's list of models, by which its clients find out what a model is and can do."""
+"""LM Studio's list of models, from which its clients learn what a model is and can do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.models.details import ModelDetails
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.models import ListedModel, listed
 
 
@@ -31,7 +31,7 @@ async def _entry(api: ApiRequest, found: ListedModel) -> dict[str, Any]:
 
 
 def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> dict[str, Any]:
-    """One model. facts: what is known of it, from its last load or its header."""
+    """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
     shown = {

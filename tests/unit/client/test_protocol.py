@@ -21,6 +21,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import Note
+from tests.support.examples import examples
 
 KINDS = get_args(m.Message)
 JSON = st.recursive(
@@ -100,7 +101,7 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_message_arrives_as_it_was_sent(kind: type[m.Message]) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(of(kind))
     def check(message: m.Message) -> None:
         line = encode(message)

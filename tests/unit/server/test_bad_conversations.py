@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 from tests.support.conversations import WRITERS, Answer, Call, Conversation, Result, Say
 from tests.unit.server.test_conversations import asked
 

@@ -11,8 +11,8 @@ import pytest
 from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.body import parse
 
 USER = {"role": "user", "content": "x"}

@@ -13,13 +13,9 @@ from specllama.client.protocol import Infill
 from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.models.details import ModelDetails
 from specllama.server.app import ERRORS
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.ollama import shapes
-from specllama.server.dialects.ollama.requests import (
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    ShowRequest,
-)
+from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.loads import load_info
 
 ASKED = [{"role": "user", "content": "x"}]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.codex import codex_request
 
 USER = {"role": "user", "content": "x"}

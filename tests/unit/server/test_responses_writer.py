@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, EngineDiedError
-from specllama.server.dialects.fields import checked
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import (
     MAX_ECHO,
@@ -24,7 +23,7 @@ from specllama.server.dialects.openai.responses.writer import (
     ResponsesWriter,
     echo_json,
 )
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.fields import checked
 from specllama.server.events import (
     CallArgs,
     CallClose,
@@ -36,6 +35,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 from tests.support.event_scripts import Script, scripts
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import SMALL, AtMost, Body
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body
 
 MAX_EXTRA, MAX_FILENAME = 1024, 1024
 
 
 class ExtraChunk(Body):
-    """A text from elsewhere. time: when the editor came across it, which has no effect."""
+    """A text from another file. time: when the editor saw it, without effect."""
 
     text: str
     filename: Annotated[str, Field(max_length=MAX_FILENAME)] = "tmp"
@@ -22,9 +22,9 @@ class ExtraChunk(Body):
 
 
 class InfillRequest(NativeRequest):
-    """input_prefix, input_suffix: the text before and after the gap. prompt: the beginning of what fills it.
-    input_extra: other texts, the most important ones last. id_slot: with 0 or more, a newer request of the
-    same client with the same number ends this one with the text that it has.
+    """input_prefix, input_suffix: the text before and after the gap. prompt: the beginning of the filling.
+    input_extra: other texts, most important last. id_slot: if 0 or more, a newer request of the same client
+    with this number ends this one with the text that it has.
     """
 
     prompt: str = ""
@@ -40,7 +40,7 @@ class InfillRequest(NativeRequest):
 
     @property
     def shown(self) -> Any:
-        """What a log shows of it."""
+        """The prompt as logged."""
         return [self.input_prefix, self.prompt, self.input_suffix]
 
     def inputs(self) -> list[dict[str, Any]]:

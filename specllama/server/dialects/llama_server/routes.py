@@ -1,4 +1,4 @@
-"""llama-server's own routes."""
+"""llama-server's own routes; those of OpenAI's API that it has too are in openai/routes.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
 from specllama.errors import ResourceError, SpecllamaError
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.llama_server import models, shapes, slot_actions, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
@@ -19,11 +18,8 @@ from specllama.server.dialects.llama_server.requests import (
     TemplateRequest,
     TokenizeRequest,
 )
-from specllama.server.dialects.openai import routes as openai
-from specllama.server.dialects.openai.chat_request import ChatRequest
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.responses import routes as responses
-from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
 
@@ -67,22 +63,8 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, place=body.place)
 
 
-async def chat_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ChatRequest))
-
-
-async def responses_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ResponsesRequest))
-
-
-async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
-    api.check_model(body.model)
-    n = await api.prompt_length(body.generation(api.settings.sampling, api.settings.variables))
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
-
-
 async def health(api: ApiRequest) -> Response:
-    """Never waits for the engine. Who has no key of a server with keys sees nothing of the operator's."""
+    """Never waits for the engine. Requests without a valid key see no details on a server with keys."""
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if problem:
@@ -98,7 +80,7 @@ async def metrics(api: ApiRequest) -> Response:
 
 async def props(api: ApiRequest) -> Response:
     info = await api.supervisor.load()
-    sleeps = api.service.residence.state == "unloaded"
+    sleeps = api.service.lease.state == "unloaded"
     times: Sequence[tuple[int, float]] = ()
     if not sleeps:
         with contextlib.suppress(SpecllamaError, TimeoutError):
@@ -109,8 +91,8 @@ async def props(api: ApiRequest) -> Response:
 
 
 async def slots(api: ApiRequest) -> Response:
-    """Of a model that is not in memory there are none."""
-    if api.service.residence.state == "unloaded":
+    """An unloaded model has none."""
+    if api.service.lease.state == "unloaded":
         return JSONResponse([])
     await api.supervisor.engine()
     found = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
@@ -168,12 +150,6 @@ DIALECT = Dialect(
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
         ApiRoute("POST", "/infill", infill, "Fill a gap in a text", InfillRequest),
-        ApiRoute("POST", "/chat/completions", openai.chat),
-        ApiRoute("POST", "/responses", responses.respond, "", ResponsesRequest),
-        *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),
-        *(ApiRoute("POST", f"{at}/responses/input_tokens", responses_length) for at in ("", "/v1")),
-        ApiRoute("GET", "/models", openai.models),
-        ApiRoute("GET", "/models/{name:path}", openai.model),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),
         ApiRoute("GET", "/props", props, "The server's settings"),
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),

@@ -12,10 +12,10 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.shared.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
-_STORED = tuple(p for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+_STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
 _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
@@ -78,7 +78,7 @@ def props(
 
 
 def _described(entry: Parameter, default: Any) -> dict[str, Any]:
-    """A sampling parameter for who shows or checks its values."""
+    """A sampling parameter, for programs that display or validate its values."""
     found: dict[str, Any] = {"name": entry.name, "type": _KINDS[entry.kind], "many": entry.many}
     if entry.kind in (int, float):
         found |= {"minimum": entry.low, "maximum": entry.high}
@@ -90,8 +90,8 @@ def _model(model: ModelInfo) -> dict[str, Any]:
 
 
 def _capabilities(info: LoadInfo) -> dict[str, bool]:
-    """What a client may send in conversations. Tools and calls are written as text for templates that know
-    none, so that a template that works is enough for them.
+    """Features of conversations. Templates without tool support get tools and calls as text, so a working
+    template suffices.
     """
     works = info.template_works
     return {
@@ -108,8 +108,8 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
 
 
 def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
-    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: who asks; of a slot
-    that another owner uses or used last, only whether it is busy is shown.
+    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: of the request;
+    for a slot last used by another owner, only whether it is busy is shown.
     """
     shown = []
     for slot in found.slots:
@@ -132,8 +132,8 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
 
 
 def tokens(found: Tokenized, with_pieces: bool) -> bytes:
-    """The items of a JSON array: ids, each with its text if with_pieces; a text that is not whole characters
-    is a list of its bytes.
+    """Items of a JSON array: ids, with their texts if with_pieces; a text that is not valid UTF-8 becomes a
+    list of bytes.
 
     found: a part of the engine's answer to Tokenize.
     """

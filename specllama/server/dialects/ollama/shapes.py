@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_OPTIONS = (
-    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
+_OPTIONS = tuple(
+    name
+    for name, parameter in PARAMETERS.items()
+    if parameter.stored and parameter.is_number and name not in ("max_tokens", "seed")
+)
+"""The parameters of a model: those that say how tokens are chosen, not where an answer ends."""
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
 
 
@@ -64,8 +66,8 @@ def show(
 
 
 def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
-    """What a model can do. Tools need no more than a chat template: without an own format for them, they
-    are described in a system message. Whether it fills gaps is known once it has been loaded.
+    """Capabilities of a model. A chat template suffices for tools: without native support they are
+    described in a system message. Infill support is known only after a load.
     """
     if isinstance(info, LoadInfo):
         works, reasons, fills = info.template_works, info.template_reasons, info.infill
@@ -76,7 +78,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
 
 
 def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
-    """The short description of a model, loaded or not."""
+    """Short description of a model, loaded or not."""
     family, params, quant = _facts(found)
     return {
         "parent_model": "",
@@ -96,7 +98,7 @@ def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
 
 
 def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> dict[str, Any]:
-    """digest: an id of the model's file, made of its header; the file is not read for it."""
+    """digest: identifies the model's file by its header; the file is not read."""
     return {
         "name": name,
         "model": name,
@@ -107,6 +109,6 @@ def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> di
 
 
 def _size(params: int) -> str:
-    """A number of weights as Ollama shows it: "134.52M"."""
+    """A number of weights in Ollama's form: "134.52M"."""
     unit, decimals, letter = next(size for size in _SIZES if params >= size[0] or size[0] == 1)
     return f"{params / unit:.{decimals}f}{letter}"
