@@ -155,7 +155,8 @@ class DraftTrial:
             return
         self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
-        with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
+        inside = settings.path == self.loaded.settings.target.path
+        with trimmed_copy(settings, inside, self.loaded.context.n_threads) as copy:
             if copy is None:
                 return
             trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock, stores=False)
