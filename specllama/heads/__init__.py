@@ -41,6 +41,13 @@ def read_head(header: Header) -> HeadInfo | None:
     return header.once(_read)
 
 
+def file_head(header: Header) -> HeadInfo | None:
+    """The head that a file is, None for a model, with a head inside or without. Raises GGUFError as
+    `read_head`.
+    """
+    return read_head(header) if is_head_file(header) else None
+
+
 def unusable_head(header: Header) -> str:
     """Why the head that a model's header promises cannot be used, "" if it promises none or it can."""
     kind = kind_of(header)

@@ -14,7 +14,7 @@ from specllama.errors import Note, warning
 from specllama.gguf.architectures import HYBRID, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
-from specllama.heads import is_head_file, read_head, unusable_head
+from specllama.heads import file_head, is_head_file, read_head, unusable_head
 from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.notes import trimmed
@@ -46,7 +46,7 @@ def check_any(target: Header, draft: Header) -> PairVerdict | HeadVerdict:
     """Whether a draft, a model or a head, can propose tokens for a target. Raises GGUFError for an incomplete
     head.
     """
-    head = read_head(draft) if is_head_file(draft) else None
+    head = file_head(draft)
     return check_pair(target, draft) if head is None else check_head(target, head)
 
 

@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from specllama.gguf.header import Header
-from specllama.heads import HEAD_ARCHITECTURES, is_head_file, read_head
+from specllama.heads import HEAD_ARCHITECTURES, file_head
 from specllama.heads.blocks import of_blocks
 from specllama.heads.kind import HeadInfo
 
@@ -26,9 +26,7 @@ def without_head(header: Header) -> Header:
 
 def as_head(draft: Header | HeadInfo) -> Header | HeadInfo:
     """The head that a draft's file is; the header of another file as it is."""
-    if isinstance(draft, HeadInfo) or not is_head_file(draft):
-        return draft
-    return read_head(draft) or draft
+    return draft if isinstance(draft, HeadInfo) else file_head(draft) or draft
 
 
 def row_buffers(head: HeadInfo, n_batch: int) -> int:

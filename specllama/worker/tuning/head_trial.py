@@ -10,7 +10,7 @@ from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter, make
 from specllama.errors import EngineError
 from specllama.gguf.header import read_model
-from specllama.heads import is_head_file, read_head
+from specllama.heads import file_head, read_head
 from specllama.heads.check import check_draft
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
@@ -31,7 +31,7 @@ def head_of(draft: ModelSettings, target: ModelSettings) -> HeadInfo | None:
     inside = draft.path == target.path
     if not inside:
         check_draft(header)
-    head = read_head(header) if inside or is_head_file(header) else None
+    head = read_head(header) if inside else file_head(header)
     if inside and head is None:
         raise EngineError("the model has no head that can be used")
     return head

@@ -16,6 +16,7 @@ from specllama.heads import KINDS, is_head_file, kind_of, read_head, unusable_he
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo, HeadKind
 from specllama.models.memory.plan import PlanSettings, plan_memory
+from specllama.models.quants import is_head_name
 from specllama.models.trim.plan import trim_source
 from specllama.pair.head_check import check_any, check_head, step_bytes
 from tests.support import tinygguf, tinyheads, tinymtp
@@ -69,6 +70,7 @@ def test_every_kind_has_a_case_and_a_name_of_its_own() -> None:
     assert sorted(names) == sorted({case.kind for case in CASES.values()})
     assert {"mtp", "gemma4-assistant", "eagle3", "dflash", "dspark"} <= set(names)  # in stored profiles
     assert {kind.architecture for kind in KINDS} - {""} <= ARCHITECTURES
+    assert [name for name in names if not is_head_name(f"{name}-model.gguf")] == []
 
 
 def test_it_is_recognised(read: Read) -> None:
