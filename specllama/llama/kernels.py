@@ -96,7 +96,7 @@ def _left_out() -> str:
 
 
 def _lacking() -> str:
-    """What this processor lacks to run them, "" if nothing is known; the object checks again when it starts."""
+    """What this processor lacks to run them, "" if nothing is known; the object itself checks again."""
     if platform.machine() != "x86_64":
         return ""
     try:

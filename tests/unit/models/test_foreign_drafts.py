@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary for `-md auto`: those that were measured to pay, where tokens are translated."""
+"""Drafts of another vocabulary for `-md auto`: those measured to pay, where tokens are translated."""
 
 from __future__ import annotations
 
