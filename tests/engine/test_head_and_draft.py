@@ -22,7 +22,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.gguf.header import read_model
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from specllama.models.memory.load_plan import ROLLBACK, plan_load
 from specllama.worker import head as worker_head
 from specllama.worker import loader

@@ -28,7 +28,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
-from specllama.worker.tuning.heads import head_of, n_ahead
+from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
     TextWriter,

@@ -48,7 +48,8 @@ class Headers:
 
     def run(self, data: bytes) -> str:
         from specllama.cli import pair_check
-        from specllama.gguf.check import check_model, check_tokenizer
+        from specllama.gguf.check import check_tokenizer
+        from specllama.heads.check import check_model
         from specllama.pair.check import check_pair
 
         source = BytesSource(data)

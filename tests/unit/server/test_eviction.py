@@ -9,9 +9,9 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
+from specllama.heads.kind import HeadInfo
 from specllama.server.eviction import PendingLoad, prepare_load, select_evictions
 from specllama.server.memory import FreeGpu, FreeMemory, LoadedModel
 from tests.support import tinygguf, tinymtp
