@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # not there with PYTHONSAFEPATH
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from installer.main import main
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
+from specllama.llama import kernel_build
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.examples import examples
@@ -43,10 +47,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """The tests, thousands of objects, stay until the end: no collection of garbage needs to scan them."""
+    if any(not item.path.is_relative_to(HERE / "unit") for item in session.items):
+        compile_kernels()
     gc.collect()
     gc.freeze()
+
+
+def compile_kernels() -> None:
+    """Once for the checkout, where their sources changed; otherwise each test's home would compile them."""
+    if kernel_build.unsupported():
+        return
+    with FileLock(Path(sys.prefix) / "kernels.lock"), contextlib.suppress(kernel_build.Unusable):
+        if not kernel_build.is_current(kernel_build.OBJECT):
+            kernel_build.compile_object(kernel_build.OBJECT)
 
 
 @pytest.fixture

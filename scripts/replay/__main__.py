@@ -54,8 +54,8 @@ from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
-from specllama.core.replay.heads import TraceHead
 from specllama.core.replay.recording import record, record_head, record_steps, write_text
+from specllama.core.replay.simulated_heads import TraceHead
 from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET

@@ -124,18 +124,15 @@ class BaseLLM(ABC):
         seed = self._seed if params.get("seed") is None else params["seed"]
         if seed is None and n > 1:
             seed = secrets.randbits(32)
+        prompt = source.prompt_input(variables, tools)
         made = [
             PendingCompletion(
                 i,
                 protocol.Generate(
                     -1,
-                    messages=source.messages,
-                    prompt=source.text,
-                    ids=None if source.ids is None else list(source.ids),
+                    prompt,
                     params={**params, "seed": None if seed is None else nth_seed(seed, i)},
                     speculate=speculate,
-                    variables=dict(variables),
-                    tools=tools,
                 ),
                 self._engine.answer_reader,
             )

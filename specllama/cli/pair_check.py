@@ -17,16 +17,17 @@ from specllama.cli.formatting import columns, table, wrapped
 from specllama.cli.translation_notes import translation_notes
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
-from specllama.gguf.check import check_draft, check_model, check_tokenizer
-from specllama.gguf.head import HeadInfo
+from specllama.gguf.check import check_tokenizer
 from specllama.gguf.header import Header
-from specllama.gguf.heads import read_head, unusable_head
 from specllama.gguf.trimmed import read_trim
+from specllama.heads import read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
+from specllama.heads.kind import HeadInfo
 from specllama.models.prepare import find_draft, known_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
+from specllama.pair.head_check import HeadVerdict, check_any, check_head, step_bytes
 from specllama.pair.overlap import overlap
 from specllama.pair.shared_tokens import Overlap
 from specllama.pair.vocab import Vocab, end_ids, shown
@@ -166,7 +167,7 @@ def _vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVer
 
 def _about_head(target: Header, head: HeadInfo) -> dict[str, Any]:
     return {
-        "kind": str(head.kind),
+        "kind": head.kind.name,
         "in_target": not head.own_file,
         "n_layer": head.n_layer,
         "n_embd": head.n_embd,
@@ -245,7 +246,7 @@ def _head_rows(target: Header, head: HeadInfo) -> list[tuple[str, str, str]]:
     layers = str(head.n_layer_target or "unknown")
     if head.target_layers:
         layers = f"reads {', '.join(map(str, head.target_layers))}"
-    elif head.shares_cache:
+    elif head.kind.shares_cache:
         layers = "reads the last two"
     tokens = f"{head.n_proposed} of {head.n_vocab}"
     return [

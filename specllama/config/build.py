@@ -143,11 +143,11 @@ def _structure(v: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"([0-9]{1,9})(-inf|[+-](?:[0-9]{1,9}\.?[0-9]*|\.[0-9]+))", text.strip())
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,9})(-inf|[+-](?:[0-9]{1,9}\.?[0-9]*|\.[0-9]+))", text.strip())
+    if not match:
         form = "ID+BIAS or ID-BIAS, as 15043+1 or 2-inf"
         raise UsageError(f"must be {form}, not {text!r}", option="logit_bias")
-    return int(found[1]), float(found[2])
+    return int(match[1]), float(match[2])
 
 
 def _steps(letters: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -78,8 +77,3 @@ def row(
 def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
     """The options of one panel in --help."""
     return [replace(option, panel=panel, stored=stored) for option in rows]
-
-
-def named(name: str, options: Iterable[Option]) -> Option:
-    """The option with this name."""
-    return next(option for option in options if option.name == name)

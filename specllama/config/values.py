@@ -160,12 +160,12 @@ def _bytes(text: str, name: str, others: str = "") -> int:
     """others: further forms of the value, for the message."""
     if text.strip() == "auto":
         return AUTO
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
-    if not found or (not found[2] and (found[3] or float(found[1]) != 0)):
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
+    if not match or (not match[2] and (match[3] or float(match[1]) != 0)):
         forms = ", ".join(filter(None, ("a size with its unit, as 8G or 500M", others)))
         raise UsageError(f"must be {forms}, auto, or 0 for none, not {text!r}", option=name)
-    unit = float(1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
-    return min(round(float(found[1]) * unit), _MOST_BYTES)
+    unit = float(1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " ")
+    return min(round(float(match[1]) * unit), _MOST_BYTES)
 
 
 def _size(parse: Callable[[str, str], int]) -> Form:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.core.heads import Hidden
+from specllama.core.head_interfaces import Hidden
 from specllama.core.interfaces import BatchRow
 
 KEPT_ROWS = 256  # of a sequence: a head's cache reaches back this far where it was not kept up to date

@@ -18,7 +18,7 @@ from specllama.errors import ResourceError, UsageError, option
 from specllama.large_memory import MemoryReserve
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import HeadBatch
+from specllama.llama.embedding_batch import EmbeddingBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
 from specllama.llama.logits import LogitRows
@@ -32,7 +32,7 @@ _UNLIMITED = 1 << 30
 
 
 class FeatureOutput(Protocol):
-    """What gives out hidden states of a context's decodes; heads.py has it."""
+    """What gives out hidden states of a context's decodes; heads/features.py has it."""
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""
@@ -102,7 +102,7 @@ class LlamaContext(SequenceStates):
         self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._tokens = TokenBatch(self.n_batch)
-        self._batch: TokenBatch | HeadBatch = self._tokens  # of the next decode
+        self._batch: TokenBatch | EmbeddingBatch = self._tokens  # of the next decode
 
     @property
     def any_token(self) -> int:

@@ -65,7 +65,7 @@ def translation(target: LlamaModel, draft: LlamaModel, overlap: Overlap) -> Tran
         ModelSpeller(draft),
         n_target,
         KeptTokens(ids, n_target + len(lacking), lambda _token: 0),
-        ids[overlap.silent],
+        ids[overlap.never_drafted],
         overlap.may_grow,
     )
 
@@ -87,7 +87,7 @@ class ForeignContext(LlamaContext):
 
     def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
         rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs))
-        rows[:, self.translation.silent] = -np.inf
+        rows[:, self.translation.never_drafted] = -np.inf
         return rows
 
     def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:

@@ -96,14 +96,14 @@ def _left_out() -> str:
 
 
 def _lacking() -> str:
-    """What this processor lacks to run them, "" if nothing is known; the object itself checks again."""
+    """What this processor lacks to run them, "" if nothing is known; the object checks again at its start."""
     if platform.machine() != "x86_64":
         return ""
     try:
-        found = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
+        match = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
     except OSError:
         return ""
-    if found is None or {"avx2", "fma", "f16c"} <= set(found[1].split()):
+    if match is None or {"avx2", "fma", "f16c"} <= set(match[1].split()):
         return ""
     return "this processor lacks AVX2"
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from specllama.errors import SpecllamaError, option
-from specllama.gguf.check import check_draft
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file
 from specllama.gguf.identity import identity
+from specllama.heads import is_head_file
+from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore
 from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
 from specllama.models.names import DEMO

@@ -166,7 +166,7 @@ def check(
 
     Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
     """
-    from specllama.gguf.check import check_draft, check_model
+    from specllama.heads.check import check_draft, check_model
     from specllama.pair.overlap import check_translated
 
     headers: list[Header] = []
@@ -198,10 +198,10 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     """Note whether the memory is sufficient without devices, which are unknown before loading. A head inside
     the model is counted where it will be used.
     """
-    from specllama.gguf.heads import is_head_file
+    from specllama.heads import is_head_file
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
-    from specllama.pair.heads import own_head
+    from specllama.pair.head_check import own_head
 
     target, draft = headers[0], headers[1] if len(headers) > 1 else None
     settings, problem = PlanSettings(available=available_memory()), ""
@@ -228,10 +228,10 @@ def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "str
     if target.parsed.built_in == PYDOC:
         return _embedded_draft()
     from specllama.gguf.header import read_model
-    from specllama.gguf.heads import read_head, unusable_head
+    from specllama.heads import read_head, unusable_head
     from specllama.models.foreign_drafts import foreign_draft
-    from specllama.models.heads import head_beside
-    from specllama.pair.heads import check_any
+    from specllama.models.heads_on_disk import head_beside
+    from specllama.pair.head_check import check_any
 
     try:
         header = library.header(target)
@@ -258,7 +258,7 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
     """The draft that models.toml names for a target, if it is on disk and compatible; a note says why it is
     not used.
     """
-    from specllama.pair.heads import check_any
+    from specllama.pair.head_check import check_any
 
     found, known = library.draft_for(target)
     if found is None:

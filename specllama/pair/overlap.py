@@ -18,7 +18,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
 from specllama.pair import overlap_file
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict, check_any
+from specllama.pair.head_check import HeadVerdict, check_any
 from specllama.pair.shared_tokens import Overlap
 from specllama.pair.token_bytes import KINDS, TokenBytes, token_bytes
 from specllama.pair.vocab import named_id, read_vocab

@@ -49,8 +49,14 @@ def write(target: Header, draft: Header, found: Overlap) -> None:
     """
     if (path := _path(target, draft)) is None:
         return
-    counts = (len(found.to_target), found.n_target, len(found.silent), found.n_shared, found.n_ordinary)
-    arrays = (found.to_target.astype("<i4"), found.silent.astype("<i4"), np.packbits(found.may_grow))
+    counts = (
+        len(found.to_target),
+        found.n_target,
+        len(found.never_drafted),
+        found.n_shared,
+        found.n_ordinary,
+    )
+    arrays = (found.to_target.astype("<i4"), found.never_drafted.astype("<i4"), np.packbits(found.may_grow))
     body = _COUNTS.pack(*counts) + b"".join(array.tobytes() for array in arrays)
     with contextlib.suppress(OSError):
         path.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -92,17 +98,17 @@ def _digest(path: Path, body: bytes) -> bytes:
 
 def _parsed(body: bytes, n_draft: int, n_target: int) -> Overlap | None:
     """The contents of a file for vocabularies of so many tokens, None for those of others."""
-    n_ids, n, n_silent, n_shared, n_ordinary = _COUNTS.unpack_from(body)
-    if (n_ids, n) != (n_draft, n_target) or not 0 <= n_silent <= n_ids:
+    n_ids, n, n_never_drafted, n_shared, n_ordinary = _COUNTS.unpack_from(body)
+    if (n_ids, n) != (n_draft, n_target) or not 0 <= n_never_drafted <= n_ids:
         return None
-    sizes = (4 * n_ids, 4 * n_silent, -(-n // 8))
+    sizes = (4 * n_ids, 4 * n_never_drafted, -(-n // 8))
     if len(body) != _COUNTS.size + sum(sizes):
         return None
     at = _COUNTS.size
     ids = np.frombuffer(body, "<i4", n_ids, at).astype(np.int64)
-    silent = np.frombuffer(body, "<i4", n_silent, at + sizes[0]).astype(np.int64)
+    never_drafted = np.frombuffer(body, "<i4", n_never_drafted, at + sizes[0]).astype(np.int64)
     bits = np.frombuffer(body, np.uint8, sizes[2], at + sizes[0] + sizes[1])
-    return Overlap(ids, n, np.unpackbits(bits, count=n).astype(np.bool_), silent, n_shared, n_ordinary)
+    return Overlap(ids, n, np.unpackbits(bits, count=n).astype(np.bool_), never_drafted, n_shared, n_ordinary)
 
 
 def _remove_oldest(files: Sequence[Path]) -> None:

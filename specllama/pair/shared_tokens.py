@@ -17,14 +17,14 @@ class Overlap:
     to_target: the target's id of each token of the draft, -1 for those that it lacks; no id occurs twice.
     n_target: tokens of the target. may_grow: by the target's id, whether the text of a token is the beginning
     of a token that the draft lacks: what the draft spells as this token and the next one may be one token of
-    the target. silent: tokens of the draft that stand for no text and that the target lacks. n_shared:
+    the target. never_drafted: tokens of the draft that stand for no text and that the target lacks. n_shared:
     ordinary tokens in both, of the n_ordinary that the draft has.
     """
 
     to_target: Ids
     n_target: int
     may_grow: NDArray[np.bool_]
-    silent: Ids
+    never_drafted: Ids
     n_shared: int
     n_ordinary: int
 

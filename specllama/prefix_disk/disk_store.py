@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specllama.clock import ended, running_time, wait_until
 from specllama.prefix_disk.contents import DirectoryContents
-from specllama.prefix_disk.directory import Say, StateDirectory, silent
+from specllama.prefix_disk.directory import Say, StateDirectory, ignore_notice
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
 from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
@@ -57,7 +57,7 @@ class DiskStore:
         key: str,
         *,
         model: str = "",
-        say: Say = silent,
+        say: Say = ignore_notice,
         write_rate: float = WRITE_RATE,
         queue_bytes: int = QUEUE_BYTES,
         reserve_bytes: int = RESERVE_BYTES,

@@ -27,7 +27,7 @@ from specllama.server.events import (
     TextEvent,
 )
 from specllama.server.ids import random_key
-from specllama.server.token_places import TokenPlaces
+from specllama.server.token_spans import TokenSpans
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 
@@ -56,7 +56,7 @@ class EventAssembler:
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
-        self._places: TokenPlaces | None = None  # of the tokens with logprobs
+        self._spans: TokenSpans | None = None  # of the tokens with logprobs
         self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
         self._rounds: list[RoundEvent] = []  # not yet attached to an event
         self._last = 0.0
@@ -106,10 +106,10 @@ class EventAssembler:
         self._last = now
         self._ids += delta.ids
         if delta.logprobs is not None:
-            self._places = self._places or TokenPlaces()
+            self._spans = self._spans or TokenSpans()
             ends = [entry for entry in delta.logprobs if entry.chosen.id in self._end_ids]
             self._end_logprobs += ends
-            self._places.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
+            self._spans.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
         events = self._events(self._split(delta))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
@@ -128,7 +128,7 @@ class EventAssembler:
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        rest = self._places.rest() if self._places is not None and self._ends_with_text else []
+        rest = self._spans.rest() if self._spans is not None and self._ends_with_text else []
         shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason, rest
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown, self._round)]
 
@@ -140,7 +140,7 @@ class EventAssembler:
         return replace(self._rounds[-1], earlier=tuple(self._rounds[:-1]))
 
     def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
-        runs = self._places.label(delta.runs) if self._places is not None else delta.runs
+        runs = self._spans.label(delta.runs) if self._spans is not None else delta.runs
         return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
@@ -148,15 +148,15 @@ class EventAssembler:
         return found
 
     def _plain_runs(self, runs: Runs) -> Runs:
-        return self._places.take(runs)[0] if self._places is not None else runs
+        return self._spans.take(runs)[0] if self._spans is not None else runs
 
     def _text(self, text: str, runs: Runs) -> TextEvent:
         self._ends_with_text = True
         logprobs: list[protocol.PositionLogprobs] = []
-        if self._places is None:
+        if self._spans is None:
             ids = self._take_ids()
         else:
-            runs, logprobs = self._places.take(runs)
+            runs, logprobs = self._spans.take(runs)
             if self._has_reasoning or self._reader is not None:
                 ids = self._take_ids()
             else:  # those of a character that is not complete come with its text

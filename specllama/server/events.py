@@ -35,7 +35,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """Progress of the prefill: n_done of n_prompt tokens are in the KV cache, of which n_reused were there
-    before. seconds: since the first such event. place: position in the queue for a slot, 1 for the next, 0
+    before. seconds: since the first such event. queue_position: for a slot, 1 for the next, 0
     with a slot. Sent before the text if the request asks for `progress`.
     """
 
@@ -44,7 +44,7 @@ class Prefill:
     n_prompt: int
     n_reused: int
     seconds: float
-    place: int = 0
+    queue_position: int = 0
 
 
 class RunTotals(NamedTuple):

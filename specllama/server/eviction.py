@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
-from specllama.gguf.check import check_draft, check_model
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file
+from specllama.heads import is_head_file
+from specllama.heads.check import check_draft, check_model
+from specllama.heads.kind import HeadInfo
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
-from specllama.pair.heads import own_head
+from specllama.pair.head_check import own_head
 from specllama.server.memory import FreeMemory, LoadedModel
 
 

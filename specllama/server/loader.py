@@ -122,9 +122,9 @@ class ModelLoader:
         there = {s.model.path: s for s in self._engines}
         models = []
         for path, one in there.items():
-            info, lease = one.supervisor.info, one.lease
-            busy = lease.n_users > 0
-            models.append(LoadedModel(path, busy, lease.used_at, info.host_bytes, info.device_bytes))
+            memory, lease = one.supervisor.info.details, one.lease
+            busy, used_at = lease.n_users > 0, lease.used_at
+            models.append(LoadedModel(path, busy, used_at, memory.host_bytes, memory.device_bytes))
         free = self._ledger.free(one.supervisor for one in there.values())
         most = self._settings.models_max
         evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)

@@ -70,12 +70,12 @@ class Metrics:
         self.drafted_by = counter(
             "draft_tokens_by_drafter", "Draft tokens verified, by drafter", ("drafter",)
         )
-        places = ("drafter", "position")
-        self.at_place = counter(
-            "draft_tokens_by_source", "Draft tokens verified, by drafter and position", places
+        labels = ("drafter", "position")
+        self.drafted_by_source = counter(
+            "draft_tokens_by_source", "Draft tokens verified, by drafter and position", labels
         )
-        self.accepted_at_place = counter(
-            "draft_tokens_accepted_by_source", "Draft tokens accepted, by drafter and position", places
+        self.accepted_by_source = counter(
+            "draft_tokens_accepted_by_source", "Draft tokens accepted, by drafter and position", labels
         )
         self.forced = counter("forced_tokens", "Tokens forced by a grammar, which are not draft tokens")
         self.rate = histogram("acceptance_rate", "Share of a text's draft tokens that were accepted", _RATES)
@@ -132,8 +132,8 @@ class Metrics:
             self.drafted_by.labels(name).inc(n)
         for name, counts in stats.reached_by.items():
             for j, (n, accepted) in enumerate(zip(counts, stats.accepted_by[name], strict=True)):
-                self.at_place.labels(name, str(j)).inc(n)
-                self.accepted_at_place.labels(name, str(j)).inc(accepted)
+                self.drafted_by_source.labels(name, str(j)).inc(n)
+                self.accepted_by_source.labels(name, str(j)).inc(accepted)
         self.forced.inc(stats.n_forced_accept)
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)

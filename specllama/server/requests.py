@@ -38,8 +38,8 @@ class CompletionSpec:
 class RequestStream:
     """The texts of one request, from waiting for the model to the last event.
 
-    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. place: see
-    Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
+    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. supersedes:
+    see Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
     engine has the request. n_bytes: size of the request; n_held: the part held in this process until then.
     """
 
@@ -48,10 +48,10 @@ class RequestStream:
         specs: Sequence[CompletionSpec],
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
-        place: str = "",
+        supersedes: str = "",
         n_bytes: int = 0,
     ) -> None:
-        self.place, self.n_held = place, n_bytes
+        self.supersedes, self.n_held = supersedes, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self._fields = specs[0].fields
@@ -89,7 +89,8 @@ class RequestStream:
         self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
-        sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
+        # The prompts are not kept: they may be large, and wait for long.
+        sent = protocol.Generate(-1, protocol.TextInput(""))
         self.specs = [replace(spec, request=sent) for spec in self.specs]
 
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
@@ -110,15 +111,15 @@ class RequestStream:
                 self._arrive(assembler, error)
 
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
-        request = spec.request
+        request, chat = spec.request, spec.request.chat
         reader = None
-        if request.messages is not None and self._reader is not None:
-            reader = self._reader(request.tools)
+        if chat is not None and self._reader is not None:
+            reader = self._reader(chat.tools)
         return EventAssembler(
             index,
             spec.prompt,
             spec.splits,
-            bool(request.prefix or request.prefix_thought),
+            chat is not None and chat.is_begun,
             self._end_ids,
             reader,
             request.progress,

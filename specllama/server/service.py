@@ -68,11 +68,11 @@ class Service:
         return self.settings.load.n_slots
 
     def start(
-        self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "", n_bytes: int = 0
+        self, specs: Sequence[CompletionSpec], n: int = 1, supersedes: str = "", n_bytes: int = 0
     ) -> RequestStream:
-        """Start n texts of each spec, with different seeds; they wait until the model is loaded. place: ends
-        earlier requests of the same owner and place with the text that they have, unless this request only
-        evaluates its prompt; "" for none. n_bytes: size of the request.
+        """Start n texts of each spec, with different seeds; they wait until the model is loaded. supersedes:
+        a key; earlier requests of the same owner and key end with the text that they have, unless this
+        request only evaluates its prompt; "" for none. n_bytes: size of the request.
 
         Raises BusyError if too many texts are waiting, ResourceError while the server shuts down. The result
         raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
@@ -85,9 +85,10 @@ class Service:
             for metrics in self.metrics.counting(owner):
                 metrics.refused.inc()
             raise
-        job = RequestStream(texts, self.metrics.counting(owner), self._ended, place, n_bytes)
-        if place and not texts[0].request.warm:
-            for older in [other for other in self.jobs if (other.owner, other.place) == (owner, place)]:
+        job = RequestStream(texts, self.metrics.counting(owner), self._ended, supersedes, n_bytes)
+        if supersedes and not texts[0].request.warm:
+            same = (job.owner, supersedes)
+            for older in [other for other in self.jobs if (other.owner, other.supersedes) == same]:
                 older.end_early()
         self.jobs.add(job)
         self.admission.requests.add(job)
@@ -131,7 +132,8 @@ class Service:
 
     def _begin(self, job: RequestStream, client: LoopClient) -> None:
         info = self.supervisor.info
-        longest = max((len(spec.request.ids or ()) for spec in job.specs), default=0)
+        prompts = [spec.request.prompt for spec in job.specs]
+        longest = max((len(p.ids) for p in prompts if isinstance(p, protocol.TokenInput)), default=0)
         if longest >= info.n_ctx:  # the engine checks texts
             raise ContextLengthError(
                 f"the prompt has {longest} tokens, which exceeds the available context size of {info.n_ctx}",

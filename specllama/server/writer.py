@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from specllama.errors import SpecllamaError
@@ -46,3 +46,8 @@ def to_json(value: Any) -> bytes:
     """
     text = _JSON.encode(value)
     return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")
+
+
+def data_event(data: Mapping[str, object]) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + to_json(data) + b"\n\n"

@@ -9,12 +9,12 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.drafters import wants_draft_model
 from specllama.errors import IncompatiblePairError, option
-from specllama.gguf.check import check_draft
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.heads import file_head
+from specllama.heads.check import check_draft
+from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.heads import HeadVerdict, check_head, own_head
+from specllama.pair.head_check import HeadVerdict, check_head, own_head
 from specllama.pair.overlap import overlap, translated
 from specllama.pair.shared_tokens import Overlap
 
@@ -76,7 +76,7 @@ def checked_drafts(
             return CheckedDrafts(head=_noticed(inside, reason, send))
     header = read_model(settings.draft.path)
     check_draft(header)
-    head = read_head(header) if is_head_file(header) else None
+    head = file_head(header)
     if head is not None:
         verdict = check_head(target, head)
         own = ""

@@ -13,9 +13,9 @@ from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.core.translation import Translation
 from specllama.errors import ResourceError
-from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
+from specllama.heads.check import check_draft, check_model
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.foreign import ForeignContext, translation

@@ -43,8 +43,8 @@ def sampling_notes(metadata: Metadata) -> list[Note]:
             left_out.append(f"{key} = {text[:40]}")
     for key in ("mirostat", "xtc_probability"):
         text = metadata(_PREFIX + key)
-        found = _NUMBER.match(text or "")
-        if found and float(found[0]) > 0:
+        match = _NUMBER.match(text or "")
+        if match and float(match[0]) > 0:
             left_out.append(f"{key} = {str(text)[:40]}")
     _, problem = _steps(metadata)
     if problem:

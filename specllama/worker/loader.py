@@ -13,13 +13,11 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import Drafter, RememberingDrafter
+from specllama.core.head_interfaces import is_feature_reader
+from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.block import BlockDrafter
-from specllama.drafters.head import HeadDrafter
-from specllama.drafters.model import ModelDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
@@ -32,7 +30,7 @@ from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows
 from specllama.models.memory.plan import MemoryPlan
 from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict
+from specllama.pair.head_check import HeadVerdict
 from specllama.prefix_disk.model_key import FileIdentity
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
@@ -92,7 +90,7 @@ class Loaded:
         """The policy that the settings ask for; the planner is always the same one."""
         s, drafters = self.settings, self.drafters
         for drafter in drafters:
-            if isinstance(drafter, ModelDrafter | HeadDrafter | BlockDrafter):
+            if isinstance(drafter, ConfidentDrafter):
                 drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
@@ -261,5 +259,5 @@ def _drafters(
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:
-        head.features.reader = next((d for d in made if isinstance(d, HeadDrafter | BlockDrafter)), None)
+        head.features.reader = next((d for d in made if is_feature_reader(d)), None)
     return made

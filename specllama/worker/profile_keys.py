@@ -11,9 +11,9 @@ from typing import Any
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.drafters import words_of
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity
+from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import compiled
@@ -50,7 +50,7 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
 
 def head_key(head: HeadInfo) -> dict[str, Any]:
     """A head, wherever its layers are, in types that JSON preserves."""
-    return {"head": head.kind.value, "model": identity(head.header)}
+    return {"head": head.kind.name, "model": identity(head.header)}
 
 
 def pair_key(

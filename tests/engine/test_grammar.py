@@ -19,6 +19,7 @@ from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.grammar import GrammarMask, Grammars
 from tests.support.front import Front
+from tests.support.generations import generate
 from tests.support.json_schemas import SCHEMAS
 from tests.unit.core.test_sampling import log_softmax
 
@@ -347,8 +348,8 @@ class TestConversations:
         self.say(front, 22, second, follows=21)
         model, core = model_of(front), front.core
         assert core.loaded is not None
-        kept = core.loaded_engine.ids(m.Generate(23, messages=second, follows=21))
-        fresh = core.loaded_engine.ids(m.Generate(24, messages=second))
+        kept = core.loaded_engine.ids(generate(23, messages=second, follows=21))
+        fresh = core.loaded_engine.ids(generate(24, messages=second))
         spelled = [
             b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, fresh)
         ]
@@ -367,5 +368,5 @@ class TestConversations:
         follows = 999 if change == "unknown turn" else 31
         core = front.core
         assert core.loaded_engine.ids(
-            m.Generate(32, messages=second, follows=follows)
-        ) == core.loaded_engine.ids(m.Generate(33, messages=second))
+            generate(32, messages=second, follows=follows)
+        ) == core.loaded_engine.ids(generate(33, messages=second))

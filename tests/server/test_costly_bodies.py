@@ -56,7 +56,7 @@ def test_every_route_and_every_command_has_bodies() -> None:
 
 
 @pytest.mark.parametrize("path", list(dict.fromkeys(body.path for body in BODIES)))
-def test_costly_bodies_stop_nobody(watched: Watched, path: str) -> None:
+def test_costly_bodies_delay_no_other_request(watched: Watched, path: str) -> None:
     server, bystander = watched.server, watched.bystander
     time.sleep(SETTLE)
     first = time.monotonic()
@@ -83,7 +83,7 @@ def check(watched: Watched, what: str, began: float) -> None:
     assert watched.bystander.lost == [], what
 
 
-def test_clients_that_leave_and_questions_stop_nobody(watched: Watched) -> None:
+def test_disconnects_and_queries_delay_no_other_request(watched: Watched) -> None:
     server, began = watched.server, time.monotonic()
     for _ in range(20):
         first_event(server.begin(prompt="zip", max_tokens=500, ignore_eos=True, stream=True))

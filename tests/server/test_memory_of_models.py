@@ -79,7 +79,7 @@ def run(home: Path, test: Callable[[ModelPool, Limit, list[str]], Awaitable[None
     asyncio.run(main())
 
 
-def test_models_stay_together_as_far_as_memory_allows(tmp_path: Path) -> None:
+def test_models_stay_loaded_together_as_far_as_memory_allows(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
         needed = prepare_load(models.settings.load, None).plan(FreeMemory(PLENTY)).host
         limit.bytes = needed - (1 << 20)
@@ -94,7 +94,7 @@ def test_models_stay_together_as_far_as_memory_allows(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_model_that_never_fits_is_an_error_and_nobody_leaves(tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_an_error_and_evicts_none(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
         limit.bytes = 1000
         found: list[SpecllamaError] = []

@@ -24,8 +24,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
     "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
-    "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker",
-    "api", "bench", "server", "cli", "__main__",
+    "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client",
+    "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 BASICS = ("errors", "wording", "clock", "python_command")
@@ -47,6 +47,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
+    "heads": ("errors", "wording", "gguf"),
     "data": (),
     "prefix_disk": ("errors", "clock", "large_memory", "config"),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
@@ -54,13 +55,13 @@ ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         FRONTS,
         (
-            *(*BASICS, *LIGHT_CORE, "gguf", "rpc", "config", "pair", "text", "calls", "data"),
+            *(*BASICS, *LIGHT_CORE, "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
             *("models", "client", "prefix_disk"),
         ),
     ),
     "worker": (
-        *(*BASICS, "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
-        *("llama", "prefix_disk"),
+        *(*BASICS, "core", "drafters", "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
+        *("models", "llama", "prefix_disk"),
         *("client.protocol", "client.model_info", "client.tune_messages", "client.trim_messages"),
     ),
 }  # fmt: skip
@@ -171,6 +172,8 @@ def test_no_import_points_up() -> None:
         ("core.engine", "config.load"),
         ("core.engine", "testing"),
         ("drafters.copy", "llama.context"),
+        ("heads.mtp", "llama.context"),
+        ("gguf.check", "heads"),
         ("errors", "core.sampling.params"),
         ("llama.context", "worker.engine_core"),
         ("models.prepare", "cli.run"),
@@ -427,7 +430,7 @@ def test_neither_scripts_nor_tests_import_each_other() -> None:
     """Tests run the scripts' commands. The installer and the training are of neither."""
     folders = ("scripts", "tests", "installer", "training")
     may = {
-        "scripts": {"scripts"},
+        "scripts": {"scripts", "installer"},
         "tests": {"tests", "installer"},
         "installer": set(),
         "training": {"training", "scripts"},

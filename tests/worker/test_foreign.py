@@ -24,6 +24,7 @@ from specllama.worker.tuning import tuner
 from tests.support import tinygguf
 from tests.support.foreign import permuted
 from tests.support.front import Front
+from tests.support.generations import generate
 
 N_SLOTS = 4
 EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
@@ -99,7 +100,7 @@ def test_four_requests_at_once(front: Front, temperature: float) -> None:
     plain = [front.ids(**one, speculate=False) for one in requests]
     front.messages.clear()
     for id_, one in enumerate(requests, 1):
-        front.core.handle(m.Generate(id_, **one))
+        front.core.handle(generate(id_, **one))
     while front.core.busy:
         front.core.step()
     items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]

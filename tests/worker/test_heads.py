@@ -16,9 +16,10 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
-from specllama.llama.block_head import BlockContext
+from specllama.llama.heads.block_context import BlockContext
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
+from tests.support.generations import generate
 from tests.support.trimming import N_VOCAB, trimmed
 
 N_SLOTS, NOISE = 4, 0.2  # noise in what a head reads, so that it is right now and then
@@ -151,7 +152,7 @@ def test_a_conversation_goes_on_after_it_was_cancelled(front: Front) -> None:
     one = asked(7, n=120)
     whole = front.ids(**one, speculate=False)
     front.messages.clear()
-    front.core.handle(m.Generate(1, **one))
+    front.core.handle(generate(1, **one))
     for _ in range(12):
         front.core.step()
     front.core.handle(m.Cancel(1))

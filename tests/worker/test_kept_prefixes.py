@@ -16,6 +16,7 @@ from specllama.prefix_disk.directory import default_directory
 from specllama.worker import kept_prefixes, prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
+from tests.support.generations import generate
 
 BUILDERS = {
     "llama": tinygguf.llama,
@@ -150,7 +151,7 @@ def test_a_busy_engine_writes_too(opened):
     kept = front.core.loaded_engine.kept
     assert kept is not None
     more = {"max_tokens": 2000, "ignore_eos": True}
-    front.core.handle(m.Generate(9, prompt="Once", params=more, kept=False))
+    front.core.handle(generate(9, prompt="Once", params=more, kept=False))
     front.core.step()
     assert kept._disk is None, "a next turn may follow at once"
     kept._due, kept._since = 0.0, kept._since - 100.0  # it has not been idle for so long

@@ -196,7 +196,7 @@ def test_heads_that_cannot_be_used_do_not_affect_the_others(
     assert "damaged.gguf" in broken.problem
     assert "no head" in without.problem
     assert good.forecast is not None
-    monkeypatch.setattr("specllama.worker.tuning.heads.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("specllama.worker.tuning.head_trial.available_memory", lambda: 1 << 20)
     _, full = tuned(one, head)
     assert "not enough memory" in full.problem
     assert full.forecast is None

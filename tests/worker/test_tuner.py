@@ -41,6 +41,7 @@ from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
 from tests.support import tinygguf
 from tests.support.front import Front
+from tests.support.generations import generate
 from tests.support.machines import MACHINES
 from tests.support.scrambled import scramble
 
@@ -360,7 +361,7 @@ def test_products_of_rows_are_measured_where_they_are_missing(
 def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:
     one = front()
     one.core.handle(Tune(1, PROMPTS))
-    for request in (Tune(2, PROMPTS), m.Generate(2, prompt="x")):
+    for request in (Tune(2, PROMPTS), generate(2, prompt="x")):
         one.messages.clear()
         one.core.handle(request)
         (refused,) = one.messages

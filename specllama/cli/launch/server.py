@@ -165,8 +165,8 @@ class OwnServer:
                     if not line.endswith("\n"):
                         break
                     say(line.rstrip("\n"))
-                    if found := _SERVING.match(line):
-                        return found[1]
+                    if match := _SERVING.match(line):
+                        return match[1]
                     line = ""
                 if ended:
                     return None

@@ -13,13 +13,13 @@ from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.sources import Values
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import read_head, unusable_head
+from specllama.heads import read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
 from specllama.models.foreign_drafts import foreign_candidates
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
-from specllama.pair.heads import own_head
+from specllama.pair.head_check import own_head
 from specllama.pair.overlap import check_translated
 
 # tune sets these itself: it measures with all drafters, at all lengths.

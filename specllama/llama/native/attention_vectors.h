@@ -42,22 +42,6 @@ inline floats sum_each(const floats * a) {
     }
     return add(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
 }
-inline floats exp2_fraction(floats a) {  // 2^a for a in [-0.5, 0.5]; relative error 2e-9 before rounding
-    floats sum = fmadd(set1(0x1.41d332p-13f), a, set1(0x1.5f456ap-10f));
-    sum        = fmadd(sum, a, set1(0x1.3b2dbcp-7f));
-    sum        = fmadd(sum, a, set1(0x1.c6aed4p-5f));
-    sum        = fmadd(sum, a, set1(0x1.ebfbdap-3f));
-    sum        = fmadd(sum, a, set1(0x1.62e430p-1f));
-    return fmadd(sum, a, set1(1.0f));
-}
-inline floats exp2_minus(floats a, float max_score, unsigned lanes) {
-    const floats integer = _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm512_maskz_scalef_ps((__mmask16) lanes, exp2_fraction(sub(a, integer)), sub(integer, set1(max_score)));
-}
-inline void rotate(floats * a, unsigned by) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    a[0] = _mm512_permutexvar_ps(_mm512_sub_epi32(lanes, _mm512_set1_epi32((int) by)), a[0]);
-}
 #else
 using floats                = __m256;
 constexpr int     LANES     = 8;
@@ -91,6 +75,8 @@ inline floats sum_each(const floats * a) {
     }
     return add(_mm256_permute2f128_ps(two[0], two[1], 0x20), _mm256_permute2f128_ps(two[0], two[1], 0x31));
 }
+#endif
+
 inline floats exp2_fraction(floats a) {  // 2^a for a in [-0.5, 0.5]; relative error 2e-9 before rounding
     floats sum = fmadd(set1(0x1.41d332p-13f), a, set1(0x1.5f456ap-10f));
     sum        = fmadd(sum, a, set1(0x1.3b2dbcp-7f));
@@ -99,16 +85,28 @@ inline floats exp2_fraction(floats a) {  // 2^a for a in [-0.5, 0.5]; relative e
     sum        = fmadd(sum, a, set1(0x1.62e430p-1f));
     return fmadd(sum, a, set1(1.0f));
 }
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
 inline floats exp2_minus(floats a, float max_score, unsigned lanes) {
-    const floats  integer = _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const floats  by    = _mm256_max_ps(sub(integer, set1(max_score)), set1(-127.0f));  // 2^-127 becomes 0
-    const __m256i scale = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(by), _mm256_set1_epi32(127)), 23);
+    const floats integer = _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_maskz_scalef_ps((__mmask16) lanes, exp2_fraction(sub(a, integer)), sub(integer, set1(max_score)));
+}
+inline void rotate(floats * a, unsigned by) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    a[0] = _mm512_permutexvar_ps(_mm512_sub_epi32(lanes, _mm512_set1_epi32((int) by)), a[0]);
+}
+#else
+inline floats exp2_minus(floats a, float max_score, unsigned lanes) {
+    const floats  integer  = _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const floats  exponent = _mm256_max_ps(sub(integer, set1(max_score)), set1(-127.0f));  // 2^-127 becomes 0
+    const __m256i biased   = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
+    const __m256i scale    = _mm256_slli_epi32(biased, 23);
     return _mm256_and_ps(mul(exp2_fraction(sub(a, integer)), _mm256_castsi256_ps(scale)), mask_of(lanes));
 }
 inline void rotate(floats * a, unsigned by) {
-    const __m256i first = _mm256_sub_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int) by));
+    const __m256i first      = _mm256_sub_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int) by));
     const floats  rotated[2] = {_mm256_permutevar8x32_ps(a[0], first), _mm256_permutevar8x32_ps(a[1], first)};
-    const floats  second    = _mm256_castsi256_ps(_mm256_slli_epi32(first, 28));  // bit 3, as the sign
+    const floats  second     = _mm256_castsi256_ps(_mm256_slli_epi32(first, 28));  // bit 3, as the sign
     a[0] = _mm256_blendv_ps(rotated[0], rotated[1], second);
     a[1] = _mm256_blendv_ps(rotated[1], rotated[0], second);
 }

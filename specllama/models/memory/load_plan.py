@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, option
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.heads.kind import HeadInfo
 from specllama.models.memory.overrides import tensor_overrides
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 from specllama.models.memory.windows import keeps_all_cells

@@ -25,9 +25,9 @@ def stays_on_host(name: str, overrides: tuple[tuple[str, str], ...]) -> bool:
     """
     for pattern, buffer in overrides:
         try:
-            found = re.search(pattern, name)
+            match = re.search(pattern, name)
         except re.error:
             continue
-        if found:
+        if match:
             return buffer == _HOST
     return False

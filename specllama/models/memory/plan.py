@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import ResourceError, UsageError, option
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
+from specllama.heads.kind import HeadInfo
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
-from specllama.models.memory.heads import as_head, head_alone, row_buffers, without_head
+from specllama.models.memory.head_parts import as_head, row_buffers, without_head
 
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
@@ -175,14 +175,14 @@ class _Planner:
         self._given = target, draft, second
         self.target, self.settings = without_head(target), settings
         head = draft if isinstance(draft, HeadInfo) else None
-        self.draft = head_alone(draft) if isinstance(draft, HeadInfo) else draft
+        self.draft = draft.memory_header if isinstance(draft, HeadInfo) else draft
         self.inside = head is not None and not head.own_file
         n_above = target.n_layer - self.target.n_layer
         self._target = MemoryCosts(self.target, settings.of_target(), n_above)
         # A head inside the target has the types of the target's cache.
         of_draft = settings.of_target() if self.inside else settings.of_draft()
         self._draft = _costs(self.draft, head, of_draft) if self.draft else None
-        self.head = head_alone(second) if second is not None else None
+        self.head = second.memory_header if second is not None else None
         self._head = _costs(self.head, second, settings.of_target()) if self.head else None
 
     @property

@@ -19,11 +19,11 @@ from specllama.client import protocol
 from specllama.client.trim_messages import Trim, Trimmed
 from specllama.config.load import ModelSettings
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
-from specllama.gguf.check import check_draft
-from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header, read_model
-from specllama.gguf.heads import read_head
 from specllama.gguf.types import NOT_MULTIPLIED, TYPE_BY_NAME, row_bytes
+from specllama.heads import read_head
+from specllama.heads.check import check_draft
+from specllama.heads.d2t import read_d2t
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import from_floats, to_floats
 from specllama.models.sizes import size

@@ -22,8 +22,8 @@ from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.heads import TraceBlocks, TraceHead
 from specllama.core.replay.recording import record, record_head, record_steps
+from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
 from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
@@ -33,13 +33,13 @@ from specllama.drafters.features import KEPT_ROWS
 from specllama.drafters.foreign import ForeignDrafter, make
 from specllama.errors import EngineError, SpecllamaError
 from specllama.gguf.header import Header
-from specllama.pair.heads import own_head
+from specllama.pair.head_check import own_head
 from specllama.worker.draft import LoadedDraft, load_draft
 from specllama.worker.head import LoadedHead
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
 from specllama.worker.profile_keys import pair_key
-from specllama.worker.tuning.heads import head_of, n_ahead, try_head
+from specllama.worker.tuning.head_trial import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
 from specllama.worker.tuning.trim import may_trim, trimmed_copy
@@ -189,7 +189,7 @@ class DraftTrial:
             target.truncate(0, 0)
             target.decode([BatchRow(t, i, 0, i == len(ids) - 2) for i, t in enumerate(ids[:-1])])
         sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
-        timed = time_step if isinstance(draft, LoadedHead) and draft.head.shares_cache else time_steps
+        timed = time_step if isinstance(draft, LoadedHead) and draft.head.kind.shares_cache else time_steps
         return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times)
 
     def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:

@@ -16,12 +16,12 @@ from specllama.config.store import cache_dir
 from specllama.config.whole_file import temporary
 from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import read_head
 from specllama.gguf.parse import TensorInfo
 from specllama.gguf.trimmed import is_trimmed
 from specllama.gguf.types import row_bytes
+from specllama.heads import read_head
 from specllama.models.trim.plan import EMBEDDINGS, OUTPUT
-from specllama.pair.heads import step_bytes
+from specllama.pair.head_check import step_bytes
 from specllama.worker.trim.run import trim
 
 LEAST_SHARE = 0.1  # of the bytes of a step in the output matrix, below which trimming gains next to nothing

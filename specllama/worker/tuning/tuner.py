@@ -28,7 +28,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
-from specllama.worker.tuning.heads import head_of, n_ahead
+from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
     TextWriter,
@@ -173,10 +173,11 @@ class Tuner:
         for workload, prompt in order.prompts:
             number = numbers[workload] = numbers.get(workload, 0) + 1
             if order.raw:
-                request = protocol.Generate(order.id, prompt=prompt)
+                request = protocol.Generate(order.id, protocol.TextInput(prompt))
             else:
                 messages = [{"role": "user", "content": prompt}]
-                request = protocol.Generate(order.id, messages=messages, variables=order.variables)
+                chat = protocol.ChatInput(messages, order.variables)
+                request = protocol.Generate(order.id, chat)
             text = TuningText(workload, number, self._ids_of(request))
             if len(text.prompt) >= self._context.n_ctx - 1:
                 too_long[text.name] = (

@@ -48,7 +48,8 @@ class Headers:
 
     def run(self, data: bytes) -> str:
         from specllama.cli import pair_check
-        from specllama.gguf.check import check_model, check_tokenizer
+        from specllama.gguf.check import check_tokenizer
+        from specllama.heads.check import check_model
         from specllama.pair.check import check_pair
 
         source = BytesSource(data)
@@ -106,10 +107,10 @@ class Load(Headers):
             assert isinstance(messages[-1], m.Ready)
             texts = ["def read(x):\n  2 é\U0001f600\0", "<s> <|im_end|>" + "a" * 40]
             for i, text in enumerate(texts):
-                core.handle(m.Generate(i, prompt=text, params={"max_tokens": 3, "logprobs": 2}))
+                core.handle(m.Generate(i, m.TextInput(text), {"max_tokens": 3, "logprobs": 2}))
             core.handle(m.Tokenize(8, "x\ny"))
             core.handle(m.Detokenize(9, [0, 1, 2]))
-            core.handle(m.Render(10, [{"role": "user", "content": "x"}]))
+            core.handle(m.Render(10, m.ChatInput([{"role": "user", "content": "x"}])))
             while core.busy:
                 core.step()
             ends = {type(message).__name__ for message in messages if isinstance(message, (m.Done, m.Failed))}

@@ -96,7 +96,8 @@ class Real:
         from specllama.drafters.head import HeadDrafter
         from specllama.drafters.model import ModelDrafter
         from specllama.llama.context import LlamaContext
-        from specllama.llama.heads import HeadContext, TargetFeatures
+        from specllama.llama.heads.context import HeadContext
+        from specllama.llama.heads.features import TargetFeatures
 
         n_states = ROLLBACK if self._model.has_state else 0
         target = LlamaContext(self._model, n_ctx, n_slots, n_rs_seq=n_states)
@@ -111,7 +112,7 @@ class Real:
             return opened
         features = TargetFeatures(target, () if self._mtp else (0, 1, 1))
         head = HeadContext(
-            self._other, target, n_ctx, mtp=self._mtp, n_features=features.width,
+            self._other, target, n_ctx, encodes=not self._mtp, n_features=features.width,
             reads_target=self._kind == "gemma4", n_layer=1,
         )  # fmt: skip
         drafter = HeadDrafter(head, self.n_vocab)

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
 
 TO_ENGINE: tuple[m.Message, ...] = (
-    m.Generate(
-        1, prompt="def f(", params={"max_tokens": 2, "temperature": 0.5, "stop": ["x"], "logprobs": 1}
-    ),
-    m.Generate(1, ids=[1, 2, 3], params={"max_tokens": 2, "json_schema": "{}"}, draft_max=2),
-    m.Generate(1, messages=[{"role": "user", "content": "x"}], params={"max_tokens": 1}, prefix="a"),
-    m.Generate(1, prompt="x", forced="abc", params={"max_tokens": 2, "logit_bias": {"1": 0.5}}),
+    m.Generate(1, m.TextInput("def f("), {"max_tokens": 2, "temperature": 0.5, "stop": ["x"], "logprobs": 1}),
+    m.Generate(1, m.TokenInput([1, 2, 3]), {"max_tokens": 2, "json_schema": "{}"}, draft_max=2),
+    m.Generate(1, m.ChatInput([{"role": "user", "content": "x"}], prefix="a"), {"max_tokens": 1}),
+    m.Generate(1, m.MixedInput(["x", [1, 2]]), {"max_tokens": 1}),
+    m.Generate(1, m.Infill("a", "b"), {"max_tokens": 1}),
+    m.Generate(1, m.TextInput("x"), {"max_tokens": 2, "logit_bias": {"1": 0.5}}, forced="abc"),
     m.Tokenize(1, "some text"),
     m.Detokenize(1, [1, 2, 3]),
-    m.Render(1, [{"role": "user", "content": "x"}], {"tools": []}),
-    m.CountTokens(1, [{"role": "user", "content": "x"}], prefix="a"),
+    m.Render(1, m.ChatInput([{"role": "user", "content": "x"}], {"tools": []})),
+    m.CountTokens(1, m.ChatInput([{"role": "user", "content": "x"}], prefix="a")),
     m.GetSlots(1),
     m.Cancel(1),
 )

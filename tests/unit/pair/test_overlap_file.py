@@ -39,7 +39,9 @@ def found(pair: tuple[Header, Header]) -> Overlap:
 
 
 def same(a: Overlap, b: Overlap) -> bool:
-    arrays = (np.array_equal(getattr(a, n), getattr(b, n)) for n in ("to_target", "may_grow", "silent"))
+    arrays = (
+        np.array_equal(getattr(a, n), getattr(b, n)) for n in ("to_target", "may_grow", "never_drafted")
+    )
     numbers = ("n_target", "n_shared", "n_ordinary")
     return all(arrays) and all(getattr(a, n) == getattr(b, n) for n in numbers)
 
@@ -56,7 +58,11 @@ def test_it_is_worked_out_once(
     monkeypatch.setattr(comparison, "token_bytes", lambda _header: pytest.fail("compared again"))
     again = found(pair)
     assert same(first, again)
-    assert (again.to_target.dtype, again.may_grow.dtype, again.silent.dtype) == (np.int64, np.bool_, np.int64)
+    assert (again.to_target.dtype, again.may_grow.dtype, again.never_drafted.dtype) == (
+        np.int64,
+        np.bool_,
+        np.int64,
+    )
     assert folder.stat().st_mode & 0o777 == 0o700
     assert only_file(folder).stat().st_mode & 0o777 == 0o600
 

@@ -100,7 +100,7 @@ BAD = {
 
 @pytest.mark.parametrize("api", WRITERS)
 def test_the_body_that_they_are_made_of_is_good(api: str) -> None:
-    assert len(asked(api, GOOD[api]).messages or ()) == 3
+    assert len(asked(api, GOOD[api]).chat.messages or ()) == 3
 
 
 @pytest.mark.parametrize("api", WRITERS)

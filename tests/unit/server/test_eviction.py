@@ -9,9 +9,9 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
+from specllama.heads.kind import HeadInfo
 from specllama.server.eviction import PendingLoad, prepare_load, select_evictions
 from specllama.server.memory import FreeGpu, FreeMemory, LoadedModel
 from tests.support import tinygguf, tinymtp
@@ -103,7 +103,7 @@ def test_gpus_are_kept_free_for_the_whole_model(pending: PendingLoad) -> None:
     assert select_evictions(pending, there, roomy) == []
 
 
-def test_what_becomes_free_is_spread_over_the_gpus() -> None:
+def test_freed_memory_is_split_over_the_gpus() -> None:
     free = FreeMemory(1, (FreeGpu("a", 300), FreeGpu("b", 100)))
     found = free.after_evicting([LoadedModel("x", False, 0.0, 10, 400)])
     assert (found.host, [gpu.free for gpu in found.gpus]) == (11, [600, 200])
@@ -114,7 +114,7 @@ def test_what_becomes_free_is_spread_over_the_gpus() -> None:
     ]
 
 
-def test_a_model_with_a_head_of_its_own_needs_memory_for_both_or_goes_without(tmp_path: Path) -> None:
+def test_a_head_inside_the_target_is_left_out_if_it_does_not_fit(tmp_path: Path) -> None:
     path = str(tinymtp.qwen35(tmp_path / "m.gguf"))
     settings = LoadSettings(target=ModelSettings(path=path, n_ctx=4096), draft=ModelSettings(path=path))
     found = prepare_load(settings, None)

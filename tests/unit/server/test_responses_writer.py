@@ -158,7 +158,7 @@ def test_an_answer_is_accepted_as_input(script: Script) -> None:
         if item["type"] == "function_call"
     ]
     body = checked(ResponsesRequest, {"input": [{"role": "user", "content": "x"}, *items, *results]})
-    messages = body.generation({}, {}).messages
+    messages = body.generation({}, {}).chat.messages
     assert messages is not None
     choice = one.fold.choices[0]
     calls = [call for message in messages for call in message.get("tool_calls", ())]

@@ -116,15 +116,11 @@ class PromptRequest(ThinkingFields, ParallelFields):
     def dropped(self) -> list[str]:
         return [tool.name for tool in self.tools if not tool.own]
 
-    def prompt(self, variables: Mapping[str, Any]) -> protocol.Generate:
-        """An engine request with the fields of the prompt. variables: of the server. Raises FieldError."""
-        return protocol.Generate(
-            -1,
-            messages=self._conversation.messages,
-            prefix=self._conversation.prefix,
-            prefix_thought=self._conversation.thought,
-            variables=self._variables(variables),
-            tools=self._tools,
+    def chat_input(self, variables: Mapping[str, Any]) -> protocol.ChatInput:
+        """The prompt. variables: of the server. Raises FieldError."""
+        found = self._conversation
+        return protocol.ChatInput(
+            found.messages, self._variables(variables), self._tools, found.prefix, found.thought
         )
 
     def _turns(self) -> ReadConversation:
@@ -192,17 +188,12 @@ class MessagesRequest(SamplingFields, PromptRequest):
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        request = self.prompt(variables)
         return protocol.Generate(
             -1,
-            messages=request.messages,
-            prefix=request.prefix,
-            prefix_thought=request.prefix_thought,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
-            variables=request.variables,
             **self.engine_fields(),
-            tools=request.tools,
             progress=self.stream,
         )
 

@@ -15,7 +15,7 @@ from specllama.server.dialects.shared.native_answer import native_answer
 from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
-from specllama.server.writer import to_json
+from specllama.server.writer import data_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class NativeWriter:
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter."""
         del n_choices
-        return b"".join(_event(chunk) for event in events for chunk in self._chunks(event))
+        return b"".join(data_event(chunk) for event in events for chunk in self._chunks(event))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
-        return _event(error_body(error))
+        return data_event(error_body(error))
 
     def end(self) -> bytes:
         """See DialectWriter."""
@@ -185,7 +185,3 @@ def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 _MISSING = object()
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
@@ -81,7 +81,7 @@ class NativeRequest(SamplingFields):
         return [
             protocol.Generate(
                 -1,
-                **one,
+                one,
                 params=params,
                 strict_schema=limits.strict,
                 **self.engine_fields(),
@@ -93,7 +93,7 @@ class NativeRequest(SamplingFields):
         ]
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return ""
 
@@ -102,9 +102,9 @@ class NativeRequest(SamplingFields):
         """The prompt as logged."""
         return self.prompt
 
-    def inputs(self) -> list[dict[str, Any]]:
-        """The fields of protocol.Generate with each prompt. Raises FieldError."""
-        return [_fields(prompt) for prompt in self._prompts()]
+    def inputs(self) -> Sequence[protocol.PromptInput]:
+        """The prompts. Raises FieldError."""
+        return [_input(prompt) for prompt in self._prompts()]
 
     def _prompts(self) -> list[str | list[Any]]:
         """Each a text, or a list of texts and ids."""
@@ -120,13 +120,12 @@ class NativeRequest(SamplingFields):
         return prompts
 
 
-def _fields(prompt: str | list[Any]) -> dict[str, Any]:
-    """The field of protocol.Generate with the prompt."""
+def _input(prompt: str | list[Any]) -> protocol.PromptInput:
     if isinstance(prompt, str):
-        return {"prompt": prompt}
+        return protocol.TextInput(prompt)
     if all(isinstance(item, int) for item in prompt):
-        return {"ids": prompt}
-    return {"parts": list(_parts(prompt))}
+        return protocol.TokenInput(prompt)
+    return protocol.MixedInput(list(_parts(prompt)))
 
 
 def _parts(prompt: list[Any]) -> Iterable[str | list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -34,7 +35,7 @@ class InfillRequest(NativeRequest):
     id_slot: Annotated[int, Field(ge=-1, lt=2**31)] = -1
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return f"infill {self.id_slot}" if self.id_slot >= 0 else ""
 
@@ -43,8 +44,6 @@ class InfillRequest(NativeRequest):
         """The prompt as logged."""
         return [self.input_prefix, self.prompt, self.input_suffix]
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> Sequence[protocol.PromptInput]:
         extra = [protocol.InfillChunk(chunk.text, chunk.filename) for chunk in self.input_extra]
-        return [
-            {"infill": protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)},
-        ]
+        return [protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.responses import JSONResponse, Response
 
@@ -60,7 +61,7 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         model_facts=facts,
     )
     specs = [CompletionSpec(request, i, fields=body.limits.fields) for i, request in enumerate(requests)]
-    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, place=body.place)
+    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, supersedes=body.supersedes)
 
 
 async def health(api: ApiRequest) -> Response:
@@ -130,12 +131,10 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
-    turns, variables = body.turns, {**api.settings.variables, **body.variables()}
+    chat = body.chat_input(api.settings.variables)
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(
-            id_, turns.messages, variables, turns.prefix, body.allowed, turns.thought
-        ),
+        partial(protocol.Render, chat=chat),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )

@@ -129,17 +129,17 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     def _parameters(self) -> list[Given]:
         return self.options.given_parameters()
 
-    def generation(self, defaults: Mapping[str, Any], **more: Any) -> protocol.Generate:
+    def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
         limits, top = self.limits, (self.top_logprobs or 0) if self.logprobs else None
         return protocol.Generate(
             -1,
+            prompt,
             params={**defaults, **self.options.sampling(logprobs=top, **limits.params)},
             strict_schema=limits.strict,
             **self.options.engine_fields(),
             **self.speculation.engine_fields(),
             stop_ids=self.stop_token_ids,
-            **more,
         )
 
     def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,14 +193,10 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
         found = self._conversation
-        return self.generation(
-            sampling,
-            messages=found.messages,
-            prefix=found.prefix,
-            prefix_thought=found.thought,
-            tools=self._tools,
-            variables=self.variables(variables),
+        chat = protocol.ChatInput(
+            found.messages, self.variables(variables), self._tools, found.prefix, found.thought
         )
+        return self.generation(sampling, chat)
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -237,14 +233,14 @@ class OllamaGenerateRequest(OllamaRequest):
         template. Raises FieldError.
         """
         if self.suffix:
-            return self.generation(sampling, infill=protocol.Infill(self.prompt, self.suffix))
+            return self.generation(sampling, protocol.Infill(self.prompt, self.suffix))
         if self.raw or not templated:
             if self.system:
                 raise FieldError("system needs a chat template, which this model does not have", "system")
-            return self.generation(sampling, prompt=self.prompt)
+            return self.generation(sampling, protocol.TextInput(self.prompt))
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*system, {"role": "user", "content": self.prompt}]
-        return self.generation(sampling, messages=asked, variables=self.variables(variables))
+        return self.generation(sampling, protocol.ChatInput(asked, self.variables(variables)))
 
 
 class ShowRequest(RequestBody):

@@ -63,7 +63,7 @@ async def chat(api: ApiRequest) -> Response:
     if not body.messages:
         return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 
@@ -73,13 +73,13 @@ async def generate(api: ApiRequest) -> Response:
     info = await _info(api, body)
     if not body.prompt and not body.suffix:
         return await _loaded(api, writer, body)
-    if body.suffix and not info.infill:
+    if body.suffix and not info.details.infill:
         raise FieldError(
             f'"{writer.options.model}" does not support insert, its vocabulary has no tokens for it', "suffix"
         )
     request = body.request(api.settings.sampling, api.settings.variables, info.template_works)
     api.log_prompt(body.prompt)
-    spec = CompletionSpec(request, splits=request.messages is not None, fields=body.limits.fields)
+    spec = CompletionSpec(request, splits=request.chat is not None, fields=body.limits.fields)
     return await api.answer([spec], writer, body)
 
 
@@ -97,7 +97,7 @@ async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
     """The model's description, after checks that depend on it. Raises FieldError."""
     api.check_model(body.model or None)
     info = await api.supervisor.load()
-    if body.think and not info.template_reasons:
+    if body.think and not info.details.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
     return info
 

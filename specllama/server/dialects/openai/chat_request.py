@@ -22,18 +22,13 @@ class ChatRequest(SamplingFields, TemplateInput):
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        found = self.turns
         return protocol.Generate(
             -1,
-            messages=found.messages,
-            prefix=found.prefix,
-            prefix_thought=found.thought,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
             show_prompt=bool(self.verbose),
             progress=self.shows_progress,
-            variables={**variables, **self.variables()},
-            tools=self.allowed,
             **self.engine_fields(),
         )
 

@@ -39,7 +39,7 @@ class CompletionRequest(SamplingFields):
         return [
             protocol.Generate(
                 -1,
-                **self._input(prompt),
+                self._input(prompt),
                 params=params,
                 strict_schema=limits.strict,
                 show_prompt=bool(self.verbose),
@@ -49,12 +49,12 @@ class CompletionRequest(SamplingFields):
             for prompt in prompts
         ]
 
-    def _input(self, prompt: str | list[int]) -> dict[str, Any]:
-        """The field of protocol.Generate with a prompt. Raises FieldError."""
+    def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
+        """One prompt. Raises FieldError."""
         if isinstance(prompt, list):
             if self.suffix:
                 raise FieldError("suffix: the prompt must then be text, not ids", "suffix")
-            return {"ids": prompt}
+            return protocol.TokenInput(prompt)
         if self.suffix:
-            return {"infill": protocol.Infill(prompt, self.suffix)}
-        return {"prompt": prompt}
+            return protocol.Infill(prompt, self.suffix)
+        return protocol.TextInput(prompt)

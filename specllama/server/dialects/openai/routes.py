@@ -24,7 +24,7 @@ async def chat(api: ApiRequest) -> Response:
     api.check_model(body.model)
     _set_defaults(api, body)
     request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     writer = ChatWriter(_options(api, body, body.logprobs))
     specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
     return await api.answer(specs, writer, body, n=body.n)
@@ -64,7 +64,8 @@ async def responses_length(api: ApiRequest) -> Response:
 
 async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
     api.check_model(body.model)
-    n = await api.prompt_length(body.generation(api.settings.sampling, api.settings.variables))
+    body.generation(api.settings.sampling, api.settings.variables)  # refuses what it would refuse
+    n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 

@@ -23,7 +23,7 @@ from specllama.server.events import (
     Start,
 )
 from specllama.server.ids import random_key
-from specllama.server.writer import to_json
+from specllama.server.writer import data_event
 
 FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-server's does
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
@@ -92,11 +92,11 @@ class OpenAIWriter:
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter."""
-        return b"".join(_event(chunk) for chunk in self.chunks(events, n_choices))
+        return b"".join(data_event(chunk) for chunk in self.chunks(events, n_choices))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
-        return _event(error_body(error))
+        return data_event(error_body(error))
 
     def end(self) -> bytes:
         """See DialectWriter."""
@@ -142,10 +142,6 @@ class OpenAIWriter:
 
     def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         raise NotImplementedError
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"
 
 
 class ChoiceEnding(TypedDict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -187,17 +188,15 @@ class ApiRequest:
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt)}")
 
-    async def prompt_length(self, request: protocol.Generate) -> int:
-        """Number of tokens of the prompt of a request with messages. Raises the errors that generating
-        would raise.
-        """
-        messages, prefix = request.messages or [], request.prefix
-        found = await self.supervisor.query(
-            lambda id_: protocol.CountTokens(
-                id_, messages, request.variables, prefix, request.tools, request.prefix_thought
-            ),
-            protocol.TokenCount,
-        )
+    def log_chat(self, request: protocol.Generate) -> None:
+        """Log the messages of a chat if the operator wants that."""
+        if request.chat is not None:
+            self.log_prompt(request.chat.messages)
+
+    async def prompt_length(self, chat: protocol.ChatInput) -> int:
+        """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""
+        question = partial(protocol.CountTokens, chat=chat)
+        found = await self.supervisor.query(question, protocol.TokenCount)
         return found.n
 
     async def answer(
@@ -207,18 +206,18 @@ class ApiRequest:
         body: GeneratingBody,
         *,
         n: int = 1,
-        place: str = "",
+        supersedes: str = "",
     ) -> Response:
         """Start n texts of each spec; the response streams them or sends them whole, as the body asks.
 
-        They wait until the model is loaded. place: see Service.start. Raises BusyError, ResourceError; the
-        response raises errors of the load.
+        They wait until the model is loaded. supersedes: see Service.start. Raises BusyError, ResourceError;
+        the response raises errors of the load.
         """
         info, memory = self.supervisor.loaded, body.speculation.memory
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
             self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
         owned = [replace(spec, request=self._owned(spec.request, memory, body.kept)) for spec in specs]
-        job = self.service.start(owned, n, place, getattr(self._http.state, "body_bytes", 0))
+        job = self.service.start(owned, n, supersedes, getattr(self._http.state, "body_bytes", 0))
         self.keep_model(body.keep_alive)
         return StreamingResponse(
             job, writer, body.stream, Limits(self.settings.seconds, self.settings.client_seconds)
@@ -233,15 +232,15 @@ class ApiRequest:
         """The request with the fields that do not depend on its API. memory, kept: see
         `protocol.Generate`.
         """
-        settings, infill = self.settings, request.infill
-        if infill is not None:
-            infill = replace(infill, suffix_first=settings.spm_infill)
+        settings, prompt = self.settings, request.prompt
+        if isinstance(prompt, protocol.Infill):
+            prompt = replace(prompt, suffix_first=settings.spm_infill)
         return replace(
             request,
             owner=self.owner,
             memory=memory,
             share_cache=settings.share_cache,
-            infill=infill,
+            prompt=prompt,
             disk_scope=self.disk_scope,
             kept=kept,
         )

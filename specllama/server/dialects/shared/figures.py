@@ -155,8 +155,8 @@ def prompt_progress(event: Prefill) -> PromptProgress:
         "processed": event.n_done,
         "time_ms": round(1000 * event.seconds),
     }
-    if event.place:
-        found["queue_place"] = event.place
+    if event.queue_position:
+        found["queue_place"] = event.queue_position
     return found
 
 

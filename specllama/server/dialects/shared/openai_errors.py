@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import (
@@ -36,20 +36,42 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
-_FIGURES = ("n_prompt_tokens", "n_ctx")
 
 
-def error_body(error: SpecllamaError, _request_id: str = "") -> dict[str, Any]:
-    """See ErrorBody. param: the field at fault, None where it is none."""
+class OpenAIError(TypedDict):
+    """param: the field at fault, None where it is none. n_prompt_tokens, n_ctx: for a prompt that is too
+    long.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+
+
+class OpenAIErrorBody(TypedDict):
+    """The body of a response."""
+
+    error: OpenAIError
+
+
+def error_body(error: SpecllamaError, _request_id: str = "") -> OpenAIErrorBody:
+    """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     if isinstance(error, ContextLengthError):
         kind = "exceed_context_size_error"
     sampling = error.option if error.option in PARAMETERS else None
-    shown = {
+    shown: OpenAIError = {
         "message": error.message,
         "type": kind,
         "param": error.details.get("param") or sampling,
         "code": next((code for cls, code in _CODES.items() if isinstance(error, cls)), None),
     }
-    return {"error": shown | {name: error.details[name] for name in _FIGURES if name in error.details}}
+    if "n_prompt_tokens" in error.details:
+        shown["n_prompt_tokens"] = error.details["n_prompt_tokens"]
+    if "n_ctx" in error.details:
+        shown["n_ctx"] = error.details["n_ctx"]
+    return {"error": shown}

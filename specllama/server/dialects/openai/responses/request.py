@@ -87,17 +87,20 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     def with_logprobs(self) -> bool:
         return bool(self.top_logprobs) or WITH_LOGPROBS in (self.include or ())
 
+    def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
+        """The prompt. server: the server's variables. Raises FieldError."""
+        variables = {**server, **self._variables()}
+        return protocol.ChatInput(self._conversation.messages, variables, self._tools.allowed)
+
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
         return protocol.Generate(
             -1,
-            messages=self._conversation.messages,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
-            variables={**variables, **self._variables()},
             **self.engine_fields(),
             progress=self.shows_progress,
-            tools=self._tools.allowed,
         )
 
     def echo(self, defaults: Mapping[str, Any]) -> dict[str, Any]:

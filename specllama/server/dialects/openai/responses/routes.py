@@ -44,7 +44,7 @@ async def respond(api: ApiRequest) -> Response:
     request = body.generation(api.settings.sampling, api.settings.variables)
     if tools.dropped:
         api.say(f"left out tools of types that do not run here: {_types(tools.dropped)}")
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     fields = ResponseFields(
         body.model or api.service.name,
         echo_json(body.echo(api.settings.sampling)),

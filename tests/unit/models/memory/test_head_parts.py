@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from specllama.errors import ResourceError
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_header
-from specllama.gguf.heads import read_head
-from specllama.models.memory.heads import row_buffers, without_head
+from specllama.heads import read_head
+from specllama.heads.kind import HeadInfo
+from specllama.models.memory.head_parts import row_buffers, without_head
 from specllama.models.memory.plan import DeviceMemory, PlanSettings, plan_memory
 from tests.support import tinygguf, tinyheads, tinymtp
 

@@ -15,7 +15,7 @@ FLOATS = ctypes.POINTER(ctypes.c_float)
 _MOST_SECTIONS = 4  # of a position, which llama.cpp reads where rows have no tokens (M-RoPE)
 
 
-class HeadBatch:
+class EmbeddingBatch:
     """A llama_batch with hidden states, and the arrays that it points to.
 
     limits: of the context that decodes it. places: (position, seq_id, output) of each row. tokens: their ids,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from specllama.errors import GGUFError
-from specllama.gguf.check import check_draft, check_model
-from specllama.gguf.head import HeadInfo, HeadKind
-from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header
-from specllama.gguf.heads import is_head_file, read_head, unusable_head
+from specllama.heads import is_head_file, read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
+from specllama.heads.d2t import read_d2t
+from specllama.heads.kind import HeadInfo
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.tinygguf import N_EMBD, N_VOCAB
 
@@ -59,7 +59,7 @@ def test_a_model_with_a_head_of_its_own(name: str, tmp_path: Path) -> None:
     check_model(header)
     check_draft(header)
     head, n_mtp = head_of(header), 3 if name == "step35" else 1
-    assert (head.kind, head.own_file, head.n_layer) == (HeadKind.MTP, False, n_mtp)
+    assert (head.kind.name, head.own_file, head.n_layer) == ("mtp", False, n_mtp)
     assert (head.n_layer_target, head.n_embd_target) == (header.n_layer - n_mtp, N_EMBD)
     assert (head.n_chained, head.n_draft_max) == (n_mtp, None)
     assert head.label == ("MTP, 3 layers" if n_mtp > 1 else "MTP, 1 layer")
@@ -133,16 +133,17 @@ def test_fields_of_the_files_of_heads(tmp_path: Path) -> None:
     heads = {name: head_of(read_header(build(tmp_path / f"{name}.gguf"))) for name, build in FILES.items()}
     assistant, eagle3, dflash, dspark = (heads[n] for n in ("assistant", "eagle3", "dflash", "dspark"))
     assert (assistant.n_embd, assistant.n_embd_target, assistant.n_layer) == (64, N_EMBD, 2)
-    assert assistant.shares_cache
+    assert (assistant.kind.shares_cache, assistant.own_embeddings) == (True, False)
     assert (eagle3.target_layers, eagle3.n_embd_target, eagle3.n_draft_max) == ((0, 1, 1), N_EMBD, None)
     assert (eagle3.own_embeddings, eagle3.own_output) == (False, False)
     assert (dflash.block_size, dflash.n_draft_max, dflash.has_confidence, dflash.mask_id) == (4, 3, False, 3)
     two = heads["dflash2"]
-    assert (two.kind, two.selector_top_k, two.n_draft_max) == (HeadKind.DFLASH, 4, 3)
+    assert (two.kind.name, two.selector_top_k, two.n_draft_max) == ("dflash", 4, 3)
     assert (two.label, dflash.label) == ("DFlash 2, blocks of 4", "DFlash, blocks of 4")
-    assert (dspark.kind, dspark.n_draft_max, dspark.has_confidence) == (HeadKind.DSPARK, 4, True)
+    assert (dspark.kind.name, dspark.n_draft_max, dspark.has_confidence) == ("dspark", 4, True)
     own = tinyheads.eagle3(tmp_path / "own.gguf", own_embeddings=True, own_output=True)
-    assert (head_of(read_header(own)).own_embeddings, head_of(read_header(own)).own_output) == (True, True)
+    whole = head_of(read_header(own))
+    assert (whole.own_embeddings, whole.own_output) == (True, True)
     short = head_of(read_header(tinyheads.eagle3(tmp_path / "short.gguf", d2t=range(5, 50))))
     assert (short.n_proposed, short.has_d2t, short.own_output, short.own_embeddings) == (
         45,

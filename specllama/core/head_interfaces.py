@@ -1,18 +1,18 @@
 """The interface of trained heads: small networks that draft from hidden states of the target.
 
-The drafters know only these; llama/heads.py implements `DraftHead` with llama.cpp.
+The drafters know only these; llama/heads implements them with llama.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.blocks import DraftedBlock
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, Drafter
 
 Hidden = NDArray[np.float32]  # hidden states, one per row
 
@@ -30,15 +30,19 @@ class HeadRow(NamedTuple):
     output: bool
 
 
-@runtime_checkable
 class FeatureReader(Protocol):
-    """Receives the target's hidden states. Only heads do."""
+    """Receives what the target computed, as drafters do that have `reads_features`."""
 
     def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
         """The target decoded these rows; `features`, shape (len(batch), n_features), is valid until the call
         returns.
         """
         ...
+
+
+def is_feature_reader(drafter: Drafter) -> TypeGuard[FeatureReader]:
+    """Whether a drafter receives what the target computed."""
+    return drafter.reads_features
 
 
 class DraftHead(Protocol):

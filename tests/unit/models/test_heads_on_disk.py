@@ -9,9 +9,9 @@ import pytest
 
 from specllama.errors import NotFoundError
 from specllama.gguf.header import read_header
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from specllama.models import manifest
-from specllama.models.heads import head_beside, heads_named_for
+from specllama.models.heads_on_disk import head_beside, heads_named_for
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.models.prepare import _note_memory, pair_on_disk
 from specllama.models.progress import Silent

@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specllama.errors import Note, warning
-from specllama.gguf.architectures import (
-    HYBRID,
-    LAST_LAYER_OUTPUT,
-    LAYER_INPUTS,
-    NEXTN_ROWS,
-    RECURRENT,
-    ROLLBACK,
-)
-from specllama.gguf.head import HeadInfo, HeadKind
+from specllama.gguf.architectures import HYBRID, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
-from specllama.gguf.heads import is_head_file, read_head, unusable_head
 from specllama.gguf.trimmed import is_trimmed
+from specllama.heads import file_head, is_head_file, read_head, unusable_head
+from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.notes import trimmed
 
@@ -53,7 +46,7 @@ def check_any(target: Header, draft: Header) -> PairVerdict | HeadVerdict:
     """Whether a draft, a model or a head, can propose tokens for a target. Raises GGUFError for an incomplete
     head.
     """
-    head = read_head(draft) if is_head_file(draft) else None
+    head = file_head(draft)
     return check_pair(target, draft) if head is None else check_head(target, head)
 
 
@@ -91,70 +84,7 @@ def _refusals(target: Header, head: HeadInfo) -> Iterator[str]:
     architecture = target.architecture
     if architecture in RECURRENT or (architecture in HYBRID and architecture not in ROLLBACK):
         yield f"llama.cpp here cannot roll back the recurrent states of {architecture!r} models"
-    if head.kind is HeadKind.MTP:
-        yield from _mtp(target, head)
-    elif head.kind is HeadKind.GEMMA4_ASSISTANT:
-        yield from _assistant(target, head)
-    else:
-        yield from _layers(target, head)
-
-
-def _mtp(target: Header, head: HeadInfo) -> Iterator[str]:
-    if not head.own_file:
-        return
-    if target.architecture != head.header.architecture:
-        yield f"the head is of a {head.header.architecture!r} model, the target is {target.architecture!r}"
-    yield from _widths(
-        head.n_embd_target, target.n_embd * max(target.arch_integer("hyper_connection.count"), 1)
-    )
-    n_layer = target.n_layer_trunk
-    if head.n_layer_target != n_layer:
-        yield f"the head is of a model of {head.n_layer_target} layers, the target has {n_layer}"
-    if target.architecture not in NEXTN_ROWS:
-        yield f"llama.cpp here does not hand out the hidden states of {target.architecture!r} models"
-
-
-def _assistant(target: Header, head: HeadInfo) -> Iterator[str]:
-    if target.architecture != "gemma4":
-        yield f"the head is an assistant of Gemma 4, the target is {target.architecture!r}"
-        return
-    yield from _widths(head.n_embd_target, target.n_embd)
-    names = ("key_length", "value_length", "key_length_swa", "value_length_swa")
-    for name in names:
-        a, b = (h.arch_integer(f"attention.{name}") for h in (target, head.header))
-        if a != b:
-            yield f"{name} differs: target {a}, head {b}; the head reads the target's KV cache"
-    heads = [set(h.n_head_kv[-2:]) for h in (target, head.header)]
-    if not heads[1] <= heads[0]:
-        a_text, b_text = (", ".join(map(str, sorted(found))) for found in heads)
-        yield f"heads of the KV cache differ: target {a_text}, head {b_text}"
-
-
-def _layers(target: Header, head: HeadInfo) -> Iterator[str]:
-    """EAGLE-3 and block drafters, which read the inputs of layers."""
-    yield from _widths(head.n_embd_target, target.n_embd)
-    architecture, n_layer = target.architecture, target.n_layer_trunk
-    if max(head.target_layers) > n_layer:
-        yield f"the head reads layer {max(head.target_layers)}, the target has {n_layer}"
-    if architecture not in LAYER_INPUTS and min(head.target_layers) < n_layer:
-        yield f"llama.cpp here does not hand out the layers of {architecture!r} models"
-    last = NEXTN_ROWS if head.kind is HeadKind.EAGLE3 else LAST_LAYER_OUTPUT
-    if n_layer in head.target_layers and architecture not in last:
-        yield (
-            f"the head reads the output of the last layer, {n_layer - 1}, which llama.cpp here does not hand "
-            f"out for {architecture!r} models"
-        )
-    lacks = [n for n, own in (("embeddings", head.own_embeddings), ("output", head.own_output)) if not own]
-    sizes = (("hidden sizes", head.n_embd, target.n_embd), ("vocabularies", head.n_vocab, target.n_vocab))
-    for name, ours, theirs in sizes:
-        if lacks and ours != theirs:
-            what = " and ".join(lacks)
-            yield f"the head uses the target's {what}, but their {name} are {theirs} and {ours}"
-
-
-def _widths(wanted: int, there: int) -> Iterator[str]:
-    if wanted != there:
-        yield f"the head reads hidden states of {wanted} elements, the target's have {there}"
+    yield from head.kind.refusals(target, head)
 
 
 def step_bytes(target: Header, head: HeadInfo) -> int:
@@ -166,12 +96,7 @@ def step_bytes(target: Header, head: HeadInfo) -> int:
         "selector_predecessor.weight", "selector_successor.weight",
     )  # fmt: skip
     tied = head.own_output and head.own_file and "output.weight" not in {t.name for t in head.tensors}
-    first = f"blk.{head.n_layer_target}."
-    own = 0
-    for t in head.tensors:
-        other = head.kind is HeadKind.MTP and t.name.startswith("blk.") and not t.name.startswith(first)
-        if not other and (tied or not t.name.endswith(lookups)):
-            own += t.n_bytes
+    own = sum(t.n_bytes for t in head.step_tensors if tied or not t.name.endswith(lookups))
     if head.own_output:
         return own
     sizes = {t.name: t.n_bytes for t in target.tensors}

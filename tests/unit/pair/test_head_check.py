@@ -11,7 +11,6 @@ import pytest
 
 from specllama.gguf.architectures import (
     ARCHITECTURES,
-    HEAD_FILES,
     HYBRID,
     LAST_LAYER_OUTPUT,
     LAYER_INPUTS,
@@ -23,8 +22,8 @@ from specllama.gguf.architectures import (
     ROLLBACK,
 )
 from specllama.gguf.header import Header, read_header
-from specllama.gguf.heads import read_head
-from specllama.pair.heads import HeadVerdict, check_head, step_bytes
+from specllama.heads import HEAD_ARCHITECTURES, read_head
+from specllama.pair.head_check import HeadVerdict, check_head, step_bytes
 from tests.support import tinygguf, tinyheads, tinymtp
 
 N_VOCAB = tinygguf.N_VOCAB
@@ -56,7 +55,7 @@ def llama(tmp_path: Path) -> Header:
 
 def test_tables_name_known_architectures() -> None:
     tables = (
-        HEAD_FILES,
+        HEAD_ARCHITECTURES,
         MTP,
         MTP_CHAINED,
         MTP_REQUIRED,

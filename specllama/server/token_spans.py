@@ -17,7 +17,7 @@ from specllama.server.events import Runs
 _BETWEEN = ":"  # a label is the token's number and the source
 
 
-class TokenPlaces:
+class TokenSpans:
     """The tokens of one output whose characters have not been taken."""
 
     def __init__(self) -> None:

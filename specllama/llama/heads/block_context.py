@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.blocks import BlockLattice, BlockRows, DraftedBlock
-from specllama.core.heads import Hidden
+from specllama.core.head_interfaces import Hidden
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.errors import ResourceError
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import FLOATS, HeadBatch
-from specllama.llama.heads import head_context, nextn_rows, rows_at, set_nextn
+from specllama.llama.embedding_batch import FLOATS, EmbeddingBatch
+from specllama.llama.heads.context import head_context
+from specllama.llama.heads.functions import nextn_rows, rows_at, set_nextn
 from specllama.llama.library import llama
 from specllama.llama.log import log
 from specllama.llama.logits import get_logits
@@ -25,7 +26,7 @@ from specllama.llama.model import LlamaModel
 
 
 class BlockContext:
-    """Implements core.heads.BlockHead, which documents the methods.
+    """Implements core.head_interfaces.BlockHead, which documents the methods.
 
     n_draft: tokens of a block. anchored: the row of the last token drafts the first of them; else the row
     after it does. causal: rows of a block see those before them only. mask_id: the token of the rows after
@@ -49,7 +50,7 @@ class BlockContext:
     ) -> None:
         self.n_draft, self._mask, self._top_k = n_draft, mask_id, top_k
         self._n_rows = n_draft if anchored else n_draft + 1
-        self.handle = head_context(model, target, n_ctx, mtp=False)
+        self.handle = head_context(model, target, n_ctx, nextn_layers=False)
         self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         self.n_batch = int(llama.llama_n_ubatch(self.handle))
@@ -71,7 +72,7 @@ class BlockContext:
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
             places = [(first + at + i, seq_id, False) for i in range(len(part))]
-            self._decode(HeadBatch(self._limits, places, None, part))
+            self._decode(EmbeddingBatch(self._limits, places, None, part))
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
@@ -86,7 +87,7 @@ class BlockContext:
         n, outputs = self._n_rows, not self._top_k
         places = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
-        self._decode(HeadBatch(self._limits, places, tokens, None))
+        self._decode(EmbeddingBatch(self._limits, places, tokens, None))
         if self._top_k:
             width, address = self._n_embd, nextn_rows(self.handle)
         else:
@@ -115,7 +116,7 @@ class BlockContext:
             llama.llama_free(self.handle)
             self.handle = None
 
-    def _decode(self, batch: HeadBatch) -> None:
+    def _decode(self, batch: EmbeddingBatch) -> None:
         result = llama.llama_decode(self.handle, batch.batch)
         if result == 1:
             raise NoRoomError

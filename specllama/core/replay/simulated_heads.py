@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.heads import Hidden
-from specllama.core.interfaces import BatchRow, DraftCacheState, Proposal
+from specllama.core.interfaces import DraftCacheState, Proposal
 from specllama.core.replay.simulator import Seconds, SimulatedClock, Trace, TraceDrafter
 
 
@@ -15,13 +14,11 @@ class TraceHead(TraceDrafter):
     """
 
     name = "head"
+    reads_features = True
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds, n_kept: int) -> None:
         super().__init__(machine, step_seconds)
         self.n_kept = n_kept
-
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
-        """Nothing: the choices are recorded."""
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
         super().begin(seq_id, trace, prefilled)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from specllama.errors import GGUFError, IntegrityError
 from specllama.gguf.header import Header, read_model
 from specllama.models.quants import ModelFiles, find_heads
-from specllama.pair.heads import check_any
+from specllama.pair.head_check import check_any
 
 MAX_LOOKED_AT = 16  # heads whose headers are read
 _MAX_ENTRIES = 4096  # of a folder

@@ -9,10 +9,10 @@ from specllama.drafters import DrafterInputs
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter, make
 from specllama.errors import EngineError
-from specllama.gguf.check import check_draft
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import read_model
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.heads import file_head, read_head
+from specllama.heads.check import check_draft
+from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_head
 from specllama.worker.draft import gpus
@@ -31,7 +31,7 @@ def head_of(draft: ModelSettings, target: ModelSettings) -> HeadInfo | None:
     inside = draft.path == target.path
     if not inside:
         check_draft(header)
-    head = read_head(header) if inside or is_head_file(header) else None
+    head = read_head(header) if inside else file_head(header)
     if inside and head is None:
         raise EngineError("the model has no head that can be used")
     return head
@@ -61,4 +61,4 @@ def try_head(
 
 def n_ahead(head: HeadInfo) -> int:
     """Tokens of a text that the target may evaluate together while the head is recorded."""
-    return 1 if head.shares_cache else _N_AHEAD
+    return 1 if head.kind.shares_cache else _N_AHEAD
