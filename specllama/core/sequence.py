@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
+from specllama.core.policy.base import Draft, DraftBranch
+from specllama.core.policy.tree import matching
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
@@ -93,7 +95,7 @@ class Generation:
     is decoded meanwhile; None: they need not.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
-    target's memory can take tokens back one by one.
+    target's memory can take tokens back one by one, less the tokens that the last round accepted in a branch.
     """
 
     request: Request
@@ -125,7 +127,9 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where requested
     drafted: Sequence[int] = ()  # draft tokens of this round that are not yet verified
     sources: Sequence[str] = ()  # the drafter of each of them
+    branches: Sequence[DraftBranch] = ()  # second candidates of this round's draft
     rejected: Sequence[tuple[int, str]] = ()  # of this round, from the first wrong one on
+    _n_before: int = 0  # ids before this round
     _logprobs: TokenLogprobs | None = None  # of the last chosen token
 
     @property
@@ -161,13 +165,33 @@ class Generation:
             return self.first_token + self.request.predict_seconds - now
         return self.submitted + self.request.prompt_seconds - now
 
-    def begin_round(self, drafted: Sequence[int], sources: Sequence[str], shared: bool) -> None:
+    def begin_round(
+        self,
+        drafted: Sequence[int],
+        sources: Sequence[str],
+        branches: Sequence[DraftBranch] = (),
+        shared: bool = False,
+    ) -> None:
         """Set the draft that the next rows verify. sources: the drafter of each token. shared: whether the
         rows were decoded together with others.
         """
         self.drafted, self.sources, self.shared, self.rejected = drafted, sources, shared, ()
+        self.branches, self._n_before = branches, len(self.history)
 
-    def n_legal(self, draft: Sequence[int]) -> int:
+    def keep_legal(self, draft: Draft) -> None:
+        """Cut the draft down to what the grammar and the room allow."""
+        n, draft_length = self._n_legal(draft.tokens), len(draft.tokens)
+        draft.n_discarded += draft_length - n
+        draft.cut(n)
+        kept = []
+        for branch in draft.branches:
+            before = draft.tokens[: branch.at]
+            n = min(self.room - branch.at, self._n_legal([*before, *branch.tokens]) - branch.at)
+            if n > 0:
+                kept.append(replace(branch, tokens=branch.tokens[:n]))
+        draft.branches = kept
+
+    def _n_legal(self, draft: Sequence[int]) -> int:
         """Length of the prefix of the draft that the grammar allows; all of it without a grammar."""
         if self.request.mask is None or not draft:
             return len(draft)
@@ -245,6 +269,11 @@ class Generation:
             return source
         self.rejected = list(zip(self.drafted, self.sources, strict=True))
         self.drafted, self.sources = (), ()
+        n_accept, branches = len(self.history) - 1 - self._n_before, self.branches
+        self.branches = ()
+        for branch in matching(branches, n_accept, token):
+            self.drafted, self.sources = branch.tokens[1:], [branch.source] * (len(branch.tokens) - 1)
+            return branch.source
         return "target"
 
 

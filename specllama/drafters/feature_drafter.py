@@ -93,8 +93,11 @@ class FeatureDrafter(RegisteredDrafter, Generic[Head, State]):
         self.cells = [HeadCells(head) for head in heads]
         self.scopes = dict.fromkeys(range(self.head.n_seq_max), "")  # whose ids the caches hold
 
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
-        self._features.record(batch, features)
+    def features_decoded(
+        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
+    ) -> None:
+        self._features.record(batch, features[: len(batch)])
+        self._features.record_branches(branches, features[len(batch) :])
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:

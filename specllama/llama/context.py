@@ -5,7 +5,7 @@ Conditions on which llama.cpp would abort the process are checked here and raise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +16,9 @@ from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.large_memory import MemoryReserve
+from specllama.llama.branches import BranchSequences, shared_rows
 from specllama.llama.context_params import context_params
-from specllama.llama.decode_limits import DecodeLimits
+from specllama.llama.decode_limits import DecodeLimits, LimitError
 from specllama.llama.head_batch import HeadBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
@@ -38,9 +39,19 @@ class FeatureOutput(Protocol):
         """A decode with so many rows of logits follows."""
         ...
 
-    def after(self, batch: Sequence[BatchRow]) -> None:
-        """The decode of these rows is finished."""
+    def after(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]] = ()) -> None:
+        """The decode of these rows, and those of branches after them, is finished."""
         ...
+
+
+def why_no_branches(model: LlamaModel) -> str:
+    """Why decodes of the model cannot have branches, "" where they can."""
+    if model.has_state:
+        return "the model keeps a state, which follows one text only"
+    if model.n_swa and model.settings.swa_full is False:
+        return "its windows of cells hold one text only"
+    # Otherwise attention sums over the cells in groups, and a row depends on where its cells lie.
+    return "" if model.settings.flash_attn != "off" else "flash attention is off"
 
 
 class LlamaContext(SequenceStates):
@@ -49,7 +60,8 @@ class LlamaContext(SequenceStates):
 
     n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent
     states kept per sequence for rollback; llama.cpp keeps none for most recurrent models, whose truncation
-    then needs a checkpoint. features: takes hidden states of all decodes; None: they are not kept. Raises
+    then needs a checkpoint. n_branches: most branches of a decode, where the memory can hold them: recurrent
+    states and windows of cells cannot. features: takes hidden states of all decodes; None: they are not kept. Raises
     ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
@@ -61,10 +73,16 @@ class LlamaContext(SequenceStates):
         n_outputs_max: int = 64,
         n_rs_seq: int = 0,
         n_spare: int = 0,
+        n_branches: int = 0,
     ) -> None:
         self.model, s = model, model.settings
+        self.n_branches = 0 if why_no_branches(model) else n_branches
         params = context_params(
-            s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0
+            s,
+            n_ctx + n_spare,
+            n_seq_max + self.n_branches,
+            n_outputs_max,
+            n_rs_seq if model.has_state else 0,
         )
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
@@ -99,6 +117,7 @@ class LlamaContext(SequenceStates):
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}
+        self._branches = BranchSequences(self.memory, range(n_seq_max, n_seq_max + self.n_branches))
         self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._tokens = TokenBatch(self.n_batch)
@@ -118,22 +137,35 @@ class LlamaContext(SequenceStates):
         llama.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+    ) -> NDArray[np.float32]:
+        chains, own, shared = batch, list[int](), dict[int, list[int]]()
+        if branches:
+            self._check_branches(batch, branches)
+            own = self._share_cells(batch, branches)
+            shared = shared_rows(batch, branches, own)
+            moved = (r._replace(seq_id=b) for b, rows in zip(own, branches, strict=True) for r in rows)
+            batch = [*batch, *moved]
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
             self._limits.check_rows(n, 0)
-        if n_rows > n and self._fills(batch):
+        if n_rows > n and self._fills(chains):
             n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
-            batch = [*batch, *further_rows(batch[-1], min(n_rows, self.n_batch) - n, n_logits)]
+            batch = [*batch, *further_rows(chains[-1], min(n_rows, self.n_batch) - n, n_logits)]
         if self.model.has_state:
             self._remove_padding()
-        n_returned = self._fill(batch, n)
+        n_returned = self._fill(batch, n, shared)
         if self.features is not None:
             self.features.before(n_returned)
         started = running_time()
         result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1 and len(batch) > n:  # there is room for the rows of the batch, perhaps
-            batch, n_returned = real, self._fill(real, n)
+            batch, n_returned = real, self._fill(real, n, shared)
             result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1:
             raise NoRoomError
@@ -143,9 +175,29 @@ class LlamaContext(SequenceStates):
         self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
         if self.features is not None:
-            self.features.after(real)
+            self.features.after(chains, branches)
         self._decoded(batch, n)
+        for seq_id, branch in zip(own, branches, strict=True):
+            self._branches.cut(seq_id, branch[0].pos)
         return logits
+
+    def _check_branches(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> None:
+        """Raises LimitError for branches on which llama.cpp would fail."""
+        last: dict[int, list[int]] = {}
+        for row in batch:
+            last.setdefault(row.seq_id, []).append(row.pos)
+        known = all(b and min(last.get(b[0].seq_id, [b[0].pos])) < b[0].pos for b in branches)
+        if len(branches) > self.n_branches or not known:
+            raise LimitError(f"a decode has at most {self.n_branches} branches, each after a row of the batch")
+
+    def _share_cells(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> list[int]:
+        """The sequences of the branches, with the cells of the texts that they follow."""
+        found: list[int] = []
+        for branch in branches:
+            seq_id = branch[0].seq_id
+            first = next(row.pos for row in batch if row.seq_id == seq_id)
+            found.append(self._branches.shared(seq_id, first, found))
+        return found
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
         """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
@@ -153,8 +205,12 @@ class LlamaContext(SequenceStates):
         """
         return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
-    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
-        """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output."""
+    def _fill(
+        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
+    ) -> int:
+        """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output.
+        shared: see TokenBatch.
+        """
         if len(batch) == 1:
             ((token, _, seq_id, output),) = batch
             self._check(1, token, token, seq_id, seq_id, int(output))
@@ -164,6 +220,8 @@ class LlamaContext(SequenceStates):
         outputs = [row.output for row in batch]
         self._check(len(batch), min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
         self._tokens.fill(batch)
+        if shared:
+            self._tokens.share(shared)
         return sum(outputs[:n_real])
 
     def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:
@@ -205,6 +263,7 @@ class LlamaContext(SequenceStates):
             self._clear(seq_id)
             return 0
         self._padding[seq_id] = 0
+        self._branches.truncated(seq_id, n_past)
         removable = self._can_remove(seq_id, have + padding - n_past)
         removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
         # With a sliding window the removal always succeeds, but cells outside the window are gone.
@@ -245,6 +304,7 @@ class LlamaContext(SequenceStates):
 
     def _clear(self, seq_id: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
+        self._branches.release(seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)
@@ -259,6 +319,7 @@ class LlamaContext(SequenceStates):
         if partial is None and at_end and self._windowed:
             partial = self.save_partial(src)  # windowed cells that two texts share would never be free again
         self._clear(dst)
+        self._branches.release(src)
         self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         whole = self.model.has_state and partial is None
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if whole else n_past)

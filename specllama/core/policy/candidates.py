@@ -12,22 +12,6 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
-
-
-class Ranked(Protocol):
-    """Tokens in the order in which they are verified, as in `CandidateDraft`: a chain, or a tree."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def path_probs(self) -> Sequence[float]: ...
-    @property
-    def expected(self) -> Sequence[float]: ...
-
-    def expected_accepted(self, n: int) -> float:
-        """Expected number of accepted tokens among the first n."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +149,7 @@ def best_affordable_length(
 
 
 def select_drafts(
-    candidates: Mapping[int, Ranked], budget: RoundBudget, active: int
+    candidates: Mapping[int, CandidateDraft], budget: RoundBudget, active: int
 ) -> dict[int, int]:
     """How many tokens of each sequence's candidate to verify, with `active` sequences in the round."""
     if len(candidates) == 1:
@@ -194,7 +178,7 @@ def select_drafts(
 
 
 def rows_and_tokens(
-    candidates: Mapping[int, Ranked], counts: Mapping[int, int], seqs: Sequence[int]
+    candidates: Mapping[int, CandidateDraft], counts: Mapping[int, int], seqs: Sequence[int]
 ) -> tuple[int, float]:
     """(rows, expected accepted tokens) of the drafts of the sequences `seqs`, without their own rows."""
     rows, tokens = 0, 0.0

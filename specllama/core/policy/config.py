@@ -73,7 +73,6 @@ class PolicyConfig:
     # Second candidates
     max_second_chance: float = 0.3  # prior: largest chance of one
     chance_after_second: float = 0.85  # prior: of a token after an accepted one
-    tree_gain: float = 0.01  # a tree has to raise the rate of the round by this share
 
     # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely

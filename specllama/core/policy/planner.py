@@ -40,7 +40,7 @@ from specllama.core.policy.model_draft import (
     prior_gains,
 )
 from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
-from specllama.core.policy.tree import branch_share, grow, with_branches
+from specllama.core.policy.tree import best_branches
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
@@ -205,9 +205,13 @@ class Planner(PolicyBase):
             self._plans[seq].n_free = n
         if self._priced and self._use_priced(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
-        taken = self._with_branches(candidates, counts, tree)
-        drafts = ((seq, self._draft_of(seq, candidates[seq], *taken[seq])) for seq in rooms)
-        return {seq: draft for seq, draft in drafts if draft is not None}
+        branches = self._branches(candidates, counts, tree)
+        found = {}
+        for seq in rooms:
+            draft = self._draft_of(seq, candidates[seq], counts[seq], branches.get(seq, []))
+            if draft is not None:
+                found[seq] = draft
+        return found
 
     def _begin_round(self, n_again: int) -> RoundBudget:
         """Nothing is spent; rows that are evaluated again are part of every decode."""
@@ -222,29 +226,17 @@ class Planner(PolicyBase):
         self._n_again = n_again
         return budget
 
-    def _with_branches(
-        self, candidates: Mapping[int, CandidateDraft], counts: dict[int, int], limits: TreeLimits
-    ) -> dict[int, tuple[int, list[DraftBranch]]]:
-        """(tokens of the chain, branches) of each candidate to verify: those of the chains alone where
-        branches do not raise the round's rate. counts: the former.
+    def _branches(
+        self, candidates: Mapping[int, CandidateDraft], counts: Mapping[int, int], limits: TreeLimits
+    ) -> dict[int, list[DraftBranch]]:
+        """The branches to verify with so many tokens of each candidate: as many as there may be where they
+        are forced, else as many as cost nothing, in place of rows that would fill up the decode.
         """
-        chains: dict[int, tuple[int, list[DraftBranch]]] = {seq: (n, []) for seq, n in counts.items()}
-        if not limits.n_branches or not any(c.branches for c in candidates.values()):
-            return chains
-        if limits.forced:
-            n_branches, n_tokens = limits.n_branches, limits.n_tokens
-            whole = {seq: with_branches(c, counts[seq], n_branches, n_tokens) for seq, c in candidates.items()}
-            return {seq: tree.taken(len(tree.owners)) for seq, tree in whole.items()}
-        budget, active, seqs = self._round, len(candidates), list(candidates)
-        rows, tokens = rows_and_tokens(candidates, counts, seqs)
-        rate = budget.rate(active + tokens, active + rows)
-        share = branch_share(budget, active + rows, rate)
-        trees = {seq: grow(c, limits.n_branches, limits.n_tokens, share) for seq, c in candidates.items()}
-        wider = select_drafts(trees, budget, active)
-        rows, tokens = rows_and_tokens(trees, wider, seqs)
-        if budget.rate(active + tokens, active + rows) <= rate * (1 + self.config.tree_gain):
-            return chains
-        return {seq: tree.taken(wider[seq]) for seq, tree in trees.items()}
+        if not limits.n_branches or not any(candidate.branches for candidate in candidates.values()):
+            return {}
+        n_rows = len(candidates) + self._n_again + sum(counts.values())
+        widest = self.config.max_rows if limits.forced else self.width(n_rows)
+        return best_branches(candidates, counts, limits, widest - n_rows) if any(counts.values()) else {}
 
     def _draft_of(
         self, seq: int, candidate: CandidateDraft, n: int, branches: list[DraftBranch]

@@ -20,7 +20,9 @@ class TraceHead(TraceDrafter):
         super().__init__(machine, step_seconds)
         self.n_kept = n_kept
 
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
+    def features_decoded(
+        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
+    ) -> None:
         """Nothing: the choices are recorded."""
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
