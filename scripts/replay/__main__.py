@@ -50,7 +50,7 @@ from scripts.replay import devices, hindsight
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
-from specllama.core.policy.base import Draft, Round
+from specllama.core.policy.base import CHAINS, Draft, Round, TreeLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
@@ -219,8 +219,10 @@ class TimedPlanner(Planner):
         self._spent += time.perf_counter() - began - (self._outside - outside)
         return found
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = math.inf) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds)
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = math.inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds, tree)
         return drafts
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

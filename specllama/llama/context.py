@@ -112,7 +112,8 @@ class LlamaContext(SequenceStates):
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
-        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
+        n_seqs = n_seq_max + self.n_branches
+        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seqs)
         self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from specllama.core.interfaces import Alternative, DraftCacheState, Drafter, Mask, Proposal, Sampler
@@ -272,7 +272,7 @@ class Replay:
         began = self.machine.now
         n_again = sum(text.n_again for text in active.values())
         rooms = {slot: len(text.trace.text) - text.at - 1 for slot, text in active.items()}
-        drafts = self.policy.draft(rooms, tree=replace(self._tree, n_again=n_again))
+        drafts = self.policy.draft(rooms, inf, replace(self._tree, n_again=n_again))
         drafted = self.machine.now
         rows = len(active) + n_again + sum(d.n_rows for d in drafts.values())
         width = self.policy.width(rows)
