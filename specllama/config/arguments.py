@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from specllama.config.build import assemble, disk_bytes, existing_file, ram_bytes
+from specllama.config.build import assemble, disk_bytes, existing_file, ram_bytes, tree_branches
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, option_named
@@ -76,6 +76,7 @@ class LoadOptions(TypedDict, total=False):
     cache_type_k_draft: str
     cache_type_v_draft: str
     draft_vocab: str
+    draft_tree: int | Literal["auto", "off"]
     draft_min: int
     draft_p_min: float
     exact_width: int
@@ -170,6 +171,8 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = _layers(value, name)
         elif name == "cache_disk" and isinstance(value, str):
             checked[name] = disk_bytes(value)
+        elif name == "draft_tree" and isinstance(value, str):
+            checked[name] = tree_branches(value)
         elif name == "cache_ram" and isinstance(value, str):
             checked[name] = ram_bytes(value)
         elif kind.startswith("tuple"):

@@ -50,6 +50,8 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | 
     with _placed(v):
         plain = ("draft_vocab", "draft_min", "draft_p_min", "exact", "exact_width", "schema_open")
         load: dict[str, Any] = {name: v[name] for name in (*plain, "ctx_checkpoints") if name in v}
+        if "draft_tree" in v:
+            load["draft_tree"] = tree_branches(v["draft_tree"])
         if "rpc" in v:
             load["rpc"] = endpoints(v["rpc"])
         if "cache_ram" in v:
@@ -257,6 +259,15 @@ def _drafters(text: str | None) -> tuple[str, ...]:
             hint = f"there are: {', '.join(DRAFTERS)}; or none"
             raise UsageError(f": no drafter {name!r}", hint, option="drafters")
     return names
+
+
+def tree_branches(text: str) -> int | None:
+    """LoadSettings' draft_tree from the option's value. Raises UsageError."""
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UsageError(f"must be a whole number from 0, auto or off, not {text!r}", option="draft_tree")
+    return int(text)
 
 
 def _draft_max(text: str) -> int | None:

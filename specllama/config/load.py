@@ -19,6 +19,7 @@ AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk: by the
 DRAFT_VOCABS = ("auto", "strict")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
+MAX_TREE = 64  # second candidates of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 # Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
 _OUTPUT_MULTIPLE = 16
@@ -128,7 +129,8 @@ class LoadSettings:
 
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
     None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a
-    draft model whose vocabulary does not fit, "strict" refuses it. draft_min, draft_p_min: the shortest draft
+    draft model whose vocabulary does not fit, "strict" refuses it. draft_tree: second candidates of a draft
+    that are verified with it; None decides by measured costs, 0 verifies none. draft_min, draft_p_min: the shortest draft
     to verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
     whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
@@ -147,6 +149,7 @@ class LoadSettings:
     drafters: tuple[str, ...] = DRAFTERS
     draft_max: int | None = None
     draft_vocab: str = "strict"
+    draft_tree: int | None = None
     draft_min: int = 0
     draft_p_min: float = 0.0
     exact: bool = False
@@ -169,6 +172,8 @@ class LoadSettings:
         if self.draft_max is not None:
             _at_least("draft_max", self.draft_max, 0, MAX_DRAFT)
         _one_of("draft_vocab", self.draft_vocab, DRAFT_VOCABS)
+        if self.draft_tree is not None:
+            _at_least("draft_tree", self.draft_tree, 0, MAX_TREE)
         _at_least("draft_min", self.draft_min, 0, MAX_DRAFT)
         if self.exact_width is not None:
             _at_least("exact_width", self.exact_width, 1, MAX_DRAFT)

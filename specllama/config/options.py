@@ -204,6 +204,14 @@ DRAFTING = table(
         ("auto", "strict"),
     ),
     row(
+        "draft_tree",
+        "--draft-tree",
+        str,
+        "second candidates verified with a draft; auto (default) only where they cost nothing, off, or N",
+        "N",
+        ("auto", "off"),
+    ),
+    row(
         "draft_min",
         "--draft-min --draft-n-min --spec-draft-n-min",
         int,
@@ -607,7 +615,7 @@ IN_PROJECTS = frozenset(
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
         "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_vocab", "draft_min", "draft_p_min", "exact", "exact_width",
+        "drafters", "draft_max", "draft_vocab", "draft_tree", "draft_min", "draft_p_min", "exact", "exact_width",
         "no_calibrate", "no_memory",
     )
 )  # fmt: skip

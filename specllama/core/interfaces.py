@@ -46,6 +46,7 @@ class Context(Protocol):
     n_spare: int  # further cells, for rows that fill up a decode
     n_vocab: int
     n_batch: int  # most rows of one decode
+    n_ubatch: int  # rows that are computed at once
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode

@@ -428,7 +428,8 @@ class Scheduler:
         if not n_branches or any(g.exact_rows for g in active):
             return TreeLimits(n_again=n_again)
         room = self.target.n_ctx - sum(len(g.history) for g in self.active)
-        n_tokens = min(limit, max(0, room) // len(active))
+        at_once = self.target.n_ubatch - len(active) - n_again
+        n_tokens = min(limit, max(0, min(room, at_once)) // len(active))
         return TreeLimits(n_branches, n_tokens, self.tree_forced, n_again)
 
     def _width(self, batch: Sequence[BatchRow], n: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.core.policy.candidates import CandidateDraft
 
 if TYPE_CHECKING:
-    from specllama.core.policy.base import Round, VerifyResult
+    from specllama.core.policy.base import Draft, Round, VerifyResult
 
 STALL = 4.0  # times the shortest round of its width: a longer round stalled, as on a busy machine
 STALL_SECONDS = 0.02  # and by at least so many seconds
@@ -23,7 +23,8 @@ STALL_SECONDS = 0.02  # and by at least so many seconds
 class RunStats:
     """Counters of one sequence; times in seconds of the engine's clock.
 
-    n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
+    n_branch, n_branch_accept: those of n_drafted and n_accept that are second candidates, or follow one; counts
+    by position leave them out. n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
     prefill the two are less than n_prompt. n_from_disk: those of n_reused whose state was read from the disk.
     n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
     drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
@@ -52,6 +53,8 @@ class RunStats:
     n_forced: int = 0
     n_forced_accept: int = 0
     n_modelled: int = 0
+    n_branch: int = 0
+    n_branch_accept: int = 0
     drafted_by: Counter[str] = field(default_factory=Counter)
     forced_by: Counter[str] = field(default_factory=Counter)
     reached: list[int] = field(default_factory=list)
@@ -111,6 +114,16 @@ class RunStats:
                 counts.extend([0] * (j + 1 - len(counts)))
                 counts[j] += n
 
+    def _branched(self, draft: Draft, n_accept: int, priced: Collection[str]) -> None:
+        """Count the branches of a draft, `n_accept` of whose tokens were emitted."""
+        self.n_branch += draft.n_in_branches
+        self.n_drafted += draft.n_in_branches
+        self.n_branch_accept += n_accept
+        self.n_accept += n_accept
+        for branch in draft.branches:
+            self.drafted_by[branch.source] += len(branch.tokens)
+            self.n_modelled += len(branch.tokens) * (branch.source in priced)
+
     def add_round(
         self,
         done: Round,
@@ -121,7 +134,10 @@ class RunStats:
     ) -> None:
         """Count a round and this sequence's outcome in it. forced, priced: as for `drafted`."""
         draft = outcome.draft
-        self.drafted(draft.sources, outcome.n_accept, draft.n_discarded, forced, priced)
+        n_accept = outcome.n_accept - outcome.n_branch
+        self.drafted(draft.sources, n_accept, draft.n_discarded, forced, priced)
+        if draft.branches:
+            self._branched(draft, outcome.n_branch, priced)
         self.rounds += 1
         self.decode_seconds += done.seconds
         self.verify_seconds += done.verify_seconds

@@ -114,7 +114,7 @@ class LlamaContext(SequenceStates):
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
         n_seqs = n_seq_max + self.n_branches
         self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seqs)
-        self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
+        self._n_swa, self.n_ubatch = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}
@@ -233,7 +233,7 @@ class LlamaContext(SequenceStates):
         if self.model.has_state:
             self._last_rows = [0] * self.n_seq_max
             seq_ids = [row.seq_id for row in batch]
-            for seq_id, n in rows_to_roll_back(seq_ids, self.max_rollback, self._n_at_once).items():
+            for seq_id, n in rows_to_roll_back(seq_ids, self.max_rollback, self.n_ubatch).items():
                 self._last_rows[seq_id] = n
             self._padding[last] = len(batch) - n_real
         elif len(batch) > n_real:

@@ -59,6 +59,10 @@ class Metrics:
         self.drafts = counter("drafts", "drafts that were verified")
         self.drafted = counter("draft_tokens", "draft tokens that were verified")
         self.accepted = counter("draft_tokens_accepted", "draft tokens that were emitted")
+        self.branch_drafted = counter("draft_branch_tokens", "draft tokens that are second candidates")
+        self.branch_accepted = counter(
+            "draft_branch_tokens_accepted", "those of them that were emitted"
+        )
         self.drafted_at = counter(
             "draft_tokens_by_position", "draft tokens verified, by position in the draft", ("position",)
         )
@@ -115,6 +119,8 @@ class Metrics:
         self.drafts.inc(stats.reached[0] if stats.reached else 0)
         self.drafted.inc(stats.n_drafted)
         self.accepted.inc(stats.n_accept)
+        self.branch_drafted.inc(stats.n_branch)
+        self.branch_accepted.inc(stats.n_branch_accept)
         for j, (n, accepted) in enumerate(zip(stats.reached, stats.accepted_at, strict=True)):
             self.drafted_at.labels(str(j)).inc(n)
             self.at_position.labels(str(j)).inc(accepted)

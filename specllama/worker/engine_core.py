@@ -214,6 +214,7 @@ class EngineCore:
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
             cache_budget=_cache_budget(settings.cache_ram),
             max_partials=settings.ctx_checkpoints,
+            draft_tree=settings.draft_tree,
         )
         savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
         self.engine.store.copies.drafter = next(savers, None)

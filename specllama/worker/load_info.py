@@ -15,7 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
-from specllama.llama.context import LlamaContext
+from specllama.llama.context import LlamaContext, why_no_branches
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
@@ -128,6 +128,8 @@ def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaCon
             "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "
             "as a whole are evaluated again"
         )
+    if settings.draft_tree and (reason := why_no_branches(model)):
+        notes.append(f"{option('draft_tree')} has no effect, drafts are chains: {reason}")
     return [Note(note) for note in notes]
 
 

@@ -180,7 +180,7 @@ class Planner(PolicyBase):
         costs, active = self.costs, len(rooms)
         budget = self._begin_round(tree.n_again)
         self._spent = {}
-        self._use_alternatives(tree.n_branches > 0)
+        self._use_alternatives(tree.n_branches > 0 and (tree.forced or costs.fills))
         self.budget.there_and_back = costs.there_and_back
         may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
         self._unpadded = not may_draft or self.budget.plain_due or costs.scale_uncertain
