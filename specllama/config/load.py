@@ -130,10 +130,10 @@ class LoadSettings:
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
     None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a
     draft model whose vocabulary does not fit, "strict" refuses it. draft_tree: second candidates of a draft
-    that are verified with it; None decides by measured costs, 0 verifies none. draft_min, draft_p_min: the shortest draft
-    to verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
-    whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
-    calibrate: measure what is missing after the first answer, and store it with what was learnt.
+    that are verified with it; None decides by measured costs, 0 verifies none. draft_min, draft_p_min: the
+    shortest draft to verify, and the confidence below which a draft ends. exact: the same text with and
+    without drafts, whatever it costs. exact_width: rows of every decode then; None: measured where one width
+    is needed. calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
     from earlier texts of the process. schema_open: objects of JSON schemas may have properties that the

@@ -615,8 +615,8 @@ IN_PROJECTS = frozenset(
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
         "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_vocab", "draft_tree", "draft_min", "draft_p_min", "exact", "exact_width",
-        "no_calibrate", "no_memory",
+        "drafters", "draft_max", "draft_vocab", "draft_tree", "draft_min", "draft_p_min", "exact",
+        "exact_width", "no_calibrate", "no_memory",
     )
 )  # fmt: skip
 """Those of STORED that a project's specllama.toml may set, which anyone may have written: sampling, lengths,

@@ -117,8 +117,8 @@ class Engine(Scheduler):
     def _branch_rows(
         self, active: list[Generation], drafts: dict[int, Draft], n: int
     ) -> tuple[list[list[BatchRow]], dict[tuple[int, int, int], tuple[int, int]]]:
-        """The rows of the branches, and the range (begin, end) of their logits among the outputs, by sequence,
-        index and first token. n: outputs before them.
+        """The rows of the branches, and the range (begin, end) of their logits among the outputs, by
+        sequence, index and first token. n: outputs before them.
         """
         found: list[list[BatchRow]] = []
         spans = {}

@@ -75,8 +75,8 @@ class Context(Protocol):
         again, and their logits are not returned. branches: each is rows of a sequence of the batch at
         positions that follow each other, the first of them after a row of the batch. They see the sequence up
         to there and themselves, in place of the batch's rows from there on, and are removed from the cache
-        again. The result is a view, valid until the next decode on this context. Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on
-        which llama.cpp would abort).
+        again. The result is a view, valid until the next decode on this context. Raises NoRoomError (nothing
+        was decoded), DecodeError (caches lost), ValueError (rows on which llama.cpp would abort).
         """
         ...
 

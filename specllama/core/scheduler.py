@@ -44,13 +44,13 @@ class Scheduler:
 
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
     of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
-    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
-    differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
-    decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
-    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time
-    of a prefill chunk while other sequences wait. draft_tree: branches of each draft, where there are as many;
-    None: the policy decides. room, cache_budget, max_partials: see `PrefixStore`.
-    draft_failed: the draft model raised DecodeError and was removed; `notices` has a message.
+    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded differently;
+    None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows decoded by
+    themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where rows are
+    bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time of a
+    prefill chunk while other sequences wait. draft_tree: branches of each draft, where there are as many;
+    None: the policy decides. room, cache_budget, max_partials: see `PrefixStore`. draft_failed: the draft
+    model raised DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(

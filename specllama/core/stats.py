@@ -23,23 +23,24 @@ STALL_SECONDS = 0.02  # and by at least so many seconds
 class RunStats:
     """Counters of one sequence; times in seconds of the engine's clock.
 
-    n_branch, n_branch_accept: those of n_drafted and n_accept that are second candidates, or follow one; counts
-    by position leave them out. n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
+    n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
     prefill the two are less than n_prompt. n_from_disk: those of n_reused whose state was read from the disk.
     n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
     drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
     forces; the other counters leave them out, except drafted_by and forced_by. n_modelled: verified tokens of
-    a draft model. reached[j]: rounds whose draft had more than j guessed tokens; accepted_at[j]: those of
-    them in which token j was emitted. reached_by, accepted_by: the same by drafter of token j.
-    decode_seconds: from the first token to the end, n_predict - 1 tokens. plain_rounds: rounds in which
-    nothing was drafted, plain_seconds: of those, without drafting; steady_rounds, steady_seconds: the same of
-    those that followed two of their width. near_ties: tokens chosen with a margin below the rounding error of
-    a batched row; redecided: those chosen again from a row decoded by itself. exact_width: the one width of
-    all decodes, None where it could change. round_seconds: by number of rows, with those that fill a decode
-    up, the number of such decodes and their seconds; steady_by_rows: the same of those that followed two of
-    their width. steady_squares: sum of the squared seconds of the steady rounds. shortest: seconds of the
-    shortest round by its number of rows. stalled_seconds: by which rounds took longer than the shortest one
-    of their width where they took several times as long; such rounds are not steady.
+    a draft model. n_branch, n_branch_accept: those of n_drafted and n_accept that are second candidates, or
+    follow one; counts by position leave them out. reached[j]: rounds whose draft had more than j guessed
+    tokens; accepted_at[j]: those of them in which token j was emitted. reached_by, accepted_by: the same by
+    drafter of token j. decode_seconds: from the first token to the end, n_predict - 1 tokens. plain_rounds:
+    rounds in which nothing was drafted, plain_seconds: of those, without drafting; steady_rounds,
+    steady_seconds: the same of those that followed two of their width. near_ties: tokens chosen with a margin
+    below the rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
+    exact_width: the one width of all decodes, None where it could change. round_seconds: by number of rows,
+    with those that fill a decode up, the number of such decodes and their seconds; steady_by_rows: the same
+    of those that followed two of their width. steady_squares: sum of the squared seconds of the steady
+    rounds. shortest: seconds of the shortest round by its number of rows. stalled_seconds: by which rounds
+    took longer than the shortest one of their width where they took several times as long; such rounds are
+    not steady.
     """
 
     n_prompt: int = 0

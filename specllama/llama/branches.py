@@ -21,11 +21,11 @@ class BranchSequences:
 
     def __init__(self, memory: Any, ids: Sequence[int]) -> None:
         self._memory, self.ids = memory, tuple(ids)
-        self._held: dict[int, tuple[int, int]] = {}  # by id: the sequence whose first n cells it shares, and n
+        self._held: dict[int, tuple[int, int]] = {}  # by id: the sequence whose first n cells it has
 
     def shared(self, seq_id: int, n_past: int, used: Collection[int]) -> int:
-        """The id of one that now shares the first `n_past` cells of the sequence, all that it has. used: those
-        that other branches of the decode have.
+        """The id of one that now shares the first `n_past` cells of the sequence, all that it has. used:
+        those that other branches of the decode have.
         """
         free = [i for i in self.ids if i not in used]
         found = next((i for i in free if self._held.get(i, (-1, 0))[0] == seq_id), None)

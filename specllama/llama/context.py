@@ -56,13 +56,12 @@ def why_no_branches(model: LlamaModel) -> str:
 
 class LlamaContext(SequenceStates):
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
-    core.interfaces.Context, which documents the methods.
-
-    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent
-    states kept per sequence for rollback; llama.cpp keeps none for most recurrent models, whose truncation
-    then needs a checkpoint. n_branches: most branches of a decode, where the memory can hold them: recurrent
-    states and windows of cells cannot. features: takes hidden states of all decodes; None: they are not kept. Raises
-    ResourceError if memory runs out, UsageError for a model that does not generate text.
+    core.interfaces.Context, which documents the methods. n_outputs_max: most rows with logits in one decode.
+    n_spare: cells beyond n_ctx. n_rs_seq: recurrent states kept per sequence for rollback; llama.cpp keeps
+    none for most recurrent models, whose truncation then needs a checkpoint. n_branches: most branches of a
+    decode, where the memory can hold them: recurrent states and windows of cells cannot. features: takes
+    hidden states of all decodes; None: they are not kept. Raises ResourceError if memory runs out, UsageError
+    for a model that does not generate text.
     """
 
     def __init__(
@@ -189,7 +188,8 @@ class LlamaContext(SequenceStates):
             last.setdefault(row.seq_id, []).append(row.pos)
         known = all(b and min(last.get(b[0].seq_id, [b[0].pos])) < b[0].pos for b in branches)
         if len(branches) > self.n_branches or not known:
-            raise LimitError(f"a decode has at most {self.n_branches} branches, each after a row of the batch")
+            most = f"a decode has at most {self.n_branches} branches"
+            raise LimitError(f"{most}, each after a row of the batch")
 
     def _share_cells(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> list[int]:
         """The sequences of the branches, with the cells of the texts that they follow."""

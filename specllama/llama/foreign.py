@@ -103,4 +103,5 @@ class ForeignContext(LlamaContext):
         tokens = [row.token for row in batch]
         self._shared.check_tokens(min(tokens), max(tokens))
         own = self.translation.ids.own_ids(tokens)
-        return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real, shared)
+        rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
+        return super()._fill(rows, n_real, shared)

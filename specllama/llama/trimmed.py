@@ -100,7 +100,8 @@ class TrimmedContext(LlamaContext):
         if self._embeddings is None or self.kept.has_all(tokens):
             self._batch = self._tokens
             own = self.kept.own_ids(tokens)
-            return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real, shared)
+            rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
+            return super()._fill(rows, n_real, shared)
         hidden = np.zeros((len(batch), self._width), np.float32)
         hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
         places = [(row.pos, row.seq_id, row.output) for row in batch]

@@ -60,9 +60,7 @@ class Metrics:
         self.drafted = counter("draft_tokens", "draft tokens that were verified")
         self.accepted = counter("draft_tokens_accepted", "draft tokens that were emitted")
         self.branch_drafted = counter("draft_branch_tokens", "draft tokens that are second candidates")
-        self.branch_accepted = counter(
-            "draft_branch_tokens_accepted", "those of them that were emitted"
-        )
+        self.branch_accepted = counter("draft_branch_tokens_accepted", "those of them that were emitted")
         self.drafted_at = counter(
             "draft_tokens_by_position", "draft tokens verified, by position in the draft", ("position",)
         )

@@ -248,7 +248,7 @@ class PairState:
         return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
 
     def add_branch(self, draft: CandidateDraft, at: int, name: str, other: Alternative) -> None:
-        """Add a second candidate in place of token `at` of the draft, which the drafter of this name knows."""
+        """Add a second candidate in place of token `at` of the draft, which the drafter so named knows."""
         bin_, chances = bisect(self.config.confidence_edges, other.confidence), self.seconds[name].chances
         after = [chances[-1]] * (len(other.tokens) - 1)
         draft.add_branch(at, other.tokens, name, bin_, [chances[bin_], *after])

@@ -2,8 +2,8 @@
 
 Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. The cost of
 decodes is in cost_curve.py, acceptance in acceptance.py, how much of a candidate to verify in candidates.py,
-its second candidates in tree.py, when to use a draft model or a head in model_draft.py, which of several in priced.py, what may still be lost
-in budget.py.
+its second candidates in tree.py, when to use a draft model or a head in model_draft.py, which of several in
+priced.py, what may still be lost in budget.py.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def record(
     seed: int = 0,
 ) -> Trace:
     """The trace of `text`: the draft model's choices, first and second, and their full-softmax probabilities
-    at every position; WRONG with probability 0 after an id that is not in its vocabulary and where its context is full. params, seed:
-    those with which the text was written.
+    at every position; WRONG with probability 0 after an id that is not in its vocabulary and where its
+    context is full. params, seed: those with which the text was written.
     """
     draft.truncate(0, 0)
     sampler = KeyedSampler(params, seed, draft.n_vocab)

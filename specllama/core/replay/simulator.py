@@ -66,7 +66,7 @@ class Trace:
         return cls(**needed, **more)
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value or name in ("text", "draft", "conf")}
+        return {k: value for k, value in asdict(self).items() if value or not k.startswith("second")}
 
 
 class SimulatedClock:
