@@ -129,7 +129,7 @@ def load(
     files = _model_files(settings, header, fitted)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
-    n_branches = branch_sequences(settings)
+    n_branches = 0 if checked.reads_target else branch_sequences(settings)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:

@@ -1,4 +1,4 @@
-"""Drafts with second candidates: the output is that of plain decoding, and the policies choose as documented."""
+"""Drafts with second candidates: the output is that of plain decoding, and which of them policies choose."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def planner_over(changes: bool) -> tuple[Planner, SimulatedClock, Wild]:
     more = 0.004 if changes else 0.0
     device = ChangingDevice(
         lambda n: float(np.interp(n, list(STEADY), list(STEADY.values()))),
-        lambda n: more,
+        lambda n: more,  # noqa: ARG005
         lambda n: more,  # noqa: ARG005
     )
     for n in [w for _ in range(5) for w in (1, 4, 8, 16, 32, 9) for _ in range(4)]:
