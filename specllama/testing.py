@@ -82,6 +82,7 @@ class TableContext:
         n_rows: int = 0,
         n_outputs: int = 0,
         branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,  # noqa: ARG002
     ) -> NDArray[np.float32]:
         for seq_id, n in self.padding.items():
             if n:

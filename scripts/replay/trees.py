@@ -30,7 +30,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
 
-N_BRANCHES = 7
+N_BRANCHES = 3
 DEPTHS = 4
 N_ORDERS = 4  # random orders of the texts; decisions about one text change those about the next ones
 MIN_GAIN = 0.01  # by which the rate of a tree has to exceed that of the chain

@@ -46,7 +46,8 @@ class Engine(Scheduler):
         batch, spans = self._batch(active, drafts)
         branches, branch_spans = self._branch_rows(active, drafts, spans[-1][1])
         n_rows = len(batch) + sum(map(len, branches))
-        rows = self._decode(batch, n_rows if single else self._width(batch, n_rows), branches)
+        n_apart = 0 if single or not policy.with_alternatives else self._tree_limits(active, 0).n_branches
+        rows = self._decode(batch, n_rows if single else self._width(batch, n_rows), branches, n_apart)
         if rows is None:
             return
         decoded, outcomes = clock(), []

@@ -66,6 +66,7 @@ class Context(Protocol):
         n_rows: int = 0,
         n_outputs: int = 0,
         branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
     ) -> NDArray[np.float32]:
         """Evaluate the batch; returns the logits of the rows with `output`, shape (n_outputs, n_vocab), in
         batch order, then those of the branches.
@@ -75,8 +76,10 @@ class Context(Protocol):
         again, and their logits are not returned. branches: each is rows of a sequence of the batch at
         positions that follow each other, the first of them after a row of the batch. They see the sequence up
         to there and themselves, in place of the batch's rows from there on, and are removed from the cache
-        again. The result is a view, valid until the next decode on this context. Raises NoRoomError (nothing
-        was decoded), DecodeError (caches lost), ValueError (rows on which llama.cpp would abort).
+        again. n_apart: sequences for branches of each text, used or not: where their number changes,
+        llama.cpp prepares a decode again. The result is a view, valid until the next decode on this context.
+        Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on which
+        llama.cpp would abort).
         """
         ...
 

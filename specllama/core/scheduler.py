@@ -76,7 +76,7 @@ class Scheduler:
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
         self.max_rows, self.exact_rows = max_rows, exact_rows
         self.tree_forced = bool(draft_tree)
-        self.draft_tree = target.n_branches if draft_tree is None else draft_tree
+        self.draft_tree = target.n_branches // target.n_seq_max if draft_tree is None else draft_tree
         self.store, self._offloaded = PrefixStore(target, clock, room, cache_budget, max_partials), 0.0
         self.waiting: list[Generation] = []
         self.queue = FairQueue()
@@ -384,17 +384,21 @@ class Scheduler:
     # Decoding
 
     def _decode(
-        self, batch: list[BatchRow], n_rows: int = 0, branches: Sequence[Sequence[BatchRow]] = ()
+        self,
+        batch: list[BatchRow],
+        n_rows: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
     ) -> NDArray[np.float32] | None:
-        """Logits of the outputs, shape (n_outputs, n_vocab). n_rows, branches: see `Context.decode`. Without
+        """Logits of the outputs, shape (n_outputs, n_vocab). Other parameters: see `Context.decode`. Without
         room idle caches are evicted; where that is not enough, a generation is returned to the queue or
         ended, and the result is None.
         """
         while True:
             try:
-                if not branches:
+                if not n_apart:
                     return self.target.decode(batch, n_rows, n_rows)
-                return self.target.decode(batch, n_rows, n_rows, branches)
+                return self.target.decode(batch, n_rows, n_rows, branches, n_apart)
             except NoRoomError:
                 if self.store.make_room():
                     continue

@@ -9,7 +9,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from specllama.core.interfaces import BatchRow
@@ -38,8 +38,12 @@ class BranchSequences:
         self._held[found] = seq_id, n_past
         return found
 
+    def owner(self, branch: int) -> int:
+        """The sequence whose cells the branch shares."""
+        return self._held[branch][0]
+
     def cut(self, branch: int, n: int) -> None:
-        """Remove the branch's own cells; up to position n it has shared those of the decode."""
+        """Remove the cells from position n on; up to there the branch has those of its text."""
         llama.llama_memory_seq_rm(self._memory, branch, n, -1)
         self._held[branch] = self._held[branch][0], n
 
@@ -60,13 +64,13 @@ class BranchSequences:
 
 
 def shared_rows(
-    batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]], ids: Sequence[int]
+    batch: Sequence[BatchRow], ends: Mapping[int, int], branches: BranchSequences
 ) -> dict[int, list[int]]:
-    """The branches that see a row of the batch, by index of the row. ids: of the branches."""
+    """The branches that see a row of the batch, by index of the row. ends: where they leave their texts."""
     found: dict[int, list[int]] = {}
-    for branch, seq_id in zip(branches, ids, strict=True):
-        first = branch[0]
+    for branch, end in ends.items():
+        owner = branches.owner(branch)
         for i, row in enumerate(batch):
-            if row.seq_id == first.seq_id and row.pos < first.pos:
-                found.setdefault(i, []).append(seq_id)
+            if row.seq_id == owner and row.pos < end:
+                found.setdefault(i, []).append(branch)
     return found

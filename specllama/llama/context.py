@@ -143,12 +143,13 @@ class LlamaContext(SequenceStates):
         n_rows: int = 0,
         n_outputs: int = 0,
         branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
     ) -> NDArray[np.float32]:
-        chains, own, shared = batch, list[int](), dict[int, list[int]]()
-        if branches:
+        chains, ends, shared = batch, dict[int, int](), dict[int, list[int]]()
+        if branches or n_apart:
             self._check_branches(batch, branches)
-            own = self._share_cells(batch, branches)
-            shared = shared_rows(batch, branches, own)
+            ends, own = self._apart(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
+            shared = shared_rows(batch, ends, self._branches)
             moved = (r._replace(seq_id=b) for b, rows in zip(own, branches, strict=True) for r in rows)
             batch = [*batch, *moved]
         n, real = len(batch), batch
@@ -177,8 +178,8 @@ class LlamaContext(SequenceStates):
         if self.features is not None:
             self.features.after(chains, branches)
         self._decoded(batch, n)
-        for seq_id, branch in zip(own, branches, strict=True):
-            self._branches.cut(seq_id, branch[0].pos)
+        for seq_id, end in ends.items():
+            self._branches.cut(seq_id, end)
         return logits
 
     def _check_branches(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> None:
@@ -191,14 +192,26 @@ class LlamaContext(SequenceStates):
             most = f"a decode has at most {self.n_branches} branches"
             raise LimitError(f"{most}, each after a row of the batch")
 
-    def _share_cells(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> list[int]:
-        """The sequences of the branches, with the cells of the texts that they follow."""
-        found: list[int] = []
+    def _apart(
+        self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]], n_apart: int
+    ) -> tuple[dict[int, int], list[int]]:
+        """(where the sequences for branches leave their texts, by id; those of the branches). They have the
+        cells of the texts; those that no branch uses leave after the first row.
+        """
+        ends: dict[int, int] = {}
+        used: list[int] = []
+        first: dict[int, int] = {}
+        for row in batch:
+            first.setdefault(row.seq_id, row.pos)
         for branch in branches:
             seq_id = branch[0].seq_id
-            first = next(row.pos for row in batch if row.seq_id == seq_id)
-            found.append(self._branches.shared(seq_id, first, found))
-        return found
+            used.append(self._branches.shared(seq_id, first[seq_id], ends))
+            ends[used[-1]] = branch[0].pos
+        for seq_id, pos in first.items():
+            n_used = sum(branch[0].seq_id == seq_id for branch in branches)
+            for _ in range(min(n_apart - n_used, self.n_branches - len(ends))):
+                ends[self._branches.shared(seq_id, pos, ends)] = pos + 1
+        return ends, used
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
         """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence

@@ -91,8 +91,9 @@ class ForeignContext(LlamaContext):
         n_rows: int = 0,
         n_outputs: int = 0,
         branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
     ) -> NDArray[np.float32]:
-        rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs, branches))
+        rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
         rows[:, self.translation.silent] = -np.inf
         return rows
 

@@ -88,8 +88,9 @@ class TrimmedContext(LlamaContext):
         n_rows: int = 0,
         n_outputs: int = 0,
         branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
     ) -> NDArray[np.float32]:
-        return self.kept.spread(super().decode(batch, n_rows, n_outputs, branches))
+        return self.kept.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
 
     def _fill(
         self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None

@@ -95,7 +95,7 @@ def test_auto_and_off_write_the_same(tmp_path: Path, front: Front) -> None:
         assert stats_of(other).n_branch == 0  # on a CPU no decode is filled up
         context = other.core.loaded.context if other.core.loaded else None
         assert context is not None
-        assert context.n_branches == (7 if tree is None else 0)
+        assert context.n_branches == (3 if tree is None else 0)
         other.close()
 
 

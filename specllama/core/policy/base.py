@@ -132,6 +132,7 @@ class Policy(Protocol):
     """Calls the drafters before each decode and learns from the outcome."""
 
     drafters: list[Drafter]
+    with_alternatives: bool  # whether drafts may have branches now
 
     @property
     def forced_sources(self) -> frozenset[str]:
@@ -209,12 +210,12 @@ class PolicyBase:
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
         self.forcing = next((d for d in drafters if d.forces), None)
-        self._with_alternatives = False
+        self.with_alternatives = False
 
     def _use_alternatives(self, wanted: bool) -> None:
         """Let the drafters name second candidates, or not."""
-        if wanted != self._with_alternatives:
-            self._with_alternatives = wanted
+        if wanted != self.with_alternatives:
+            self.with_alternatives = wanted
             for drafter in self.drafters:
                 if isinstance(drafter, OffersAlternatives):
                     drafter.with_alternatives = wanted
