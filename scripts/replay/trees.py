@@ -32,7 +32,7 @@ from specllama.drafters.ring import RequestHistory
 
 N_BRANCHES = 3
 DEPTHS = 4
-N_ORDERS = 4  # random orders of the texts; decisions about one text change those about the next ones
+N_ORDERS = 2  # random orders of the texts; decisions about one text change those about the next ones
 MIN_GAIN = 0.01  # by which the rate of a tree has to exceed that of the chain
 SLOPE_ROWS = 3  # over which the cost of one more row in the next round is averaged
 

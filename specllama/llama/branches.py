@@ -42,7 +42,16 @@ class BranchSequences:
         """The sequence whose cells the branch shares."""
         return self._held[branch][0]
 
-    def cut(self, branch: int, n: int) -> None:
+    def decoded(self, ends: Mapping[int, int], used: Collection[int]) -> None:
+        """A decode had these sequences, by id where they left their texts; the used ones have cells of their
+        own from there on, which are removed.
+        """
+        for branch, end in ends.items():
+            if branch in used:
+                self._cut(branch, end)
+            self._held[branch] = self._held[branch][0], end
+
+    def _cut(self, branch: int, n: int) -> None:
         """Remove the cells from position n on; up to there the branch has those of its text."""
         llama.llama_memory_seq_rm(self._memory, branch, n, -1)
         self._held[branch] = self._held[branch][0], n
@@ -51,7 +60,7 @@ class BranchSequences:
         """The sequence has only its first n cells now."""
         for branch, (owner, have) in self._held.items():
             if owner == seq_id and have > n:
-                self.cut(branch, n)
+                self._cut(branch, n)
 
     def release(self, seq_id: int) -> None:
         """The cells of the sequence may become others."""

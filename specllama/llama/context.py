@@ -145,7 +145,7 @@ class LlamaContext(SequenceStates):
         branches: Sequence[Sequence[BatchRow]] = (),
         n_apart: int = 0,
     ) -> NDArray[np.float32]:
-        chains, ends, shared = batch, dict[int, int](), dict[int, list[int]]()
+        chains, ends, own, shared = batch, dict[int, int](), list[int](), dict[int, list[int]]()
         if branches or n_apart:
             self._check_branches(batch, branches)
             ends, own = self._apart(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
@@ -178,8 +178,7 @@ class LlamaContext(SequenceStates):
         if self.features is not None:
             self.features.after(chains, branches)
         self._decoded(batch, n)
-        for seq_id, end in ends.items():
-            self._branches.cut(seq_id, end)
+        self._branches.decoded(ends, own)
         return logits
 
     def _check_branches(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> None:
@@ -333,7 +332,6 @@ class LlamaContext(SequenceStates):
         if partial is None and at_end and self._windowed:
             partial = self.save_partial(src)  # windowed cells that two texts share would never be free again
         self._clear(dst)
-        self._branches.release(src)
         self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         whole = self.model.has_state and partial is None
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if whole else n_past)

@@ -18,6 +18,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext, why_no_branches
 from specllama.llama.decode_limits import LimitError
+from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import ScriptedDrafter
 from tests.engine.test_pair import engine_for, request
@@ -71,6 +72,24 @@ def test_rows_of_a_tree_are_those_of_its_paths(cache: str, n_rows: int) -> None:
     assert context.load(0, context.save(1)) == 10
     context.close()
     model.close()
+
+
+def test_graphs_are_used_again_whatever_the_number_of_branches(target: LlamaModel) -> None:
+    """llama.cpp prepares a decode again where its number of sequences is another one."""
+    context = LlamaContext(target, 256, n_branches=3)
+    context.decode(rows_of(0, 0, range(10, 30)))
+    reused = {}
+    for n_apart in (0, 3):
+        before = llama.llama_perf_context(context.handle).n_reused
+        for n in (0, 1, 2, 3, 1, 0, 3, 2):
+            pos = context.n_past(0)
+            branches = [rows_of(0, pos + 1, [40 + i]) for i in range(n)]
+            context.decode(rows_of(0, pos, [7, 8, 9]), 12, 12, branches, n_apart)
+            context.truncate(0, pos + 1)
+        reused[n_apart] = llama.llama_perf_context(context.handle).n_reused - before
+    assert reused[3] == 7
+    assert reused[0] < 2
+    context.close()
 
 
 def test_branches_that_would_end_the_process_are_errors(trees: LlamaContext) -> None:
