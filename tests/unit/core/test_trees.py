@@ -21,6 +21,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.tree import best_branches
+from specllama.core.policy.warm_up import warm_up
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import WRONG, Replay, SimulatedClock, Trace
 from specllama.core.sampling.params import SamplingParams
@@ -30,6 +31,7 @@ from specllama.drafters.features import FeatureRows
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, TableHead, TableMask
+from tests.support.devices import curves
 from tests.unit.core.test_engine_table import (
     END,
     N_VOCAB,
@@ -88,6 +90,7 @@ def run_trees(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
             assert cells == g.history[: g.n_past]
             assert g.n_past <= len(g.history) - 1 or not g.prefilled
     assert not engine.busy
+    engine.n_branch = sum(g.stats.n_branch for g in generations)
     for g in generations:
         assert g.stats.n_branch_accept <= g.stats.n_branch <= g.stats.n_drafted
         assert g.stats.n_accept <= g.stats.n_drafted == sum(g.stats.drafted_by.values())
@@ -291,6 +294,37 @@ def test_auto_uses_second_candidates_only_in_place_of_rows_that_fill_a_decode():
     assert any(d.tokens for d in drafts)
     assert not any(d.branches for d in drafts)
     assert not drafter.with_alternatives
+
+
+class TimedContext(TableContext):
+    """Decodes take the time of a device."""
+
+    def __init__(self, device: ChangingDevice, machine: SimulatedClock, n_branches: int) -> None:
+        super().__init__(N_VOCAB, 1024, n_branches=n_branches)
+        self.device, self.machine = device, machine
+
+    def decode(self, *given):
+        rows = super().decode(*given)
+        self.machine.spend(self.device(self.n_decoded))
+        return rows
+
+
+@pytest.mark.parametrize("n_tree", [None, 0])
+def test_auto_on_a_device_that_fills_up_decodes(n_tree):
+    machine, n_branch = SimulatedClock(), 0
+    device = ChangingDevice.from_dict(curves()["padded 4B Q4_0"])
+    model = ModelDrafter(TableContext(N_VOCAB, 1024, rows=noisy_draft(5)), N_VOCAB)
+    policy = Planner([CopyDrafter(), model], machine.clock)
+    warm_up(policy.costs, device, DEFAULT.max_rows)
+    target = TimedContext(device, machine, 0 if n_tree == 0 else 3)
+    engine = Engine(target, policy, end_ids={END}, clock=machine.clock, draft_tree=n_tree)
+    for seed in range(4):
+        params = SamplingParams(temperature=0.8, max_tokens=200, ignore_eos=True)
+        request = Request([5, 6, 7 + seed], params, seed)
+        assert run_trees(engine, [request]) == [plain(request, 1024).output]
+        n_branch += engine.n_branch
+    assert bool(n_branch) == (n_tree is None)
+    assert (policy.learnt.seconds["model"].n_seen > 0) == (n_tree is None)
 
 
 def test_a_number_of_second_candidates_is_used_wherever_there_are_drafts():
