@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from specllama.config.build import assemble, disk_bytes, existing_file, ram_bytes, tree_branches
+from specllama.config.build import assemble, disk_bytes, existing_file, ram_bytes
+from specllama.config.draft_lengths import tree_branches
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, option_named

@@ -14,6 +14,7 @@ from typing import Any
 
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
+from specllama.config.draft_lengths import draft_tokens, tree_branches
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
 from specllama.config.options import IN_PROJECTS, LONG_FLAGS, STORED
@@ -65,7 +66,7 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | 
             _model_fields(v, "_draft"),
             n_slots=n_slots,
             drafters=_drafters(v.get("drafters")),
-            draft_max=_draft_max(v.get("draft_max", defaults.DRAFT_MAX)),
+            draft_max=draft_tokens(v.get("draft_max", defaults.DRAFT_MAX)),
             calibrate=not v.get("no_calibrate", False),
             memory=not v.get("no_memory", False),
             chat_template=_chat_template(v),
@@ -259,23 +260,6 @@ def _drafters(text: str | None) -> tuple[str, ...]:
             hint = f"there are: {', '.join(DRAFTERS)}; or none"
             raise UsageError(f": no drafter {name!r}", hint, option="drafters")
     return names
-
-
-def tree_branches(text: str) -> int | None:
-    """LoadSettings' draft_tree from the option's value. Raises UsageError."""
-    if text in ("auto", "off"):
-        return None if text == "auto" else 0
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a whole number from 0, auto or off, not {text!r}", option="draft_tree")
-    return int(text)
-
-
-def _draft_max(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a whole number from 0 or auto, not {text!r}", option="draft_max")
-    return int(text)
 
 
 def _chat_template(v: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specllama.core.exact import ExactRows
 from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
+from specllama.core.limits import ends_ignored, with_forced_limit
 from specllama.core.policy.base import Policy, TreeLimits
 from specllama.core.prefill_cost import PrefillCost
 from specllama.core.prefix.boundaries import ahead, distances, next_stop
@@ -22,13 +23,7 @@ from specllama.core.prefix.slot import Slot
 from specllama.core.prefix.store import PrefixStore
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.core.sequence import (
-    FinishReason,
-    Generation,
-    Request,
-    ends_ignored,
-    with_forced_limit,
-)
+from specllama.core.sequence import FinishReason, Generation, Request
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 

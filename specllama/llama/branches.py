@@ -10,10 +10,23 @@ is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specllama.core.interfaces import BatchRow
+from specllama.llama.decode_limits import LimitError
 from specllama.llama.library import llama
+from specllama.llama.model import LlamaModel
+
+
+class PlacedRows(NamedTuple):
+    """The rows of a batch and of branches. ends: where the sequences leave their texts, by id. used: the
+    sequences of the branches. shared: those that see a row of the batch, besides its own, by its index.
+    """
+
+    rows: list[BatchRow]
+    ends: dict[int, int]
+    used: list[int]
+    shared: dict[int, list[int]]
 
 
 class BranchSequences:
@@ -23,7 +36,39 @@ class BranchSequences:
         self._memory, self.ids = memory, tuple(ids)
         self._held: dict[int, tuple[int, int]] = {}  # by id: the sequence whose first n cells it has
 
-    def shared(self, seq_id: int, n_past: int, used: Collection[int]) -> int:
+    def placed(
+        self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]], n_apart: int
+    ) -> PlacedRows:
+        """The rows of a decode with these branches. Each text has `n_apart` sequences; those that no branch
+        uses leave it after the first row.
+        """
+        ends: dict[int, int] = {}
+        used: list[int] = []
+        rows, first = list(batch), dict[int, int]()
+        for row in batch:
+            first.setdefault(row.seq_id, row.pos)
+        for branch in branches:
+            seq_id = branch[0].seq_id
+            used.append(self._shared(seq_id, first[seq_id], ends))
+            ends[used[-1]] = branch[0].pos
+            rows += [row._replace(seq_id=used[-1]) for row in branch]
+        for seq_id, pos in first.items():
+            n_used = sum(branch[0].seq_id == seq_id for branch in branches)
+            for _ in range(min(n_apart - n_used, len(self.ids) - len(ends))):
+                ends[self._shared(seq_id, pos, ends)] = pos + 1
+        return PlacedRows(rows, ends, used, self._seen_by(batch, ends))
+
+    def _seen_by(self, batch: Sequence[BatchRow], ends: Mapping[int, int]) -> dict[int, list[int]]:
+        """The sequences that see a row of the batch, by index of the row."""
+        found: dict[int, list[int]] = {}
+        for branch, end in ends.items():
+            owner, _ = self._held[branch]
+            for i, row in enumerate(batch):
+                if row.seq_id == owner and row.pos < end:
+                    found.setdefault(i, []).append(branch)
+        return found
+
+    def _shared(self, seq_id: int, n_past: int, used: Collection[int]) -> int:
         """The id of one that now shares the first `n_past` cells of the sequence, all that it has. used:
         those that other branches of the decode have.
         """
@@ -38,16 +83,10 @@ class BranchSequences:
         self._held[found] = seq_id, n_past
         return found
 
-    def owner(self, branch: int) -> int:
-        """The sequence whose cells the branch shares."""
-        return self._held[branch][0]
-
-    def decoded(self, ends: Mapping[int, int], used: Collection[int]) -> None:
-        """A decode had these sequences, by id where they left their texts; the used ones have cells of their
-        own from there on, which are removed.
-        """
-        for branch, end in ends.items():
-            if branch in used:
+    def decoded(self, rows: PlacedRows) -> None:
+        """The rows are decoded; the cells that branches have of their own are removed."""
+        for branch, end in rows.ends.items():
+            if branch in rows.used:
                 self._cut(branch, end)
             self._held[branch] = self._held[branch][0], end
 
@@ -72,14 +111,23 @@ class BranchSequences:
             llama.llama_memory_seq_rm(self._memory, branch, -1, -1)
 
 
-def shared_rows(
-    batch: Sequence[BatchRow], ends: Mapping[int, int], branches: BranchSequences
-) -> dict[int, list[int]]:
-    """The branches that see a row of the batch, by index of the row. ends: where they leave their texts."""
-    found: dict[int, list[int]] = {}
-    for branch, end in ends.items():
-        owner = branches.owner(branch)
-        for i, row in enumerate(batch):
-            if row.seq_id == owner and row.pos < end:
-                found.setdefault(i, []).append(branch)
-    return found
+def why_no_branches(model: LlamaModel) -> str:
+    """Why decodes of the model cannot have branches, "" where they can."""
+    if model.has_state:
+        return "the model keeps a state, which follows one text only"
+    if model.n_swa and model.settings.swa_full is False:
+        return "its windows of cells hold one text only"
+    # Otherwise attention sums over the cells in groups, and a row depends on where its cells lie.
+    return "" if model.settings.flash_attn != "off" else "flash attention is off"
+
+
+def check_branches(
+    batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]], n_branches: int
+) -> None:
+    """Raises LimitError for branches on which llama.cpp would fail, and for more than `n_branches`."""
+    first: dict[int, int] = {}
+    for row in batch:
+        first.setdefault(row.seq_id, row.pos)
+    known = all(b and first.get(b[0].seq_id, b[0].pos) < b[0].pos for b in branches)
+    if len(branches) > n_branches or not known:
+        raise LimitError(f"a decode has at most {n_branches} branches, each after a row of the batch")

@@ -16,9 +16,9 @@ from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.large_memory import MemoryReserve
-from specllama.llama.branches import BranchSequences, shared_rows
+from specllama.llama.branches import BranchSequences, check_branches, why_no_branches
 from specllama.llama.context_params import context_params
-from specllama.llama.decode_limits import DecodeLimits, LimitError
+from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.head_batch import HeadBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
@@ -44,16 +44,6 @@ class FeatureOutput(Protocol):
         ...
 
 
-def why_no_branches(model: LlamaModel) -> str:
-    """Why decodes of the model cannot have branches, "" where they can."""
-    if model.has_state:
-        return "the model keeps a state, which follows one text only"
-    if model.n_swa and model.settings.swa_full is False:
-        return "its windows of cells hold one text only"
-    # Otherwise attention sums over the cells in groups, and a row depends on where its cells lie.
-    return "" if model.settings.flash_attn != "off" else "flash attention is off"
-
-
 class LlamaContext(SequenceStates):
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods. n_outputs_max: most rows with logits in one decode.
@@ -76,13 +66,8 @@ class LlamaContext(SequenceStates):
     ) -> None:
         self.model, s = model, model.settings
         self.n_branches = 0 if why_no_branches(model) else n_branches
-        params = context_params(
-            s,
-            n_ctx + n_spare,
-            n_seq_max + self.n_branches,
-            n_outputs_max,
-            n_rs_seq if model.has_state else 0,
-        )
+        n_seqs, n_rs_seq = n_seq_max + self.n_branches, n_rs_seq if model.has_state else 0
+        params = context_params(s, n_ctx + n_spare, n_seqs, n_outputs_max, n_rs_seq)
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -111,7 +96,6 @@ class LlamaContext(SequenceStates):
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
-        n_seqs = n_seq_max + self.n_branches
         self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seqs)
         self._n_swa, self.n_ubatch = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
@@ -145,13 +129,12 @@ class LlamaContext(SequenceStates):
         branches: Sequence[Sequence[BatchRow]] = (),
         n_apart: int = 0,
     ) -> NDArray[np.float32]:
-        chains, ends, own, shared = batch, dict[int, int](), list[int](), dict[int, list[int]]()
+        chains, placed = batch, None
         if branches or n_apart:
-            self._check_branches(batch, branches)
-            ends, own = self._apart(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
-            shared = shared_rows(batch, ends, self._branches)
-            moved = (r._replace(seq_id=b) for b, rows in zip(own, branches, strict=True) for r in rows)
-            batch = [*batch, *moved]
+            check_branches(batch, branches, self.n_branches)
+            placed = self._branches.placed(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
+            batch = placed.rows
+        shared = placed.shared if placed is not None else None
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
             self._limits.check_rows(n, 0)
@@ -178,39 +161,9 @@ class LlamaContext(SequenceStates):
         if self.features is not None:
             self.features.after(chains, branches)
         self._decoded(batch, n)
-        self._branches.decoded(ends, own)
+        if placed is not None:
+            self._branches.decoded(placed)
         return logits
-
-    def _check_branches(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]]) -> None:
-        """Raises LimitError for branches on which llama.cpp would fail."""
-        last: dict[int, list[int]] = {}
-        for row in batch:
-            last.setdefault(row.seq_id, []).append(row.pos)
-        known = all(b and min(last.get(b[0].seq_id, [b[0].pos])) < b[0].pos for b in branches)
-        if len(branches) > self.n_branches or not known:
-            most = f"a decode has at most {self.n_branches} branches"
-            raise LimitError(f"{most}, each after a row of the batch")
-
-    def _apart(
-        self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]], n_apart: int
-    ) -> tuple[dict[int, int], list[int]]:
-        """(where the sequences for branches leave their texts, by id; those of the branches). They have the
-        cells of the texts; those that no branch uses leave after the first row.
-        """
-        ends: dict[int, int] = {}
-        used: list[int] = []
-        first: dict[int, int] = {}
-        for row in batch:
-            first.setdefault(row.seq_id, row.pos)
-        for branch in branches:
-            seq_id = branch[0].seq_id
-            used.append(self._branches.shared(seq_id, first[seq_id], ends))
-            ends[used[-1]] = branch[0].pos
-        for seq_id, pos in first.items():
-            n_used = sum(branch[0].seq_id == seq_id for branch in branches)
-            for _ in range(min(n_apart - n_used, self.n_branches - len(ends))):
-                ends[self._branches.shared(seq_id, pos, ends)] = pos + 1
-        return ends, used
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
         """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence

@@ -15,7 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
-from specllama.llama.context import why_no_branches
+from specllama.llama.branches import why_no_branches
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
 from specllama.llama.special_tokens import fim_tokens
