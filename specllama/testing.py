@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import FeatureReader, HeadRow, Hidden
+from specllama.core.head_interfaces import FeatureReader, HeadRow, Hidden
 from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
@@ -309,7 +309,7 @@ class ScriptedDrafter(RegisteredDrafter):
         continues: bool = True,
     ) -> None:
         entry = REGISTRY.get(name) or DrafterEntry(name, lambda inputs: None, name)  # noqa: ARG005
-        self.entry = replace(entry, continues=continues)
+        self.entry = replace(entry, continues=continues, reads_features=False)
         self.guess, self.confidence = guess, confidence
         self.histories: dict[int, list[int]] = {}
 

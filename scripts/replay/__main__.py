@@ -50,7 +50,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts import cli
-from scripts.figures import mean
 from scripts.replay import devices, hindsight, trees
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
@@ -60,9 +59,10 @@ from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
-from specllama.core.replay.heads import TraceHead
 from specllama.core.replay.recording import record, record_head, record_steps, write_text
-from specllama.core.replay.simulator import GREEDY, Replay, Seconds, Trace, TraceDrafter
+from specllama.core.replay.simulated_heads import TraceHead
+from specllama.core.replay.simulator import GREEDY, Replay, Seconds, TraceDrafter
+from specllama.core.replay.trace import Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
@@ -170,7 +170,8 @@ def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
         for c in found:
             rates = ", ".join(f"{rate:.3f} x {name}" for name, rate in c.rates.items())
             print(f"  {c.machine:9s} c={c.step:.2f} {c.workload:10s} {rates}")
-    means = ", ".join(f"{mean([c.rates[k] for c in found]):.3f} x {k}" for k in found[0].rates)
+    of_all = {k: statistics.geometric_mean(c.rates[k] for c in found) for k in found[0].rates}
+    means = ", ".join(f"{rate:.3f} x {k}" for k, rate in of_all.items())
     print(f"{label}: {means} ({len(found)} cells)")
     for name in ("plain", "best fixed"):
         if name in found[0].rates:
@@ -184,7 +185,7 @@ def parts(traces: Workloads, how: ReplaySettings) -> None:
 
     def rate(copies: bool = True, config: PolicyConfig = DEFAULT) -> float:
         varied = how._replace(fixed=False, copies=copies, config=config)
-        return mean([c.rates["plain"] for c in cells(traces, varied)])
+        return statistics.geometric_mean([c.rates["plain"] for c in cells(traces, varied)])
 
     whole = rate()
     print(f"    copying: {whole / rate(copies=False) - 1:+.1%}")

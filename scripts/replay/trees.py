@@ -9,11 +9,11 @@ rate, where that exceeds the chain's by 1 %, and counts that an accepted token o
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from scripts.figures import mean
 from scripts.replay import devices, hindsight
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import CHAINS, DraftBranch, TreeLimits
@@ -233,7 +233,9 @@ def show(label: str, traces: Mapping[str, Sequence[Trace]], cells: Iterator[Tree
             gains.setdefault(way, []).append(total)
             parts.append(f"{way} {total:.3f} (worst workload {worst:.3f}; {accepted} of {drafted} accepted)")
         print(f"  {machine}, draft cost {step}: " + ", ".join(parts), flush=True)
-    print("  means: " + ", ".join(f"{way} {mean(some):.3f}" for way, some in gains.items()))
+    print(
+        "  means: " + ", ".join(f"{way} {statistics.geometric_mean(some):.3f}" for way, some in gains.items())
+    )
 
 
 def with_seconds(

@@ -11,6 +11,7 @@ from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, label, notes, times
+from specllama.wording import counted
 
 _MAX_LINES = 8  # of a chart
 
@@ -41,9 +42,10 @@ def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
     settings, machine = about["settings"], about["machine"]
     return (
         f"specllama {about['version']}, {about['date']}; {machine['system']} {machine['machine']}, "
-        f"{machine['cores']} cores, {machine['n_threads']} threads; "
-        f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of {about['planned']} answers, "
-        f"{extent(settings)}, {settings['runs']} runs, interleaved. "
+        f"{counted(machine['cores'], 'core')}, {counted(machine['n_threads'], 'thread')}; "
+        f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of "
+        f"{counted(about['planned'], 'answer')}, {extent(settings)}, "
+        f"{counted(settings['runs'], 'run')}, interleaved. "
         "Figures are medians, with 95 % intervals in brackets."
     )
 

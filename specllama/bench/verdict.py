@@ -10,6 +10,7 @@ from typing import Any
 from specllama.bench.intervals import Estimate
 from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
+from specllama.wording import counted
 
 _MIN_LOSS = 0.02  # smaller losses are not mentioned
 _MAX_ROWS, _MAX_NOTES = 4, 5  # listed by name
@@ -28,7 +29,7 @@ def verdict(s: BenchSummary, off: str = "") -> str:
     speedup = auto.speedup if auto else None
     if speedup is None or total.best is None:
         return "Too little was measured to compare drafting with plain decoding."
-    parts = [f"auto decoded at {times(speedup)} the speed of plain decoding"]
+    parts = [f"with auto, decoding ran at {times(speedup)} the speed of plain decoding"]
     if (against := total.auto_against_best) is not None and total.best != PLAIN:
         best = total.cells[total.best].speedup
         assert best is not None
@@ -107,13 +108,13 @@ def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
     """What is missing, and whether drafts changed a text. about: as in `record`."""
     found = []
     if about["interrupted"]:
-        found.append(f"Interrupted: {s.answers} of {about['planned']} answers were measured.")
+        found.append(f"Interrupted: {s.answers} of {counted(about['planned'], 'answer')} were measured.")
     for name, reason in list(about["skipped"].items())[:_MAX_NOTES]:
         found.append(f"Left out: prompt {name}: {reason}.")
     if len(about["skipped"]) > _MAX_NOTES:
-        found.append(f"Left out: {len(about['skipped']) - _MAX_NOTES} more prompts.")
+        found.append(f"Left out: {counted(len(about['skipped']) - _MAX_NOTES, 'more prompt')}.")
     if s.too_short:
-        found.append(f"{s.too_short} answers ended with their first token and have no speed.")
+        found.append(f"{counted(s.too_short, 'answer')} ended with the first token, which has no speed.")
     own = s.total.cells.get(LLAMA_CPP)
     if own is not None and own.speedup is not None:
         found.append(
@@ -128,8 +129,8 @@ def extent(settings: Mapping[str, Any]) -> str:
     """How much of an answer is measured: `up to 64 tokens each`."""
     n = settings["n_tokens"]
     if settings["text"] is None:
-        return f"up to {n} tokens each"
-    return "each a given text" + ("" if n is None else f", up to {n} tokens of it")
+        return f"up to {counted(n, 'token')} each"
+    return "each a given text" + ("" if n is None else f", up to {counted(n, 'token')} of it")
 
 
 def times(e: Estimate) -> str:

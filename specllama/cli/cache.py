@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.formatting import age, columns, counted, listing, wrapped
+from specllama.cli.formatting import age, columns, listing, wrapped
 from specllama.errors import NotFoundError, ResourceError
 from specllama.models.sizes import size
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.listing import ListedState, clear, listed, remove_states
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:

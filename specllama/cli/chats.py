@@ -10,9 +10,10 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.chat.library import ChatLibrary, SavedChat, named
-from specllama.cli.formatting import age, columns, counted, listing, wrapped
+from specllama.cli.formatting import age, columns, listing, wrapped
 from specllama.models.sizes import size
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:

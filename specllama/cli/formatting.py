@@ -135,11 +135,6 @@ def age(changed: float, now: float) -> str:
     return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-def counted(n: int, noun: str) -> str:
-    """ "1 turn", "2 turns"."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """ "; did you mean X?", "" where no name is similar."""
     found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)

@@ -21,11 +21,10 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
     """
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
-    parts = [
-        name for name in info.drafters if name not in info.priced and (structured or name not in info.forced)
-    ]
+    priced, forced = info.details.priced, info.details.forced
+    parts = [name for name in info.drafters if name not in priced and (structured or name not in forced)]
     if not parts and not info.draft:
-        return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
+        return f"speculation off: the only drafter is {', '.join(forced)}, and there is no grammar"
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
     return f"speculation on: {' + '.join([*_models(info), *parts])}, length {length}"
 

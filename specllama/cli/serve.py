@@ -19,6 +19,7 @@ from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:
@@ -59,7 +60,8 @@ def serve(given: Mapping[str, Any]) -> int:
         name, n_slots, n_ctx = printable(settings.name), settings.load.n_slots, info.n_ctx
         others = "" if settings.others is None else "; other models on this disk are loaded on demand"
         console.note(
-            f"serving {name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all{others}"
+            f"serving {name} at {url}/v1, {counted(n_slots, 'slot')}, a context of {n_ctx} tokens "
+            f"for all{others}"
         )
         console.note(f"the page for a browser is {url}/")
         if values.get("open"):

@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, counted, duration, listing, wrapped
+from specllama.cli.formatting import columns, duration, listing, wrapped
 from specllama.clock import sleep, wait_until
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.models.sizes import size
 from specllama.server.running import RunningServer, running, runs
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:

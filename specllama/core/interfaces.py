@@ -221,7 +221,7 @@ class Drafter(Protocol):
     another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
     them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
     about the confidence itself. n_places: places in a draft whose acceptance is learnt apart, the last one
-    for all later tokens.
+    for all later tokens. reads_features: it drafts from hidden states of the target, as a `FeatureReader`.
     """
 
     @property
@@ -236,6 +236,8 @@ class Drafter(Protocol):
     def prior(self) -> Sequence[float] | None: ...
     @property
     def n_places(self) -> int: ...
+    @property
+    def reads_features(self) -> bool: ...
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         """A sequence starts with these ids; `sampler` chooses its tokens among those that `mask` allows.
@@ -315,6 +317,15 @@ class SavingDrafter(Drafter, Protocol):
         was replaced.
         """
         ...
+
+
+@runtime_checkable
+class ConfidentDrafter(Drafter, Protocol):
+    """A drafter that reports how probable its tokens are, if `confident`, which costs time; else a confidence
+    of 1.
+    """
+
+    confident: bool
 
 
 @runtime_checkable

@@ -291,8 +291,3 @@ class OfferStats:
     def model_drafted(self) -> int:
         """Those in which it proposed a token."""
         return sum(offers.drafted for offers in self.priced.values())
-
-    @property
-    def model_right(self) -> int:
-        """Those in which its first token was right."""
-        return sum(offers.right for offers in self.priced.values())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.core.heads import Hidden
+from specllama.core.head_interfaces import Hidden
 from specllama.core.interfaces import BatchRow
 from specllama.core.sequence import common_prefix
 

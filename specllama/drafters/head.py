@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import BlockHead, DraftHead, HeadRow, Hidden
+from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow, Hidden
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.core.sequence import common_prefix
 from specllama.drafters import DrafterInputs

@@ -19,7 +19,7 @@ from specllama.large_memory import MemoryReserve
 from specllama.llama.branches import BranchSequences, check_branches, why_no_branches
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import HeadBatch
+from specllama.llama.embedding_batch import EmbeddingBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
 from specllama.llama.logits import LogitRows
@@ -33,7 +33,7 @@ _UNLIMITED = 1 << 30
 
 
 class FeatureOutput(Protocol):
-    """What gives out hidden states of a context's decodes; heads.py has it."""
+    """What gives out hidden states of a context's decodes; heads/features.py has it."""
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""
@@ -105,11 +105,11 @@ class LlamaContext(SequenceStates):
         self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._tokens = TokenBatch(self.n_batch)
-        self._batch: TokenBatch | HeadBatch = self._tokens  # of the next decode
+        self._batch: TokenBatch | EmbeddingBatch = self._tokens  # of the next decode
 
     @property
     def any_token(self) -> int:
-        """An own id of the model for a decode whose result nobody reads."""
+        """A valid id for a decode whose result is not used."""
         bos = self.model.bos_id
         return bos if bos in range(self.model.n_vocab) else 0
 
@@ -166,8 +166,8 @@ class LlamaContext(SequenceStates):
         return logits
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
-        """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
-        would be as many as the others' then (see rollbacks.py).
+        """Whether the decode may be padded. Where states are rolled back, padding would give one sequence as
+        many rows as the others (see rollbacks.py).
         """
         return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
@@ -191,8 +191,8 @@ class LlamaContext(SequenceStates):
         return sum(outputs[:n_real])
 
     def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:
-        """Note what can be rolled back, and remove the rows that filled up the decode. Recurrent states can
-        be rolled back once: with the rows that are cut anyway.
+        """Record what can be rolled back, and remove the padding rows. Recurrent states can be rolled back
+        only once, so there they are removed by the next truncation.
         """
         last = batch[-1].seq_id
         if self.model.has_state:
@@ -205,7 +205,7 @@ class LlamaContext(SequenceStates):
             llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
 
     def _remove_padding(self) -> None:
-        """Remove the rows that filled up the last decode, where no truncation has."""
+        """Remove the padding rows of the last decode unless a truncation has done so."""
         for seq_id, n in enumerate(self._padding):
             if n:
                 self.truncate(seq_id, self.n_past(seq_id))

@@ -16,7 +16,7 @@ from specllama.core.translation import Translation
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.model import LlamaModel
-from specllama.pair.overlap import Overlap
+from specllama.pair.shared_tokens import Overlap
 
 
 class ModelSpeller:
@@ -65,7 +65,7 @@ def translation(target: LlamaModel, draft: LlamaModel, overlap: Overlap) -> Tran
         ModelSpeller(draft),
         n_target,
         KeptTokens(ids, n_target + len(lacking), lambda _token: 0),
-        ids[overlap.silent],
+        ids[overlap.never_drafted],
         overlap.may_grow,
     )
 
@@ -94,7 +94,7 @@ class ForeignContext(LlamaContext):
         n_apart: int = 0,
     ) -> NDArray[np.float32]:
         rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
-        rows[:, self.translation.silent] = -np.inf
+        rows[:, self.translation.never_drafted] = -np.inf
         return rows
 
     def _fill(

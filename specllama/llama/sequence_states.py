@@ -1,4 +1,4 @@
-"""Saving and restoring sequences of a context: whole, or only what of them cannot be cut.
+"""Saving and restoring sequences of a context: whole, or only the parts that cannot be truncated.
 
 Part of `LlamaContext`; the methods are documented in core.interfaces.Context.
 """

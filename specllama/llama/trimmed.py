@@ -18,7 +18,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.trimmed import TrimInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import HeadBatch
+from specllama.llama.embedding_batch import EmbeddingBatch
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import to_floats
@@ -106,5 +106,5 @@ class TrimmedContext(LlamaContext):
         hidden = np.zeros((len(batch), self._width), np.float32)
         hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
         places = [(row.pos, row.seq_id, row.output) for row in batch]
-        self._batch = HeadBatch(self._whole, places, None, hidden)
+        self._batch = EmbeddingBatch(self._whole, places, None, hidden)
         return sum(row.output for row in batch[:n_real])

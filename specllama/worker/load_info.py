@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
+from specllama.client.model_info import BuildInfo, DeviceInfo, LoadDetails, LoadInfo, ModelInfo
 from specllama.config.load import AUTO
 from specllama.config.store import Store
 from specllama.core.sampling.params import SamplingParams
@@ -48,8 +48,6 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
-        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
-        forced=tuple(d.name for d in loaded.drafters if d.forces),
         memory=loaded.memory is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
@@ -73,13 +71,22 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
         eos_token=model.token_text(model.eos_id),
-        architecture=header.architecture,
-        n_layer=header.n_layer,
+        details=_details(loaded, calls),
+    )
+
+
+def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
+    header, plan = loaded.header, loaded.plan
+    return LoadDetails(
+        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
+        forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),
         template_tools=calls.abilities.tools,
         template_reasons=calls.reasons,
-        infill=not fim_tokens(model).missing,
+        infill=not fim_tokens(loaded.model).missing,
+        architecture=header.architecture,
+        n_layer=header.n_layer,
         host_bytes=plan.host,
         device_bytes=plan.device,
         gpus=tuple(found for found in _devices() if found.gpu),

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium
 from tests.support.serving import QUESTION, Server
 
 pytestmark = needs_chromium()
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 
 
 def written(text: str) -> dict[str, str]:

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_TARGET
-from tests.support.browser import Page, browser, needs_chromium
+from tests.support.browser import ENDLESS, Page, browser, needs_chromium
 from tests.support.hub_cache import put
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 
 
 @pytest.fixture
@@ -124,3 +123,43 @@ def test_a_page_that_is_opened_before_the_model_is_loaded(tmp_path: Path) -> Non
         finally:
             os.kill(server.engine().pid, signal.SIGCONT)
         page.until(lambda: "of" in page.text_of("#context-text"))
+
+
+def test_what_the_server_says_becomes_a_sentence(page: Page) -> None:
+    """The names of fields keep their letters, and numbers are written as on the rest of the page."""
+    cases = [
+        ({"message": "max_tokens must be at most 5", "param": "max_tokens"}, "max_tokens must be at most 5."),
+        ({"message": "stop: at most 4 texts", "param": "stop"}, "stop: at most 4 texts."),
+        (
+            {"message": "messages[0].content is missing", "param": "messages"},
+            "messages[0].content is missing.",
+        ),
+        ({"message": "-c is too large"}, "-c is too large."),
+        ({"message": "specllama is too old"}, "specllama is too old."),
+        ({"message": "the file is broken"}, "The file is broken."),
+        ({"message": "Already one."}, "Already one."),
+        (
+            {"code": "context_length_exceeded", "n_prompt_tokens": 12345, "n_ctx": 8192},
+            "The conversation has 12,345 tokens, and the context holds 8,192.",
+        ),
+    ]
+    said = page.driver.execute_async_script(
+        "const [errors, done] = arguments; import('/page/api.js').then(({ problemOf }) =>"
+        " done(errors.map((error) => problemOf(400, error).message)))",
+        [error for error, _ in cases],
+    )
+    assert said == [text for _, text in cases]
+
+
+def test_counts_are_written_as_people_write_them(page: Page) -> None:
+    figures = {"n": 1, "rate": 5, "drafted": 1, "accepted": 1}
+    many = {"n": 12345, "rate": 5, "drafted": 23456, "accepted": 23456}
+    said = page.driver.execute_async_script(
+        "const [figures, done] = arguments; import('/page/figures.js').then(({ summary }) =>"
+        " done(figures.map(summary)))",
+        [figures, many],
+    )
+    assert said == [
+        "1 token · 5 tokens/s · 100 % of 1 draft token accepted",
+        "12,345 tokens · 5 tokens/s · 100 % of 23,456 draft tokens accepted",
+    ]

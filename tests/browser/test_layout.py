@@ -202,6 +202,24 @@ def test_long_names_and_answers_in_writing_are_seen_in_the_list(page: Page) -> N
     page.until_done()
 
 
+def test_the_list_stays_usable_while_an_answer_is_written(page: Page) -> None:
+    """Storing the answer replaces no button under a finger, and closes no menu."""
+    answer_with(page, PARAGRAPHS, endless=True, pause=5)
+    page.write("A question")
+    page.until(lambda: "(writing)" in page.text_of(".choose"))
+    page.press("More for A question")
+    page.js("window.item = document.querySelector('#conversations li')")
+    stored = page.until(lambda: page.stored and page.stored[0]["changed"])
+    page.until(lambda: page.stored[0]["changed"] > stored, "that it is stored again")
+    assert page.js("return window.item.isConnected && window.item.querySelector('.actions') !== null")
+    page.press("Rename")
+    page.get("textbox", "Name of the conversation").send_keys(Keys.ESCAPE)
+    page.until(lambda: page.all("button", "More for A question"))
+    page.press("Stop")
+    page.until_done()
+    page.until(lambda: page.text_of(".choose") == "A question")
+
+
 def test_each_setting_can_be_clicked(page: Page) -> None:
     page.press("Settings")
     box = page.driver.find_element("id", "set-ignore_eos")

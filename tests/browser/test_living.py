@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium
 
 pytestmark = needs_chromium()
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 HOSTILE = (
     '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\n[x](javascript:hacked=1)'
 )
@@ -68,7 +67,7 @@ def test_addresses(page: Page) -> None:
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(page: Page) -> None:
-    page.write("What does os.walk do?", **ENDLESS)
+    page.write("What does os.walk do?", **{**ENDLESS, "max_tokens": 400})
     page.until(lambda: page.answers and len(page.answers[-1]) > 20)
     begun = page.answers[-1][:20]
     page.press("New conversation")
@@ -226,7 +225,7 @@ def test_files(page: Page) -> None:
     page.until(lambda: page.answers == ["A sum."])
     assert "onmouseover" in page.text_of(".question .files")
     # A file can be left out when the question is asked again.
-    page.press("Edit")
+    page.press("Edit the question")
     page.press("Remove <b onmouseover=hacked=1> gpj.txt")
     page.js("document.querySelector('.edit .primary').click()")
     page.until(lambda: page.text_of(".question .files") == "" and page.questions == ["What is this?"])

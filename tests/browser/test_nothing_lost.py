@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import Page, browser, needs_chromium
+from tests.support.browser import ENDLESS, Page, browser, needs_chromium
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
-ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
 # The next requests for an answer are refused, or never answered until they are aborted.
 BUSY = """
 window.answers = () => new Response(
@@ -88,7 +87,7 @@ def test_a_question_that_is_changed_while_it_is_answered(page: Page) -> None:
     """What there is of the answer stays with its own question, and is not sent with the new one."""
     page.write("Old question", **ENDLESS)
     page.until(lambda: page.answers and len(page.answers[-1]) > 20)
-    page.press("Edit")
+    page.press("Edit the question")
     page.js("window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
             " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
             " return f(path, options); }")  # fmt: skip

@@ -65,7 +65,7 @@ def test_the_race_without_motion(page: Page) -> None:
 
 def test_stopped_in_the_first_run(page: Page) -> None:
     page.press("Race")
-    page.add(ignore_eos=True, max_tokens=900)
+    page.add(ignore_eos=True, pause=50)
     page.press("Start the race")
     page.until(lambda: "Pair 1" in page.text_of(".race"), "the first run")
     page.press("Stop and judge")

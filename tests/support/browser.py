@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ from tests.support.paths import ROOT
 
 SECONDS = 60.0  # for what takes one or two on an idle machine
 AXE = ROOT / ".browser" / "node_modules" / "axe-core" / "axe.min.js"
+# Of an answer that goes on until it is stopped.
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500, "pause": 50}
 WIDTHS = (390, 1024, 1600)
 _ROLES = {
     "button": "button, summary",
@@ -36,13 +38,41 @@ _ROLES = {
     "region": "[role=region]",
 }
 # Fields that a test adds to the page's requests, such as a grammar, which the page itself does not offer.
+# `pause` is none of them: the milliseconds that each event of an answer is held, so that it is still being
+# written when the test has looked, however fast the machine is.
 _ADDED = """
 window.added = {};
 const ask = window.fetch;
-window.fetch = (path, options) => {
+const slowed = (response, pause) => {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let held = "";
+  const body = new ReadableStream({
+    async pull(controller) {
+      for (;;) {
+        const end = held.indexOf("\\n\\n");
+        if (end >= 0) {
+          await new Promise((resolve) => setTimeout(resolve, pause));
+          controller.enqueue(new TextEncoder().encode(held.slice(0, end + 2)));
+          held = held.slice(end + 2);
+          return;
+        }
+        const part = await reader.read(); // fails where the request is stopped
+        if (part.done) return controller.close();
+        held += decoder.decode(part.value, { stream: true });
+      }
+    },
+    cancel(why) { return reader.cancel(why); },
+  });
+  return new Response(body, { status: response.status, headers: response.headers });
+};
+window.fetch = async (path, options) => {
   if (new URL(path, location).pathname !== "/v1/chat/completions") return ask(path, options);
-  if (window.answers) return Promise.resolve(window.answers(options));
-  return ask(path, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...window.added }) });
+  if (window.answers) return window.answers(options);
+  const { pause, ...added } = window.added;
+  const body = JSON.stringify({ ...JSON.parse(options.body), ...added });
+  const response = await ask(path, { ...options, body });
+  return pause && response.ok ? slowed(response, pause) : response;
 };
 """
 _STORED = """
@@ -91,8 +121,9 @@ class Page:
         """
         found = []
         for element in self.driver.find_elements(By.CSS_SELECTOR, _ROLES[role]):
-            if element.is_displayed() and (name is None or element.accessible_name.startswith(name)):
-                found.append(element)
+            with suppress(StaleElementReferenceException):  # an answer that is being written replaces its own
+                if element.is_displayed() and (name is None or element.accessible_name.startswith(name)):
+                    found.append(element)
         return found
 
     def get(self, role: str, name: str | None = None) -> WebElement:
@@ -101,7 +132,12 @@ class Page:
 
     def press(self, name: str) -> None:
         """Press a button."""
-        self.get("button", name).click()
+
+        def pressed() -> bool:
+            self.get("button", name).click()
+            return True
+
+        self.until(pressed, f"that {name!r} can be pressed")
 
     def text_of(self, selector: str) -> str:
         """The text of an element by CSS selector, "" if it is not there or not shown."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.bench.serving.summary import ServingRow, ServingSummary
 from specllama.bench.serving.sweep import PLAIN
+from specllama.wording import counted
 
 _CACHED = 0.25  # share of cached prompt tokens above which there is a note
 
@@ -20,11 +21,12 @@ def name(about: Mapping[str, Any]) -> str:
 def extent(about: Mapping[str, Any]) -> str:
     """How much was measured, with which settings."""
     settings = about["settings"]
-    tokens = f"{'' if settings['ignore_eos'] else 'up to '}{settings['n_tokens']} tokens each"
+    tokens = f"{'' if settings['ignore_eos'] else 'up to '}{counted(settings['n_tokens'], 'token')} each"
     return (
-        f"{about['answers']} of {about['planned']} answers, {settings['requests']} requests at every "
-        f"concurrency, {tokens}, temperature {settings['temperature']:g}, {settings['runs']} "
-        f"run{'s' if settings['runs'] > 1 else ''}, medians of the runs"
+        f"{about['answers']} of {counted(about['planned'], 'answer')}, "
+        f"{counted(settings['requests'], 'request')} "
+        f"at every concurrency, {tokens}, temperature {settings['temperature']:g}, "
+        f"{counted(settings['runs'], 'run')}, medians of the runs"
     )
 
 
@@ -52,19 +54,21 @@ def notes(s: ServingSummary, about: Mapping[str, Any]) -> list[str]:
     """What is missing, what the times include, and whether drafts changed a text."""
     found = []
     if about["interrupted"]:
-        found.append(f"Interrupted: {about['answers']} of {about['planned']} answers were measured.")
+        found.append(
+            f"Interrupted: {about['answers']} of {counted(about['planned'], 'answer')} were measured."
+        )
     if about["failure"]:
         found.append(f"Ended by: {about['failure']}.")
     if failed := sum(row.failed for row in s.rows):
         first = next(iter(about["problems"]), "")
-        found.append(f"{failed} requests failed{f', the first one: {first}' if first else ''}.")
+        found.append(f"{counted(failed, 'request')} failed{f', the first one: {first}' if first else ''}.")
     if refused := sum(row.refused for row in s.rows):
-        found.append(f"{refused} times the server was busy (429); the times include the waits.")
+        found.append(f"{counted(refused, 'time')} the server was busy (429); the times include the waits.")
     if not s.counted and any(row.answers for row in s.rows):
         found.append("The server does not count tokens: each chunk of its streams counts as one.")
     slots, most = about["server"]["n_slots"], max((row.concurrency for row in s.rows), default=0)
     if slots is not None and slots < most:
-        found.append(f"The server answers {slots} requests at once; more than that wait.")
+        found.append(f"The server answers {counted(slots, 'request')} at once; more than that wait.")
     cached = [row.cached for row in s.rows if row.cached is not None]
     if cached and max(cached) > _CACHED:
         found.append(f"The server had up to {100 * max(cached):.0f} % of the prompt tokens cached.")

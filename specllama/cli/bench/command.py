@@ -34,6 +34,7 @@ from specllama.config.options_measuring import ASKING
 from specllama.core.gain import was_busy
 from specllama.errors import UsageError
 from specllama.text.template_variables import reasoning_variables
+from specllama.wording import counted
 
 EXAMPLES = """
 Examples:
@@ -129,10 +130,10 @@ def _measure(
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
     ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
     into.planned = len(plan.cases) * len(ways) * plan.runs
-    most = "" if plan.n_tokens is None else f" of up to {plan.n_tokens} tokens"
+    most = "" if plan.n_tokens is None else f" of up to {counted(plan.n_tokens, 'token')}"
     console.note(
-        f"measuring takes {into.planned} answers{most}, after {len(ways)} to warm up; Ctrl-C shows the "
-        "results by then, --runs, -n, --k, --temp and --workloads make it shorter"
+        f"measuring takes {counted(into.planned, 'answer')}{most}, after {len(ways)} to warm up; "
+        "Ctrl-C shows the results by then, --runs, -n, --k, --temp and --workloads make it shorter"
     )
     began = running_time()
     with Progress(delay=1.0) as progress:
@@ -150,7 +151,8 @@ def _measure(
             into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}
             into.seconds = running_time() - began
             left = rough_duration(into.seconds / n * (into.planned - n))
-            progress.show("measuring", n / into.planned, f"of {into.planned} answers, about {left} left")
+            planned = counted(into.planned, "answer")
+            progress.show("measuring", n / into.planned, f"of {planned}, about {left} left")
             while client.notices:
                 progress.clear()
                 console.note(f"note: {client.notices.pop(0)}")
@@ -158,7 +160,7 @@ def _measure(
 
 def _drafters(info: LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
-    return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
+    return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
 
 
 def _was_busy(results: BenchResults) -> bool:

@@ -28,12 +28,13 @@ from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.bench.server_text import lines
 from specllama.cli.files import resolved
-from specllama.cli.formatting import columns, counted, rough_duration
+from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import PartialResults, now
 from specllama.cli.progress import Progress
 from specllama.client.event_loop import run
 from specllama.clock import running_time
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 
 @dataclass(slots=True)
@@ -82,16 +83,17 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
         planned = _planned(plan, into)
         longest = rough_duration(planned * max(answer.seconds for answer in first))
         console.note(
-            f"measuring takes {planned} answers, about {longest} if sent one by one; Ctrl-C shows the "
-            "results by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
+            f"measuring takes {counted(planned, 'answer')}, about {longest} if sent one by one; "
+            "Ctrl-C shows the results by then, --runs, -n, --requests, --concurrency and --workloads "
+            "make it shorter"
         )
         began = running_time()
 
         def on_answer(cell: ServingCell, n: int) -> None:
             into.seconds = running_time() - began
             left = rough_duration(into.seconds / n * (planned - n))
-            clients = counted(cell.concurrency, "client")
-            progress.show("measuring", n / planned, f"of {planned} answers, {clients} now, about {left} left")
+            answers, clients = counted(planned, "answer"), counted(cell.concurrency, "client")
+            progress.show("measuring", n / planned, f"of {answers}, {clients} now, about {left} left")
 
         with progress:
             await sweep(server, into.series, plan.sweep, into.about.model, into.cells, on_answer)
@@ -113,7 +115,7 @@ def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
 
 def _start_line(about: ServerInfo) -> str:
     parts = [about.model or "no model named", about.build or about.owner]
-    parts += [f"{about.n_slots} slots"] if about.n_slots else []
+    parts += [counted(about.n_slots, "slot")] if about.n_slots else []
     return printable(f"measuring {about.base}: {', '.join(filter(None, parts))}")
 
 

@@ -10,9 +10,10 @@ from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
-from specllama.cli.formatting import counted, rough_duration, table, wrapped
+from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.config.defaults import is_draft_model
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 _POSITIONS, _MAX_NAME = 16, 16
 _LEGEND = (
@@ -28,7 +29,7 @@ def lines(
     """All tables, no line longer than `width` where possible; the advice is the last one."""
     yield from wrapped(_head(about), width)
     yield from wrapped(
-        f"{s.answers} of {about['planned']} answers, {extent(about['settings'])}, measured in "
+        f"{s.answers} of {counted(about['planned'], 'answer')}, {extent(about['settings'])}, measured in "
         f"{rough_duration(about['seconds'])}. Medians, with 95 % intervals.",
         width,
     )

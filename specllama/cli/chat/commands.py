@@ -13,9 +13,10 @@ from specllama.cli.chat.input import FILE
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
-from specllama.cli.formatting import counted, nearest
+from specllama.cli.formatting import nearest
 from specllama.errors import UsageError
 from specllama.text.terminal import visible
+from specllama.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

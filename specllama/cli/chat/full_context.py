@@ -10,10 +10,10 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine
-from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL
 from specllama.errors import ContextLengthError
+from specllama.wording import counted
 
 _LEAST = 16  # tokens of room that are worth going on for
 _WAYS = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
@@ -85,7 +85,11 @@ class FullContext:
         room = find_room(conversation.cuts, count, n_ctx) if self._may_drop is not None else None
         if room is None or self._may_drop is None:
             return False
-        frees = f"frees {n_tokens - room.n_left} tokens" if n_tokens else f"leaves {room.n_left} tokens"
+        frees = (
+            f"frees {counted(n_tokens - room.n_left, 'token')}"
+            if n_tokens
+            else f"leaves {counted(room.n_left, 'token')}"
+        )
         stays = "; the system message stays" if conversation.system else ""
         turns = f"the oldest {counted(room.n_turns, 'turn')}"
         console.note(f"the context of {n_ctx} tokens is full: dropping {turns} {frees}{stays}")

@@ -20,11 +20,11 @@ from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs, restored
 from specllama.cli.chat.stats import Totals, turn_line
 from specllama.cli.chat.tools import call_text, result_message, show_calls
-from specllama.cli.formatting import counted
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 from specllama.text.terminal import visible
+from specllama.wording import counted
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.cli import readout
-from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.core.gain import gain
 from specllama.core.stats import RunStats
+from specllama.wording import counted
 
 
 def turn_line(answer: GenerationResult) -> str:
@@ -52,15 +52,15 @@ class Totals:
             return ["no answer yet"]
         stats, total = self.last.stats, self.sum
         used = stats.n_prompt + stats.n_predict
-        rate = ""
+        rate, written = "", counted(total.n_predict, "token")
         if total.decode_seconds > 0:
             rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
         found = [
             *readout.lines(stats, self.last.plain, self.last.off_reason, self.last.seed),
             f"context   = {used} of {n_ctx} tokens after it",
             "",
-            f"session   = {counted(self.answers, 'answer')}, {total.n_predict} tokens written{rate}",
-            f"            {total.n_evaluated} prompt tokens evaluated, {total.n_reused} reused",
+            f"session   = {counted(self.answers, 'answer')}, {written} written{rate}",
+            f"            {counted(total.n_evaluated, 'prompt token')} evaluated, {total.n_reused} reused",
         ]
         if total.n_drafted:
             share = 100 * total.n_accept / total.n_drafted

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.formatting import counted, wrapped
+from specllama.cli.formatting import wrapped
 from specllama.config.store import ENOUGH_ROWS
 from specllama.models.sizes import size
+from specllama.wording import counted
 
 _LABEL, _SHORT_LABEL = 16, 8  # columns
 _MODELS = 3  # in the verdict

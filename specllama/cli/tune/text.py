@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specllama.cli.doctor.files import meaning
-from specllama.cli.formatting import counted, rough_duration, table, wrapped
+from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
 from specllama.client.tune_messages import DraftPrediction, RowsComparison, ThreadsComparison
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 _MAX_NAME = 36
 TRIM_PAYS = 1.02  # times the prediction for the draft as it is, from which trimming is recommended
@@ -118,9 +119,9 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
         n_tokens = sum(t.tokens for t in results.texts.values())
         yield ""
         yield from wrapped(
-            f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
-            "wrote greedily, each draft together with copying; accepted: the share of these tokens that the "
-            "draft predicted:",
+            f"Predicted speed over plain decoding, on {counted(n_texts, 'text')} "
+            f"({counted(n_tokens, 'token')}) that the target wrote greedily, each draft together with "
+            "copying; accepted: the share of these tokens that the draft predicted:",
             width,
         )
         rows = [_predicted(e, names) for e in ranking]
@@ -146,7 +147,8 @@ def _trimming(results: TuneResults, width: int | None) -> Iterator[str]:
         )
         pays = trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0)
         if pays and not results.disturbed:
-            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf --texts FILE"
+            inside = " --head" if draft.inside else ""
+            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf{inside} --texts FILE"
         yield ""
         yield from wrapped(f"{text}.", width)
 
@@ -177,9 +179,10 @@ def _notes(results: TuneResults) -> Iterator[str]:
     for name, why in list(too_long.items())[:3]:
         yield f"Left out: prompt {name}: {why}."
     if len(too_long) > 3:
-        yield f"Left out: {len(too_long) - 3} more prompts."
+        yield f"Left out: {counted(len(too_long) - 3, 'more prompt')}."
     if n := results.agenda.n_left_out:
-        yield f"Left out, for lack of time: {n} prompts; texts have up to {results.agenda.n_tokens} tokens."
+        most = counted(results.agenda.n_tokens, "token")
+        yield f"Left out, for lack of time: {counted(n, 'prompt')}; texts have up to {most}."
 
 
 def _shortened(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.core.policy.break_even import easiest
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
 PAYS = 1.01  # times plain decoding; less is no gain
 _OTHER_WORK = 0.005  # seconds of t(1) below which work other than decoding matters
@@ -61,7 +62,7 @@ def _reservations(results: TuneResults) -> list[str]:
     out = []
     n_tokens = sum(t.tokens for t in results.texts.values())
     if n_tokens < _FEW:
-        out.append(f"It rests on only {n_tokens} tokens; -n or --prompts give more.")
+        out.append(f"It rests on only {counted(n_tokens, 'token')}; -n or --prompts give more.")
     if results.t1 is not None and results.t1 < _OTHER_WORK:
         out.append(
             "It leaves out the time of a round other than decoding, which matters where t(1) is "

@@ -60,6 +60,7 @@ class TraceDrafter:
     name, priced, continues, forces = "model", True, True, False
     prior: Sequence[float] | None = None
     n_places = 1
+    reads_features = False
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds
@@ -173,7 +174,7 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; `replay.heads` has those for heads. second: another draft that competes with it. prompt: called
+    choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called
     when the prompt of a text is decoded, if given; the policy's `interrupted` is called then. tree: branches
     that the target can verify.
     """

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, option
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.heads.kind import HeadInfo
+from specllama.models.memory.overrides import tensor_overrides
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 from specllama.models.memory.windows import keeps_all_cells
 
@@ -107,6 +108,8 @@ def plan_load(
             n_gpu_layers_draft=_layers(d),
             devices=_used(t, devices),
             devices_draft=_used(d, devices),
+            overrides=tuple(tensor_overrides(t)),
+            overrides_draft=tuple(tensor_overrides(d)),
         ),
         head,
     )
@@ -139,4 +142,5 @@ def _layers(s: ModelSettings) -> int | None:
 
 
 def _used(s: ModelSettings, devices: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
-    return tuple(d for d in devices if not s.devices or d.name in s.devices)
+    used = tuple(d for d in devices if not s.devices or d.name in s.devices)
+    return used[s.main_gpu : s.main_gpu + 1] if s.split_mode == "none" else used

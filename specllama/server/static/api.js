@@ -1,5 +1,6 @@
 // The server's API: requests with the key, streams of events, and errors as sentences.
 
+import { counted } from "./dom.js";
 import { read, write } from "./storage.js";
 
 const KEY = "specllama.key"; // of this browser session only
@@ -82,12 +83,12 @@ async function errorOf(response) {
 
 /** A Problem from a status (0 within a stream) and the `error` object of the API. */
 export function problemOf(status, error) {
-	const said = sentence(error.message ?? `The server answered with status ${status}.`);
+	const said = sentence(error.message ?? `The server answered with status ${status}.`, error.param);
 	const more = { status, code: error.code ?? error.type ?? "" };
 	if (error.type === "exceed_context_size_error" || error.code === "context_length_exceeded") {
 		const sizes =
 			error.n_prompt_tokens && error.n_ctx
-				? `The conversation has ${error.n_prompt_tokens} tokens, and the context holds ${error.n_ctx}.`
+				? `The conversation has ${counted(error.n_prompt_tokens, "token")}, and the context holds ${error.n_ctx.toLocaleString("en")}.`
 				: said;
 		return Object.assign(new Problem(sizes, FULL, more), { full: true });
 	}
@@ -106,8 +107,11 @@ export function problemOf(status, error) {
 const FULL =
 	"Start a new conversation, leave out or delete earlier messages, or start the server with a larger context (-c).";
 
-function sentence(text) {
-	const found = text.charAt(0).toUpperCase() + text.slice(1);
+/** A text of the server as a sentence. The name of a field that it begins with stays as it is. */
+function sentence(text, field) {
+	const [first] = text.split(/[\s,:]/, 1);
+	const isName = !/^[a-z]+$/.test(first) || first === "specllama" || first === String(field ?? "").split(/\W/, 1)[0];
+	const found = isName ? text : text.charAt(0).toUpperCase() + text.slice(1);
 	return /[.!?]$/.test(found) ? found : `${found}.`;
 }
 

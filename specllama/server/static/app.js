@@ -104,6 +104,7 @@ setUpAttachments({
 	input: byId("attach-file"),
 	area: byId("question"),
 	zone: document.querySelector("main"),
+	next: () => 1 + Math.max(0, ...drafts.files.map(({ name }) => Number(/^pasted-(\d+)\.txt$/.exec(name)?.[1] ?? 0))),
 	add(file) {
 		drafts.attach(file);
 		const size = new Blob([JSON.stringify(drafts.files)]).size;

@@ -38,9 +38,9 @@ function decoded(data) {
 
 /**
  * Take files from the button, from dropping and pasting. area: where one types; zone: where one drops. add({name,
- * text}), refused(sentence).
+ * text}), next(): the number of a pasted text; refused(sentence).
  */
-export function setUpAttachments({ pick, input, area, zone, add, refused }) {
+export function setUpAttachments({ pick, input, area, zone, add, next, refused }) {
 	const take = async (files) => {
 		const problems = [];
 		for (const file of files) {
@@ -52,7 +52,6 @@ export function setUpAttachments({ pick, input, area, zone, add, refused }) {
 		}
 		if (problems.length) refused(problems.join(" "));
 	};
-	let n = 0;
 	pick.addEventListener("click", () => input.click());
 	input.addEventListener("change", () => {
 		const files = [...input.files];
@@ -74,6 +73,9 @@ export function setUpAttachments({ pick, input, area, zone, add, refused }) {
 		zone.classList.remove("dropping");
 		take(event.dataTransfer.files);
 	});
+	for (const name of ["dragover", "drop"]) {
+		addEventListener(name, (event) => carries(event) && event.preventDefault()); // or the browser opens the file in place of the page
+	}
 	area.addEventListener("paste", (event) => {
 		const files = [...(event.clipboardData?.files ?? [])];
 		const text = event.clipboardData?.getData("text/plain") ?? "";
@@ -82,8 +84,7 @@ export function setUpAttachments({ pick, input, area, zone, add, refused }) {
 			take(files);
 		} else if (text.length >= LONG) {
 			event.preventDefault();
-			n += 1;
-			add({ name: `pasted-${n}.txt`, text: text.replaceAll("\r\n", "\n") });
+			add({ name: `pasted-${next()}.txt`, text: text.replaceAll("\r\n", "\n") });
 		}
 	});
 }

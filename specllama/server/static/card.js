@@ -84,7 +84,7 @@ async function measure({ model, props }, place, signal) {
 	const elapsed = () => (performance.now() - began) / 1000;
 	const tasks = TASKS.map(({ name, prompt, more = {} }) => {
 		const said = (way, answer, i) => {
-			status.textContent = `${name}, pair ${i + 1}, ${way === "plain" ? "without" : "with"} drafts: ${answer.n} tokens…`;
+			status.textContent = `${name}, pair ${i + 1}, ${way === "plain" ? "without" : "with"} drafts: ${counted(answer.n, "token")}…`;
 			bar.value = Math.min(1, elapsed() / SECONDS);
 		};
 		// The settings are one object for all: the lengths follow the speed of the machine.
@@ -181,7 +181,7 @@ export function rowOf(name, pairs) {
 	const found = comparedPairs(pairs);
 	if (found.speedup === null) return { ...unknown, said: UNCLEAR, note: found.reason };
 	const { speedup, low, high, verdict } = found;
-	const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${pairs.length} pairs`;
+	const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${counted(pairs.length, "pair")}`;
 	// Where the interval holds 1, only a narrow one says that drafts gain nothing.
 	if (verdict === "alike" && Math.log(high / low) / 2 > NARROW) {
 		return { name, speedup: null, low, high, said: UNCLEAR, note: range };

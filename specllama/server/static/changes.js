@@ -43,6 +43,7 @@ export class Changes {
 	async remove(message) {
 		await this.#chat.ended();
 		const data = this.#chat.data();
+		if (!data.has(message)) return; // it is deleted
 		let undo;
 		await this.#change(() => {
 			undo = data.remove(message);

@@ -1,7 +1,7 @@
 // The figures of an answer, the same wherever they are shown: those of all its parts where it was continued. What
 // drafting gained is the server's verdict. Knows no elements but the line that it makes.
 
-import { element, numeral, percent } from "./dom.js";
+import { counted, element, numeral, percent } from "./dom.js";
 import { explained } from "./explain.js";
 
 const FROM = { run: "measured in this answer", stored: "measured before", compared: "of the same answer without drafts" };
@@ -98,11 +98,11 @@ export function gainInWords({ speedup, verdict, source, why, drafted, forced }) 
 /** The figures in a line, as [text, name of its explanation]; none without any. */
 export function inParts(figures) {
 	if (!figures || !Number.isFinite(figures.n)) return [];
-	const found = [[`${figures.n} tokens`, "tokens"]];
+	const found = [[counted(figures.n, "token"), "tokens"]];
 	if (figures.rate) found.push([`${numeral(figures.rate)} tokens/s`, "rate"]);
 	const gain = gainInWords(figures);
 	if (gain) found.push([gain, "gain"]);
-	if (figures.drafted) found.push([`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`, "accepted"]);
+	if (figures.drafted) found.push([`${percent(figures.accepted / figures.drafted)} of ${counted(figures.drafted, "draft token")} accepted`, "accepted"]);
 	else found.push([figures.reason || "no drafts", "none"]);
 	if (Number.isFinite(figures.first)) found.push([`first token after ${inSeconds(figures.first)}`, "first"]);
 	return found;

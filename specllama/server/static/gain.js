@@ -19,7 +19,7 @@ export function compared(pairs, { tokens, drafted }) {
 	if (!drafted) return unknown("nothing was drafted");
 	const logs = pairs.map(([plain, speculative]) => Math.log(speculative / plain));
 	if (!logs.length || !logs.every(Number.isFinite)) return unknown("the answer was too short");
-	if (logs.length < LEAST_PAIRS) return unknown(`an interval needs ${LEAST_PAIRS} pairs of runs, and there are ${logs.length}`);
+	if (logs.length < LEAST_PAIRS) return unknown(`an interval needs ${LEAST_PAIRS} pairs of runs, and there ${logs.length === 1 ? "is" : "are"} ${logs.length}`);
 	const n = logs.length;
 	const mean = logs.reduce((sum, x) => sum + x, 0) / n;
 	const spread = Math.sqrt(logs.reduce((sum, x) => sum + (x - mean) ** 2, 0) / (n - 1));

@@ -1,5 +1,6 @@
 // What is stored of an answer, and how an answer goes on from there.
 
+import { counted } from "./dom.js";
 import { figuresOf } from "./figures.js";
 import { Trace } from "./trace.js";
 
@@ -18,7 +19,7 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 	if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
 	else if (full) outcome = "The context is full, which ended the answer.";
 	else if (late) outcome = `The longest time is set to ${time / 1000} s.`;
-	else if (cut) outcome = `The longest answer is set to ${most > 0 ? most : answer.n} tokens.`;
+	else if (cut) outcome = `The longest answer is set to ${counted(most > 0 ? most : answer.n, "token")}.`;
 	return {
 		role: "assistant", content, reasoning,
 		trace: { runs: trace.runs, rounds: trace.rounds },

@@ -11,6 +11,7 @@ export class ConversationList {
 	#actions;
 	#open = "";
 	#writing = new Set();
+	#items = new Map(); // {item, what: it shows} by id
 	#turn = 0;
 	#found = null; // ids that the search has found; null without one
 	#searching = null;
@@ -39,10 +40,30 @@ export class ConversationList {
 		const all = await store.titles().catch(() => []);
 		if (turn !== this.#turn || byId("conversations").querySelector("input")) return;
 		const shown = all.filter(({ id }) => !this.#found || this.#found.has(id));
-		const focused = document.activeElement?.closest?.("#conversations") && document.activeElement.getAttribute("aria-label");
-		byId("conversations").replaceChildren(...shown.map((one) => this.#item(one)));
+		this.#place(shown.map((one) => this.#kept(one)));
 		byId("none-found").hidden = !this.#found || shown.length > 0;
-		if (focused) byId("conversations").querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+	}
+
+	/** The item of a conversation: the one that is there, unless it shows something else. */
+	#kept(one) {
+		const what = JSON.stringify([one.title, one.id === this.#open, this.#writing.has(one.id)]);
+		const there = this.#items.get(one.id);
+		if (there?.what === what) return there.item;
+		const item = this.#item(one);
+		this.#items.set(one.id, { item, what });
+		return item;
+	}
+
+	/** Have exactly these items, and move none that is in its place: it may have the focus, or be under a finger. */
+	#place(items) {
+		const place = byId("conversations");
+		const focused = place.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
+		const wanted = new Set(items);
+		for (const one of [...place.children]) if (!wanted.has(one)) one.remove();
+		items.forEach((one, i) => {
+			if (place.children[i] !== one) place.insertBefore(one, place.children[i] ?? null);
+		});
+		if (focused && !place.contains(document.activeElement)) place.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
 	}
 
 	#item(one) {
@@ -91,6 +112,7 @@ export class ConversationList {
 			ended = true;
 			const title = field.value.trim();
 			field.remove();
+			this.#items.delete(one.id);
 			if (kept && title && title !== one.title) await this.#actions.rename(one.id, title);
 			await this.show(this.#open);
 			byId("conversations").querySelector(`[title="${CSS.escape(title)}"]`)?.focus();

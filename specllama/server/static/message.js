@@ -30,8 +30,8 @@ export function questionView(message, actions) {
 	};
 	showFiles();
 	body.hidden = !message.content;
-	const copy = copyButton(message);
-	const edit = button("Edit", () => begin());
+	const copy = copyButton(message, { "aria-label": "Copy the question" });
+	const edit = button("Edit", () => begin(), { "aria-label": "Edit the question" });
 	const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
 	const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
 	const begin = () => {

@@ -101,13 +101,13 @@ export function inWords(props, speculate) {
 	if (reason) return `Off: ${reason}.`.replace("..", ".");
 	const named = draftNames(props);
 	const parts = drafters.flatMap((word) => (word === "model" && named.length ? named : word));
-	const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
+	const length = max ? `at most ${counted(max, "token")} a round` : "as many tokens a round as pay on this machine";
 	return `On: ${parts.join(" + ")}, ${length}.`;
 }
 
 /** What the model runs on. */
 export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
-	const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
+	const cpu = `CPU with ${counted(threads, "thread")}`;
 	if (!gpus.length) return cpu;
 	const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
 	return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
@@ -129,15 +129,15 @@ function tiles(f, stored, live) {
 	const { plain, rounds, drafted, accepted: kept, prompt } = f;
 	const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
 	const found = [
-		tile("tokens/s", "rate", numeral(f.rate), plain ? `plain ${numeral(plain)}` : ""),
+		tile("tokens/s", "rate", numeral(f.rate), plain && drafted ? `plain ${numeral(plain)}` : ""),
 		tile("over plain", "gain", ...gain(f, stored, live, a)),
 		tile("accepted", "accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${numeral(kept)} of ${counted(drafted, "draft token")}` : "no drafts"),
 		tile("tokens a round", "rounds", a ? numeral(a) : "–", rounds ? `${counted(f.counted ?? f.n, "token")}, ${counted(rounds, "round")}` : ""),
 	];
 	if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
 	if (prompt?.n) {
-		const kept_ = prompt.cached ? `, ${prompt.cached} kept` : "";
-		found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${prompt.n} tokens read${kept_}`));
+		const kept_ = prompt.cached ? `, ${prompt.cached.toLocaleString("en")} kept` : "";
+		found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${counted(prompt.n, "token")} read${kept_}`));
 	}
 	return found;
 }

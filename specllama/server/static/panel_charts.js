@@ -1,7 +1,7 @@
 // The charts of the view of speculation.
 
 import { bars, lines } from "./charts.js";
-import { element, numeral, percent } from "./dom.js";
+import { counted, element, numeral, percent } from "./dom.js";
 import { term } from "./explain.js";
 
 const WIDTH = 380;
@@ -39,10 +39,10 @@ function curve(props, answer) {
 	}
 	const points = [...known].sort((a, b) => a[0] - b[0]).map(([rows, seconds]) => [rows, 1000 * seconds]);
 	if (points.length < 2) return [];
-	const marks = used.map(([rows, count]) => [rows, `${rows} rows: ${count} decodes of this answer`]);
+	const marks = used.map(([rows, count]) => [rows, `${counted(rows, "row")}: ${counted(count, "decode")} of this answer`]);
 	const title = `Milliseconds of a decode by its rows: ${points.map(([n, ms]) => `${n}: ${numeral(ms)}`).join(", ")}`;
 	const note = used.length
-		? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count}×)`).join(", ")}.`
+		? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count.toLocaleString("en")}×)`).join(", ")}.`
 		: "";
 	return [
 		element("h3", {}, term("Time of a decode by its rows, t(n)", "curve")),

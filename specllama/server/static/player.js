@@ -176,5 +176,5 @@ export function openPlayer({ content, reasoning = "" }, trace, reasoningTrace) {
 function about(frames, index) {
 	const { round, rejected } = frames[index];
 	const lost = rejected.length ? `; struck out: ${rejected.map(([text]) => text).join("")}` : "";
-	return `Decode ${index + 1} of ${frames.length}: ${inWords(round)}${lost}`;
+	return `Decode ${(index + 1).toLocaleString("en")} of ${frames.length.toLocaleString("en")}: ${inWords(round)}${lost}`;
 }

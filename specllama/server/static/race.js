@@ -71,7 +71,7 @@ export function aboutServer(props, model, settings = null) {
 	if (!props) return [];
 	const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
 	const [name, quant] = [model || props.target.name, props.target.quant];
-	const run = settings ? ` Length ${settings.max_tokens} tokens, seed ${settings.seed}.` : "";
+	const run = settings ? ` Length ${counted(settings.max_tokens, "token")}, seed ${settings.seed}.` : "";
 	return [
 		`${name.includes(quant) ? name : `${name} ${quant}`}; drafts: ${names.join(", ") || "none"}.${run}`,
 		`${deviceInWords(props.machine)}. ${props.build_info}, ${new Date().toISOString().slice(0, 10)}.`,
@@ -155,7 +155,7 @@ async function race({ prompt, system, model, settings, props }, place, signal) {
 	const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
 	const pairs = [];
 	const said = (name, answer, i) => {
-		status.textContent = `Pair ${i + 1}, ${name}: ${answer.n} tokens… ${soFar(pairs)}`;
+		status.textContent = `Pair ${i + 1}, ${name}: ${counted(answer.n, "token")}… ${soFar(pairs)}`;
 	};
 	const began = performance.now();
 	try {

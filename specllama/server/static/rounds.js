@@ -1,7 +1,7 @@
 // The rounds of an answer: a slider through them, the figures of the one under the pointer, and the view that plays
 // them in slow motion, which is loaded when it is asked for.
 
-import { button, element } from "./dom.js";
+import { button, counted, element } from "./dom.js";
 import { inWords } from "./trace.js";
 
 /** Words about the round with this index; only decodes with their own tokens are counted. */
@@ -9,7 +9,7 @@ function named(trace, index) {
 	let n = 0;
 	for (let i = 0; i <= index; i++) n += trace.rounds[i][4] ?? 1;
 	const text = inWords(trace.rounds[index]);
-	return (trace.rounds[index][4] ?? 1) === 0 ? text : `Round ${n} of ${trace.n_rounds}: ${text}`;
+	return (trace.rounds[index][4] ?? 1) === 0 ? text : `Round ${n.toLocaleString("en")} of ${trace.n_rounds.toLocaleString("en")}: ${text}`;
 }
 
 /** What shows the rounds of an answer. root: its element; texts: {content, reasoning}; trace: of the content. */
@@ -46,7 +46,7 @@ function stepper(root, trace, own) {
 		said.textContent = named(trace, detail);
 	});
 	slider.setAttribute("aria-valuetext", named(trace, own[0]));
-	said.textContent = `${trace.n_rounds} ${trace.n_rounds === 1 ? "round" : "rounds"}`;
+	said.textContent = counted(trace.n_rounds, "round");
 	return [slider, said];
 }
 

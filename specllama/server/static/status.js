@@ -84,13 +84,13 @@ function rowsOf({ props, slots, metrics }, session) {
 		["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
 		["Draft", drafters(props)],
 		["Speculation", inWords(props, true)],
-		["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`, "slots"],
+		["Slots", `${busy} of ${slots.length} busy, ${waiting.toLocaleString("en")} waiting`, "slots"],
 		["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
 		["Memory", memory(machine)],
 		["Device", deviceInWords(machine)],
-		["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
+		["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${counted(metrics.get("specllama_generation_tokens_total") ?? 0, "token")}, ${drafted ? `${percent(accepted / drafted)} of ${counted(drafted, "draft token")} accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
 		["Gain", took > 0 ? `${(plain / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
-		["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
+		["Near-ties", `${session.near_ties.toLocaleString("en")} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
 		...props.notes.map((note) => ["Note", note]),
 	];
 }

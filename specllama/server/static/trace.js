@@ -165,7 +165,7 @@ function units(text, n) {
 
 /** A round in words. */
 export function inWords([drafted, accepted, ms, , n = 1]) {
-	const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+	const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en")} ms`;
 	if (n === 0) return `first token, from the prompt's decode, ${time} after the request`;
 	if (!drafted) return `no draft, ${time}`;
 	return `${drafted} drafted, ${accepted} accepted, ${time}`;

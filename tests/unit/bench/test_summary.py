@@ -67,7 +67,7 @@ def test_decoding_without_kernels_is_neither_a_length_nor_a_cost() -> None:
     assert s.costs.t1 == pytest.approx(0.1)
     (note, _) = notes(s, ABOUT)
     assert note == "With llama.cpp's own kernels plain decoding runs at 2.00 x of this speed."
-    assert verdict(s).startswith("Auto decoded at 1.50 x the speed of plain decoding and")
+    assert verdict(s).startswith("With auto, decoding ran at 1.50 x the speed of plain decoding and")
 
 
 def test_auto_is_compared_with_the_best_fixed_length() -> None:
@@ -128,7 +128,7 @@ def test_answers_of_one_token_have_no_speed() -> None:
     s = summarise([sample("plain", 10, n_predict=1), sample("auto", 10, n_predict=1)], NAMES)
     assert s.too_short == 2
     assert s.total.cells["auto"].speedup is None
-    assert "2 answers ended with their first token" in notes(s, ABOUT)[0]
+    assert "2 answers ended with the first token" in notes(s, ABOUT)[0]
 
 
 def test_answers_that_differ_from_plain_decoding_are_named() -> None:

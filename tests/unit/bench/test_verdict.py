@@ -25,7 +25,9 @@ def test_the_verdict_says_what_auto_gains_and_where_it_loses() -> None:
     ]
     s = summarise([sample(name, tps, w, number, 0.0, run) for name, tps, w, number, run in rows], NAMES)
     text = verdict(s)
-    assert text.startswith("Auto decoded at 1.37 x (1.37 - 1.37) the speed of plain decoding and at 1.09 x")
+    assert text.startswith(
+        "With auto, decoding ran at 1.37 x (1.37 - 1.37) the speed of plain decoding and at 1.09 x"
+    )
     assert "the best fixed length in hindsight, 4 (1.26 x)" in text
     assert "it loses on free at temperature 0 (0.90 x)" in text
     assert (
@@ -45,8 +47,8 @@ def test_the_verdict_says_why_nothing_can_pay() -> None:
     s = summarise(samples, NAMES)
     assert nothing_pays(s)
     assert verdict(s) == (
-        "Auto decoded at 0.90 x the speed of plain decoding. Speculation does not pay here over all "
-        "workloads: a decode of 2 rows takes 2.00 x the time of one row, a draft token 1.00 x, so such "
+        "With auto, decoding ran at 0.90 x the speed of plain decoding. Speculation does not pay here over "
+        "all workloads: a decode of 2 rows takes 2.00 x the time of one row, a draft token 1.00 x, so such "
         "drafts cannot pay even if all of them are accepted; 50 % of first draft tokens were accepted."
     )
     cheap = [
@@ -70,7 +72,7 @@ def test_the_verdict_claims_no_more_than_the_intervals_say() -> None:
     samples = [sample(name, tps, number=i) for name, row in speeds.items() for i, tps in enumerate(row)]
     text = verdict(summarise(samples, NAMES))
     assert text.startswith(
-        "Auto decoded at 1.40 x (0.80 - 1.50) the speed of plain decoding and no fixed length"
+        "With auto, decoding ran at 1.40 x (0.80 - 1.50) the speed of plain decoding and no fixed length"
     )
     assert "No gain is certain yet" in text
     assert advice(summarise(samples, NAMES)).startswith(

@@ -10,6 +10,7 @@ import pytest
 from specllama.cli import formatting
 from specllama.cli.formatting import columns, listing, table, wrapped
 from specllama.models.sizes import size
+from specllama.wording import counted
 
 HEADER = ["workload", "t/s", "x"]
 ROWS = [["edit", "12.5", "1.30"], ["日本", "9", "0.98"]]
@@ -93,8 +94,8 @@ def test_durations_and_counts_are_readable() -> None:
         "1 h 01 min",
     ]
     assert [formatting.rough_duration(s) for s in (0.1, 89, 95, 7200)] == ["1 s", "89 s", "2 min", "2.0 h"]
-    assert formatting.counted(1, "turn") == "1 turn"
-    assert formatting.counted(0, "turn") == "0 turns"
+    assert counted(1, "turn") == "1 turn"
+    assert counted(0, "turn") == "0 turns"
 
 
 def test_the_nearest_name_is_suggested() -> None:

@@ -15,7 +15,7 @@ from specllama.core.policy.acceptance import PairState
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.heads import TraceHead
+from specllama.core.replay.simulated_heads import TraceHead
 from specllama.core.replay.simulator import Replay, SimulatedClock, Trace, TraceDrafter, steps_at
 
 N_PROMPT, N_TEXT = 400, 90

@@ -46,10 +46,10 @@ def test_the_message_says_why() -> None:
     kept = "the last 16 of 64 places in the queue are kept for keys that have none"
     assert KEYED.problem({"a": 52}, 48, 1) == f"this key has 48 texts waiting, and {kept}"
     assert "1 text waiting" in KEYED.problem({"a": 52}, 1, 1)
-    assert KEYED.problem({"a": 52, "b": 16}, 1, 1).startswith("68 texts are running or waiting, 68 are")
+    assert KEYED.problem({"a": 52, "b": 16}, 1, 1).startswith("68 texts running or waiting, at most 68 can")
 
 
-def test_every_key_can_wait_however_the_others_ask() -> None:
+def test_every_key_can_queue_whatever_the_others_send() -> None:
     """Fifteen keys that ask for all they can get leave a place for the sixteenth."""
     n_open: dict[str, int] = {}
     for owner in map(str, range(15)):
@@ -76,7 +76,7 @@ def test_the_requests_of_all_models_count_together() -> None:
     first, second = Request("", 6, 2), Request("", 5, 5)
     found.requests |= {first, second}
     found.check("", 1)
-    with pytest.raises(BusyError, match="11 texts are running or waiting, 12 are the most") as raised:
+    with pytest.raises(BusyError, match="11 texts running or waiting, at most 12 can be") as raised:
         found.check("", 2)
     assert raised.value.details["retry_after"] == found.retry_after >= 1
     found.ended(first)

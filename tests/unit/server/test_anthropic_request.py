@@ -23,7 +23,7 @@ from specllama.errors import (
 from specllama.server.app import ERRORS
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
-from specllama.server.dialects.fields import FieldError, checked
+from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MethodError, WrongOriginError
 
 ASKED: dict[str, Any] = {"role": "user", "content": "What?"}
@@ -47,7 +47,7 @@ def result(content: Any = None, **fields: Any) -> dict[str, Any]:
 def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
     def read() -> None:
         found = checked(model, body)
-        found.generation({}, {}) if model is MessagesRequest else found.prompt({})
+        found.generation({}, {}) if model is MessagesRequest else found.chat_input({})
 
     with pytest.raises(FieldError) as error:
         read()
@@ -56,7 +56,7 @@ def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
 
 def allowed(**fields: Any) -> dict[str, Any]:
     """The tools of a request as a dict."""
-    found = asdict(request(**fields).tools)
+    found = asdict(request(**fields).chat.tools)
     return found | {"names": list(found["names"])}
 
 
@@ -87,13 +87,13 @@ class TestMessages:
         ],
     )
     def test_the_system_prompt(self, system, text) -> None:
-        found = request(system=system).messages
+        found = request(system=system).chat.messages
         assert found == [*([{"role": "system", "content": text}] if text else []), ASKED]
 
-    def test_a_header_in_a_block_of_its_own_leaves_nothing(self) -> None:
+    def test_a_block_with_only_the_header_is_dropped(self) -> None:
         header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.9; cch=fa690;"}
         rest = [{"type": "text", "text": "You are"}, {"type": "text", "text": "Claude."}]
-        assert request(system=[header, *rest]).messages == request(system=rest).messages
+        assert request(system=[header, *rest]).chat.messages == request(system=rest).chat.messages
 
     @pytest.mark.parametrize(
         ("block", "text"),
@@ -112,7 +112,7 @@ class TestMessages:
         found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [block]})
         function = {"name": "read", "arguments": {"path": "a"}}
         call = {"id": "toolu_1", "type": "function", "function": function}
-        assert found.messages == [
+        assert found.chat.messages == [
             ASKED,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "toolu_1", "content": text, "name": "read"},
@@ -121,8 +121,8 @@ class TestMessages:
     def test_results_come_before_the_text_of_their_turn(self) -> None:
         blocks = [{"type": "text", "text": "See:"}, result("1"), {"type": "text", "text": "and"}, result("2")]
         found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": blocks})
-        assert found.messages is not None
-        assert [(m["role"], m["content"]) for m in found.messages[2:]] == [
+        assert found.chat.messages is not None
+        assert [(m["role"], m["content"]) for m in found.chat.messages[2:]] == [
             ("tool", "1"), ("tool", "2"), ("user", "See:\nand"),
         ]  # fmt: skip
 
@@ -134,7 +134,7 @@ class TestMessages:
             {"type": "text", "text": "Yes"},
             {"type": "text", "text": ".", "citations": None},
         ]
-        found = request(ASKED, {"role": "assistant", "content": blocks}, ASKED).messages
+        found = request(ASKED, {"role": "assistant", "content": blocks}, ASKED).chat.messages
         assert found == [
             ASKED,
             {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."},
@@ -146,7 +146,7 @@ class TestMessages:
         said = {"role": "assistant", "content": "b"}
         thought = {"type": "thinking", "thinking": "t"}
         used = {"role": "assistant", "content": [thought, {"type": "text", "text": "c"}, USE]}
-        found = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).messages
+        found = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).chat.messages
         assert found is not None
         assert found[:3] == [ASKED, ASKED, said]
         assert (found[3]["content"], found[3]["reasoning_content"]) == ("c", "t")
@@ -158,7 +158,7 @@ class TestMessages:
         text = [{"type": "text", "text": "Agents: none"}]
         body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
         read = checked(MessagesRequest, body)
-        assert read.prompt({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
+        assert read.chat_input({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
         read.check_roles("claude-code-20250219")
 
     def test_the_system_begins_only_with_a_beta(self) -> None:
@@ -171,7 +171,7 @@ class TestMessages:
         """What Claude Code's search for tools returns."""
         found = result([{"type": "tool_reference", "tool_name": "Monitor"}])
         used = {"role": "assistant", "content": [USE]}
-        messages = request(ASKED, used, {"role": "user", "content": [found]}).messages
+        messages = request(ASKED, used, {"role": "user", "content": [found]}).chat.messages
         assert messages is not None
         assert messages[-1]["content"] == "The tool Monitor can be called now."
 
@@ -179,8 +179,8 @@ class TestMessages:
         blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]
         for content in ("It is ", blocks):
             found = request(ASKED, {"role": "assistant", "content": content})
-            assert (found.messages, found.prefix) == ([ASKED], "It is ")
-        assert request(ASKED).prefix == ""
+            assert (found.chat.messages, found.chat.prefix) == ([ASKED], "It is ")
+        assert request(ASKED).chat.prefix == ""
 
     @pytest.mark.parametrize(
         ("messages", "needle"),
@@ -259,8 +259,8 @@ class TestTools:
         assert allowed(tools=[READ, STOP], tool_choice=choice) == tools(*known, **found)
 
     def test_no_tools(self) -> None:
-        assert request().tools is None
-        assert request(tools=[], tool_choice={"type": "auto"}).tools is None
+        assert request().chat.tools is None
+        assert request(tools=[], tool_choice={"type": "auto"}).chat.tools is None
 
     def test_fields_that_mean_nothing_here(self) -> None:
         tool = {**READ, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": True}
@@ -272,7 +272,7 @@ class TestTools:
     def test_tools_of_the_server_are_left_out(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 1, "messages": [ASKED], "tools": [SEARCH, READ]})
         assert body.dropped == ["web_search"]
-        assert body.generation({}, {}).tools == request(tools=[READ]).tools
+        assert body.generation({}, {}).chat.tools == request(tools=[READ]).chat.tools
 
     @pytest.mark.parametrize(
         ("fields", "needle"),
@@ -324,7 +324,7 @@ class TestParameters:
         body = checked(MessagesRequest, {"max_tokens": 5, "messages": [ASKED], "top_k": 1})
         found = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
         assert found.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}
-        assert found.variables == {"x": 1, "enable_thinking": False}
+        assert found.chat.variables == {"x": 1, "enable_thinking": False}
 
     @pytest.mark.parametrize(
         "fields",
@@ -366,16 +366,18 @@ class TestParameters:
     )
     def test_thinking(self, thinking, server, variables) -> None:
         body = {"max_tokens": 5, "messages": [ASKED], "thinking": thinking}
-        assert checked(MessagesRequest, body).generation({}, server).variables == variables
+        assert checked(MessagesRequest, body).generation({}, server).chat.variables == variables
         body["messages"] = [ASKED, {"role": "assistant", "content": "It"}]
-        assert checked(MessagesRequest, body).generation({}, server).variables == {"enable_thinking": False}
+        assert checked(MessagesRequest, body).generation({}, server).chat.variables == {
+            "enable_thinking": False
+        }
 
     @pytest.mark.parametrize(("effort", "shown"), [("low", "low"), ("high", "high"), ("max", "high")])
     def test_effort(self, effort: str, shown: str) -> None:
-        assert request(output_config={"effort": effort}).variables["reasoning_effort"] == shown
+        assert request(output_config={"effort": effort}).chat.variables["reasoning_effort"] == shown
 
     def test_variables_of_the_template(self) -> None:
-        found = request(chat_template_kwargs={"enable_thinking": True, "x": 1}).variables
+        found = request(chat_template_kwargs={"enable_thinking": True, "x": 1}).chat.variables
         assert found == {"enable_thinking": True, "x": 1}
 
     @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ class TestParameters:
         assert needle in refused({"max_tokens": 5, "messages": [ASKED], **fields})
 
     def test_a_count_needs_no_max_tokens(self) -> None:
-        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).prompt({})
+        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).chat_input({})
         assert found.messages == [{"role": "system", "content": "x"}, ASKED]
         assert found.tools is not None
 

@@ -15,7 +15,6 @@ from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
 from specllama.server.dialects.anthropic.writer import SIGNATURE, MessageWriter
-from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     CallArgs,
     CallClose,
@@ -28,6 +27,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 from tests.support.event_scripts import Script, scripts
 
 START, ROUND = Start(0, 0, 7, 1), RoundEvent(3, 2, 0.01)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 from tests.support.conversations import WRITERS, Answer, Call, Conversation, Result, Say
 from tests.unit.server.test_conversations import asked
 
@@ -100,7 +100,7 @@ BAD = {
 
 @pytest.mark.parametrize("api", WRITERS)
 def test_the_body_that_they_are_made_of_is_good(api: str) -> None:
-    assert len(asked(api, GOOD[api]).messages or ()) == 3
+    assert len(asked(api, GOOD[api]).chat.messages or ()) == 3
 
 
 @pytest.mark.parametrize("api", WRITERS)

@@ -11,8 +11,8 @@ import pytest
 from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.body import parse
 
 USER = {"role": "user", "content": "x"}
@@ -41,10 +41,10 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
 def test_tools() -> None:
     function = {"name": "f", "description": "what", "parameters": SCHEMA, "strict": True, "more": 1}
     bare = {"type": "function", "function": {"name": "g", "description": None, "parameters": None}}
-    found = asked(tools=[{"type": "function", "function": function, "cache_control": {}}, bare]).tools
+    found = asked(tools=[{"type": "function", "function": function, "cache_control": {}}, bare]).chat.tools
     assert found == Tools([Tool("f", "what", SCHEMA, strict=True), Tool("g")])
-    assert asked(tools=[]).tools is None
-    assert asked(tools=[], tool_choice="none", parallel_tool_calls=False).tools is None
+    assert asked(tools=[]).chat.tools is None
+    assert asked(tools=[], tool_choice="none", parallel_tool_calls=False).chat.tools is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_tools() -> None:
 )
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_choices(choice, expected, parallel) -> None:
-    found = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).tools
+    found = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).chat.tools
     one = parallel is False or choice == F
     assert found == Tools([Tool("f"), Tool("g")], *expected, parallel=not one)
 
@@ -69,7 +69,7 @@ def test_choices(choice, expected, parallel) -> None:
 def test_the_schema_of_a_text_goes_with_tools() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     found = asked(tools=[F], response_format=form)
-    assert (found.params["json_schema"], found.tools) == (SCHEMA, Tools([Tool("f")]))
+    assert (found.params["json_schema"], found.chat.tools) == (SCHEMA, Tools([Tool("f")]))
     assert "json_schema" not in asked(tools=[F], response_format={"type": "text"}).params
 
 
@@ -90,7 +90,7 @@ def test_earlier_calls(content) -> None:
     calls = [called('{"a": [1, "é"]}'), called("", "c2") | {"index": 1}]
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [USER, {"role": "assistant", "content": content, "tool_calls": calls}]
-    found = asked(messages=[*messages, result(parts), result(None, "c2")]).messages
+    found = asked(messages=[*messages, result(parts), result(None, "c2")]).chat.messages
     assert found is not None
     assert found[1:] == [
         {"role": "assistant", "content": "", "tool_calls": [called({"a": [1, "é"]}), called({}, "c2")]},
@@ -98,7 +98,7 @@ def test_earlier_calls(content) -> None:
         {"role": "tool", "content": "", "tool_call_id": "c2", "name": "f"},
     ]
     absent = {"role": "assistant", "tool_calls": [called({"a": 1})]}
-    assert asked(messages=[USER, absent, result()]).messages[1]["content"] == ""  # type: ignore[index]
+    assert asked(messages=[USER, absent, result()]).chat.messages[1]["content"] == ""  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_thousand_tools() -> None:
     ]
     began = time.thread_time()
     body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
-    found = checked(ChatRequest, body).generation({}, {}).tools
+    found = checked(ChatRequest, body).generation({}, {}).chat.tools
     assert found is not None
     assert len(found.allowed) == 1000
     assert time.thread_time() - began < 5

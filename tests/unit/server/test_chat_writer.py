@@ -19,10 +19,13 @@ from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.writer import ResponseOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Reasoning, Start, TextEvent
 from tests.support.event_scripts import Script, scripts
+from tests.support.examples import examples
 
 START, ID = Start(0, 0, 7, 5), "0123456789abcdefghijklmn"
 CALL = (CallOpen(0, 0, ID, "f"), CallArgs(0, 0, '{"a": '), CallArgs(0, 0, "1}"), CallClose(0, 0))
-property_test = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+property_test = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def end(reason: str = "stop", stop_string: str | None = None) -> End:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.conversation import CallArguments, ConversationReader, GivenCall
-from specllama.server.dialects.fields import FieldError
-from specllama.server.dialects.parts import ContentPart, placeholder, thought_of
+from specllama.server.dialects.shared.conversation import CallArguments, ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import FieldError
+from specllama.server.dialects.shared.parts import ContentPart, placeholder, thought_of
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
 
 PATH = "messages[1].tool_calls[0].function.arguments"
@@ -115,7 +115,7 @@ class TestArguments:
         assert len(error.value.message) < 200
 
     @pytest.mark.parametrize("item", ["[]", "1"])
-    def test_those_of_all_calls_are_bounded_together(self, item: str) -> None:
+    def test_arguments_of_all_calls_have_common_limits(self, item: str) -> None:
         most = {"[]": MAX_CONTAINERS, "1": MAX_VALUES}[item]
         text = json.dumps({"a": [json.loads(item)] * 1000})
         arguments = CallArguments()

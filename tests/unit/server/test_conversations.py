@@ -9,10 +9,10 @@ import pytest
 
 from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
-from specllama.server.dialects.fields import checked
 from specllama.server.dialects.ollama.requests import OllamaChatRequest
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import checked
 from tests.support.conversation_table import CONTINUED, SIXTY
 from tests.support.conversations import (
     WRITERS,
@@ -50,11 +50,11 @@ def test_every_api_reads_it_alike(found: Conversation) -> None:
     apis = [api for api in WRITERS if not (found.continues and api == "responses")]
     requests = {api: asked(api, json.loads(json.dumps(WRITERS[api](found)))) for api in apis}
     first = requests["chat"]
-    assert first.messages is not None
+    assert first.chat is not None
     for api, other in requests.items():
-        assert (other.messages, other.prefix, other.prefix_thought) == (
-            first.messages, first.prefix, first.prefix_thought
+        assert (other.chat.messages, other.chat.prefix, other.chat.prefix_thought) == (
+            first.chat.messages, first.chat.prefix, first.chat.prefix_thought
         ), api  # fmt: skip
     for name, rendering in RENDERINGS.items():
-        prompts = {api: rendering.prompt(other.messages or []) for api, other in requests.items()}
+        prompts = {api: rendering.prompt(other.chat.messages or []) for api, other in requests.items()}
         assert len(set(prompts.values())) == 1, (name, prompts)

@@ -10,13 +10,13 @@ import pytest
 
 from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
-from specllama.server.dialects.fields import MAX_NAMED, FieldError, checked
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
 from specllama.server.dialects.llama_server.infill_request import InfillRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.completions_request import CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
 
 Q = [{"role": "user", "content": "hi"}]
 CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -82,7 +82,7 @@ def test_very_many_are_refused(api: str) -> None:
 
 
 @chats
-def test_those_of_messages_and_parts_are_named_once_with_their_place(api: str) -> None:
+def test_ignored_fields_of_messages_and_parts_are_reported_once_with_their_path(api: str) -> None:
     part = {"type": "text", "text": "hi", "mood": 1, "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [part], "mood": 1, "id": "m"}
     field = "input" if api == "responses" else "messages"
@@ -97,7 +97,7 @@ def test_null_is_absent_at_every_level(api: str) -> None:
     found = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
     assert found.ignored_fields == ()
     options = {"stream_options": {"include_usage": True, "foo": None}} if api == "chat" else {}
-    assert asked(api, **{field: [message]}, **options).messages == Q
+    assert asked(api, **{field: [message]}, **options).chat.messages == Q
 
 
 @every
@@ -116,8 +116,8 @@ def test_4_0_is_a_whole_number_and_4_5_is_none(api: str) -> None:
 
 
 def test_ids_may_be_whole_numbers_with_a_point() -> None:
-    assert asked("completions", prompt=[1.0, 2.0]).ids == [1, 2]
-    assert asked("native", prompt=[1.0, "x"]).parts == [[1], "x"]
+    assert asked("completions", prompt=[1.0, 2.0]).prompt == protocol.TokenInput([1, 2])
+    assert asked("native", prompt=[1.0, "x"]).prompt == protocol.MixedInput([[1], "x"])
     assert asked("chat", stop_token_ids=[2.0]).stop_ids == [2]
 
 
@@ -156,7 +156,7 @@ def test_64_stop_texts(api: str) -> None:
 )
 def test_what_sets_the_thinking_of_one_api_sets_it_in_all(api: str, fields, variables) -> None:
     alone = {"enable_thinking": False} if api == "messages" else {}  # unless a request asks for it
-    assert asked(api, **fields).variables == {**alone, **variables}
+    assert asked(api, **fields).chat.variables == {**alone, **variables}
 
 
 @every

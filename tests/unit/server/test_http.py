@@ -20,8 +20,8 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.server.app import ERRORS, ROUTES
-from specllama.server.dialects.fields import checked
 from specllama.server.dialects.llama_server.requests import TokenizeRequest
+from specllama.server.dialects.shared.fields import checked
 from specllama.server.http.access import Keys, unexpected
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import (

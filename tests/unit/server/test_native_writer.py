@@ -19,6 +19,7 @@ from specllama.errors import EngineError
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.events import End, Prefill, RoundEvent, RunTotals, Start, TextEvent
 from tests.support.event_scripts import Script, scripts
+from tests.support.examples import examples
 
 OWN_TIME_SECONDS = 0.2e-3  # for each streamed token
 EVENTS = scripts(most_choices=3, calls=False, reasoning=False, logprobs=True)
@@ -45,7 +46,7 @@ def whole(script: Script, **options: Any) -> list[dict[str, Any]]:
 
 
 @given(EVENTS, st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_whole_is_the_fold_of_the_stream(script: Script, final_probs: bool) -> None:
     options = {"n_probs": 1, "final_probs": final_probs, "return_tokens": True}
     parts = streamed(script, **options)

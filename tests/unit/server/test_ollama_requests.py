@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 
 from specllama.calls.tools import Tool
-from specllama.client.protocol import Infill
+from specllama.client.protocol import Infill, TextInput
 from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.models.details import ModelDetails
 from specllama.server.app import ERRORS
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.ollama import shapes
-from specllama.server.dialects.ollama.requests import (
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    ShowRequest,
-)
+from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.loads import load_info
 
 ASKED = [{"role": "user", "content": "x"}]
@@ -98,7 +94,7 @@ class TestFields:
     )
     def test_thinking(self, think, variables) -> None:
         body = checked(OllamaChatRequest, {"messages": ASKED, "think": think})
-        assert body.request({}, {"a": 1}).variables == variables
+        assert body.request({}, {"a": 1}).chat.variables == variables
 
     @pytest.mark.parametrize(
         ("keep_alive", "expected"),
@@ -119,20 +115,20 @@ class TestFields:
         more = {"format": None, "options": None, "tools": None, "keep_alive": "5m0s", "think": None}
         sent = {**more, "_debug_render_only": False, "truncate": True, "shift": True}
         messages = [{**ASKED[0], "images": None, "tool_calls": None, "thinking": "", "tool_name": ""}]
-        assert chat(messages=messages, **sent).messages == ASKED
+        assert chat(messages=messages, **sent).chat.messages == ASKED
         empty = {"suffix": "", "system": "", "template": "", "context": None, "images": None, "raw": False}
-        assert generate(**sent, **empty).messages == ASKED
+        assert generate(**sent, **empty).chat.messages == ASKED
 
     def test_speculation(self) -> None:
         found = chat(speculation={"enabled": False, "max": 3})
         assert (found.speculate, found.draft_max) == (False, 3)
 
     def test_tools(self) -> None:
-        found = chat(tools=[TOOL, {"function": {"name": "g", "description": "what"}}]).tools
+        found = chat(tools=[TOOL, {"function": {"name": "g", "description": "what"}}]).chat.tools
         assert found is not None
         assert (found.choice, found.parallel) == ("auto", True)
         assert found.tools == [Tool("f", "", {"type": "object", "properties": {}}), Tool("g", "what")]
-        assert chat(tools=[]).tools is None
+        assert chat(tools=[]).chat.tools is None
 
     @pytest.mark.parametrize(
         ("choice", "expected"),
@@ -143,24 +139,24 @@ class TestFields:
         ],
     )
     def test_a_choice_among_tools(self, choice, expected) -> None:
-        found = chat(tools=[TOOL], tool_choice=choice).tools
+        found = chat(tools=[TOOL], tool_choice=choice).chat.tools
         assert found is not None
         assert (found.choice, list(found.names)) == expected
 
     def test_a_text_goes_through_the_chat_template_unless_it_is_raw(self) -> None:
         found = generate(system="s")
-        assert found.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
-        assert (generate(raw=True).prompt, generate(raw=True).messages) == ("x", None)
-        assert (generate(templated=False).prompt, generate(templated=False).messages) == ("x", None)
+        assert found.chat.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+        assert generate(raw=True).prompt == TextInput("x")
+        assert generate(templated=False).prompt == TextInput("x")
 
     def test_a_suffix_leaves_a_gap(self) -> None:
         for raw in (False, True):
             found = generate(suffix="y", raw=raw)
-            assert (found.infill, found.prompt, found.messages) == (Infill("x", "y"), None, None)
+            assert found.prompt == Infill("x", "y")
 
     def test_the_last_assistant_message_is_continued(self) -> None:
         found = chat(messages=[*ASKED, {"role": "assistant", "content": "and"}])
-        assert (found.messages, found.prefix) == (ASKED, "and")
+        assert (found.chat.messages, found.chat.prefix) == (ASKED, "and")
 
     def test_show_takes_either_name(self) -> None:
         assert checked(ShowRequest, {"name": "m", "verbose": True, "options": {"a": 1}}).name == "m"
@@ -172,7 +168,7 @@ class TestHistory:
     def history(self, *results: dict[str, Any], calls=CALLS) -> list[dict[str, Any]]:
         """The results as the engine gets them, after an answer with these calls."""
         messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
-        found = chat(messages=[*messages, *({"role": "tool", **result} for result in results)]).messages
+        found = chat(messages=[*messages, *({"role": "tool", **result} for result in results)]).chat.messages
         assert found is not None
         return found[1:]
 
@@ -208,7 +204,7 @@ class TestHistory:
 
     def test_two_turns(self) -> None:
         turn = [{"role": "assistant", "tool_calls": [self.CALLS[0]]}, {"role": "tool", "content": "1"}]
-        found = chat(messages=[*ASKED, *turn, *turn]).messages
+        found = chat(messages=[*ASKED, *turn, *turn]).chat.messages
         assert found is not None
         ids = [m.get("tool_call_id") or m["tool_calls"][0]["id"] for m in found[1:]]
         assert ids == ["call00001", "call00001", "call00002", "call00002"]
@@ -219,8 +215,8 @@ class TestHistory:
 
     def test_thinking_is_the_reasoning(self) -> None:
         found = chat(messages=[*ASKED, {"role": "assistant", "content": "y", "thinking": "so"}, *ASKED])
-        assert found.messages is not None
-        assert found.messages[1] == {"role": "assistant", "content": "y", "reasoning_content": "so"}
+        assert found.chat.messages is not None
+        assert found.chat.messages[1] == {"role": "assistant", "content": "y", "reasoning_content": "so"}
 
 
 CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.fields import checked
 from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.shared.fields import checked
 from tests.support.conversation_table import CONTINUED, SIXTY
 from tests.support.conversations import WRITERS
 from tests.support.rendering import Rendering

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specllama.server.dialects.recent_items import RecentItems
+from specllama.server.dialects.shared.recent_items import RecentItems
 
 
 def said(id_: str, text: str = "hi") -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_each_item_once() -> None:
     assert recent.resolved("", asked) == {"input": [said("msg_1"), reference("msg_1")]}
 
 
-def test_those_used_last_are_held() -> None:
+def test_the_most_recently_used_items_are_held() -> None:
     recent = RecentItems(most=1000)
     for i in range(3):
         recent.add("", [said(f"msg_{i}", "x" * 300)])

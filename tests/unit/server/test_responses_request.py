@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.codex import codex_request
 
 USER = {"role": "user", "content": "x"}
@@ -35,7 +35,7 @@ def asked(input_: Any = "x", **fields: Any) -> protocol.Generate:
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
-    found = asked([*items], **fields).messages
+    found = asked([*items], **fields).chat.messages
     assert found is not None
     return found
 
@@ -46,7 +46,7 @@ def called(name: str = "f", id_: str = "c1") -> dict[str, Any]:
 
 class TestMessages:
     def test_a_text(self) -> None:
-        assert asked("hello", instructions="be short").messages == [
+        assert asked("hello", instructions="be short").chat.messages == [
             {"role": "system", "content": "be short"},
             {"role": "user", "content": "hello"},
         ]
@@ -146,15 +146,15 @@ class TestTools:
     def test_flat_tools(self) -> None:
         tools = asked(
             tools=[FUNCTION, {"type": "function", "name": "g", "strict": True, "parameters": None}]
-        ).tools
+        ).chat.tools
         assert tools is not None
         assert [(tool.name, tool.description, tool.strict) for tool in tools.tools] == [
             ("f", "d", False), ("g", "", True)
         ]  # fmt: skip
         assert tools.tools[1].parameters == {}
         assert (tools.choice, tools.names, tools.parallel) == ("auto", (), True)
-        assert asked().tools is None
-        assert asked(tools=[]).tools is None
+        assert asked().chat.tools is None
+        assert asked(tools=[]).chat.tools is None
 
     @pytest.mark.parametrize(
         ("choice", "kind", "names"),
@@ -181,7 +181,7 @@ class TestTools:
         ],
     )  # fmt: skip
     def test_choices(self, choice, kind, names) -> None:
-        tools = asked(tools=[FUNCTION, NAMESPACE], tool_choice=choice, parallel_tool_calls=False).tools
+        tools = asked(tools=[FUNCTION, NAMESPACE], tool_choice=choice, parallel_tool_calls=False).chat.tools
         assert tools is not None
         assert (tools.choice, [*tools.names], tools.parallel) == (kind, names, False)
         assert len(tools.tools) == 2
@@ -191,14 +191,14 @@ class TestTools:
         inside = NAMESPACE | {"tools": [*NAMESPACE["tools"], {"type": "custom", "name": "patch"}]}
         body = read(tools=[*hosted, FUNCTION, inside])
         assert body.flat_tools.dropped == [*(tool["type"] for tool in hosted), "custom"]
-        tools = body.generation({}, {}).tools
+        tools = body.generation({}, {}).chat.tools
         assert tools is not None
         assert [tool.name for tool in tools.tools] == ["f", "mcp__files__read"]
-        assert asked(tools=hosted).tools is None
-        assert asked(tools=hosted, tool_choice="none").tools is None
+        assert asked(tools=hosted).chat.tools is None
+        assert asked(tools=hosted, tool_choice="none").chat.tools is None
 
     def test_a_namespace_that_ends_in_a_line_gets_no_other(self) -> None:
-        tools = asked(tools=[NAMESPACE | {"name": "a__"}]).tools
+        tools = asked(tools=[NAMESPACE | {"name": "a__"}]).chat.tools
         assert tools is not None
         assert tools.tools[0].name == "a__read"
 
@@ -231,8 +231,8 @@ class TestFields:
         )
         found = body.generation({"temperature": 0, "top_k": 3}, {"enable_thinking": False})
         assert found.params == {"temperature": 1, "top_k": 3}
-        assert found.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
-        off = read(reasoning={"effort": "none"}).generation({}, {"enable_thinking": True}).variables
+        assert found.chat.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
+        off = read(reasoning={"effort": "none"}).generation({}, {"enable_thinking": True}).chat.variables
         assert off == {"enable_thinking": False, "reasoning_effort": "none"}
         assert read(speculation={"enabled": False, "max": 3}).generation({}, {}).draft_max == 3
 
@@ -262,8 +262,8 @@ class TestFields:
     def test_what_changes_nothing(self, fields) -> None:
         plain = asked()
         found = asked(**fields)
-        assert (found.messages, found.params, found.variables, found.tools) == (
-            plain.messages, plain.params, plain.variables, plain.tools
+        assert (found.chat.messages, found.params, found.chat.variables, found.chat.tools) == (
+            plain.chat.messages, plain.params, plain.chat.variables, plain.chat.tools
         )  # fmt: skip
 
 
@@ -363,11 +363,15 @@ def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
 
 def test_a_first_request_of_codex() -> None:
     found = checked(ResponsesRequest, codex_request("m")).generation({}, {})
-    assert found.messages == [
+    assert found.chat.messages == [
         {"role": "system", "content": "You are a coding agent."},
         {"role": "system", "content": "<skills_instructions>\n<permissions instructions>"},
         {"role": "user", "content": "<environment_context>"},
         {"role": "user", "content": "list the files"},
     ]
-    assert found.tools is not None
-    assert [tool.name for tool in found.tools.tools] == ["exec_command", "update_plan", "mcp__files__read"]
+    assert found.chat.tools is not None
+    assert [tool.name for tool in found.chat.tools.tools] == [
+        "exec_command",
+        "update_plan",
+        "mcp__files__read",
+    ]

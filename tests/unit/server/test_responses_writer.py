@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, EngineDiedError
-from specllama.server.dialects.fields import checked
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import (
     MAX_ECHO,
@@ -24,7 +23,7 @@ from specllama.server.dialects.openai.responses.writer import (
     ResponsesWriter,
     echo_json,
 )
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.fields import checked
 from specllama.server.events import (
     CallArgs,
     CallClose,
@@ -36,6 +35,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 from tests.support.event_scripts import Script, scripts
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -158,7 +158,7 @@ def test_an_answer_is_accepted_as_input(script: Script) -> None:
         if item["type"] == "function_call"
     ]
     body = checked(ResponsesRequest, {"input": [{"role": "user", "content": "x"}, *items, *results]})
-    messages = body.generation({}, {}).messages
+    messages = body.generation({}, {}).chat.messages
     assert messages is not None
     choice = one.fold.choices[0]
     calls = [call for message in messages for call in message.get("tool_calls", ())]

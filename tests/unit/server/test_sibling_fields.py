@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.shared.fields import FieldError
 from tests.unit.server.test_field_policy import ALL, CHATS, SCHEMA, asked, body
 
 every = pytest.mark.parametrize("api", ALL)
@@ -167,7 +167,7 @@ TOOLS: dict[str, Any] = {
     ],
 )
 def test_parallel_calls(api: str, fields: dict[str, Any], parallel: bool) -> None:
-    found, plain = asked(api, tools=TOOLS[api], **fields).tools, asked(api, tools=TOOLS[api]).tools
+    found, plain = asked(api, tools=TOOLS[api], **fields).chat.tools, asked(api, tools=TOOLS[api]).chat.tools
     assert plain is not None
     assert found == replace(plain, parallel=parallel)
 
@@ -192,15 +192,15 @@ def test_reasoning_next_to_the_content(api: str, fields: dict[str, Any]) -> None
     user = {"role": "user", "content": "hi"}
     found = asked(api, **conversation(api, user, {"role": "assistant", "content": "ho", **fields}, user))
     answer = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
-    assert found.messages == [user, answer, user]
+    assert found.chat.messages == [user, answer, user]
 
 
 @chats
 def test_images_next_to_the_content(api: str) -> None:
     user, seen = {"role": "user", "content": "hi"}, {"role": "user", "content": "look", "images": ["aGk="]}
     found = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
-    assert found.messages is not None
-    assert found.messages[0]["content"] == "look\n[image left out: this model reads text only]"
+    assert found.chat.messages is not None
+    assert found.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
     field = "input" if api == "responses" else "messages"
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))
@@ -227,8 +227,8 @@ def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> N
     for form in FORMS_OF_FILES:
         part = {"type": kind, **form}
         found = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
-        assert found.messages is not None
-        assert "left out: this model reads text only]" in found.messages[1]["content"], form
+        assert found.chat.messages is not None
+        assert "left out: this model reads text only]" in found.chat.messages[1]["content"], form
         if role == "user":
             with pytest.raises(FieldError, match="reads text only"):
                 asked(api, **conversation(api, {"role": role, "content": [part]}))
@@ -239,13 +239,13 @@ def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> N
 def test_documents_that_are_texts(api: str, texts: Any) -> None:
     inside = {"type": "document", "source": {"type": "content", "content": texts}, "title": "f"}
     for part in (inside, {"type": "document", "content": texts, "title": "f"}):
-        (message,) = asked(api, **conversation(api, {"role": "user", "content": [part]})).messages or ()
+        (message,) = asked(api, **conversation(api, {"role": "user", "content": [part]})).chat.messages or ()
         assert message["content"] == "f\na text"
 
 
 def test_a_document_of_messages_may_be_one_part() -> None:
     part = {"type": "document", "content": {"type": "text", "text": "a text"}}
-    (message,) = asked("messages", messages=[{"role": "user", "content": [part]}]).messages or ()
+    (message,) = asked("messages", messages=[{"role": "user", "content": [part]}]).chat.messages or ()
     assert message["content"] == "a text"
 
 

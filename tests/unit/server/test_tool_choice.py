@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specllama.calls.tools import Tool, Tools
-from specllama.server.dialects.fields import FieldError
-from specllama.server.dialects.tool_choice import tool_of, tools_of
+from specllama.server.dialects.shared.fields import FieldError
+from specllama.server.dialects.shared.tool_choice import tool_of, tools_of
 
 F, G = (tool_of(name, None, None, field="tools[0]") for name in "fg")
 
