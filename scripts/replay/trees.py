@@ -23,7 +23,8 @@ from specllama.core.policy.planner import Planner
 from specllama.core.policy.warm_up import warm_up
 from specllama.core.replay.curves import curve
 from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import MakeDraft, Replay, Trace, TraceDrafter
+from specllama.core.replay.simulator import MakeDraft, Replay, TraceDrafter
+from specllama.core.replay.trace import Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter

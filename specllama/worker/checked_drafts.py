@@ -45,7 +45,7 @@ class CheckedDrafts:
     @property
     def reads_target(self) -> bool:
         """Whether there is a head that reads the target's cache."""
-        return self.head is not None and self.head.head.shares_cache
+        return self.head is not None and self.head.head.kind.shares_cache
 
     @property
     def second(self) -> HeadInfo | None:

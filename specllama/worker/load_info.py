@@ -135,7 +135,7 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
             "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "
             "as a whole are evaluated again"
         )
-    reads_target = loaded.head is not None and loaded.head.head.shares_cache
+    reads_target = loaded.head is not None and loaded.head.head.kind.shares_cache
     reason = "the head reads the target's cache" if reads_target else why_no_branches(model)
     if settings.draft_tree and reason:
         notes.append(f"{option('draft_tree')} has no effect, drafts are chains: {reason}")

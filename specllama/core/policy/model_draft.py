@@ -15,10 +15,10 @@ from specllama.core.policy.acceptance import (
     ALONE,
     LIKELY_COPY,
     UNLIKELY_COPY,
-    AcceptanceTable,
     PairGain,
     PairState,
 )
+from specllama.core.policy.acceptance_table import AcceptanceTable
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 

@@ -23,7 +23,8 @@ from specllama.core.policy.planner import Planner
 from specllama.core.policy.tree import best_branches
 from specllama.core.policy.warm_up import warm_up
 from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import WRONG, Replay, SimulatedClock, Trace
+from specllama.core.replay.simulator import Replay, SimulatedClock
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
