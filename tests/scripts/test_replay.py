@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import statistics
 import subprocess
@@ -131,13 +132,13 @@ def test_a_head_that_is_only_promised_is_refused(tmp_path: Path) -> None:
 
 
 def second_right(n: int = 80) -> Trace:
-    """A text whose draft model is wrong at every fifth token, and then right with its second candidate."""
-    text = [10 + i * i % 50 for i in range(n)]
-    wrong = [i % 5 == 3 for i in range(n)]
+    """A text whose draft model is wrong at two of five tokens, and then right with its second candidate."""
+    text = random.Random(n).choices(range(10, 4000), k=n)
+    wrong = [i % 5 > 2 for i in range(n)]
     draft = [5 if w else t for w, t in zip(wrong, text, strict=True)]
     conf = [0.4 if w else 0.9 for w in wrong]
     second = [t if w else 6 for w, t in zip(wrong, text, strict=True)]
-    return Trace([1, 2, 3], text, draft, conf, second, [0.3] * n)
+    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong])
 
 
 def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +154,7 @@ def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixtur
     ]
     trees.show("label", traces, iter(cells))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("  some, model: 0: 100% of 48 wrong ones (20% of 240), 1: 100% of ")
+    assert lines[1].startswith("  some, model: 0: 100% of 96 wrong ones (40% of 240), 1: 100% of ")
     assert cells[0].gains["auto"] == (1.0, 1.0, 0, 0)  # no decode is filled up there
     gain, _, accepted, drafted = cells[0].gains["paid"]
     assert gain > 1.1
