@@ -17,6 +17,7 @@ from scripts.replay import trees
 from specllama.core.replay.simulator import TraceDrafter
 from specllama.core.replay.trace import Trace
 from tests.support import tinygguf, tinymtp
+from tests.support.devices import curves
 from tests.support.paths import ROOT
 
 TRACES = ROOT / "tests/unit/core/traces"
@@ -142,23 +143,18 @@ def second_right(n: int = 80) -> Trace:
 
 
 def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
-    traces = {"some": [second_right()] * 3}
-    data = {
-        "steady": {"1": 4.0, "2": 4.4, "8": 8.0, "9": 5.0, "16": 5.2, "32": 8.0},
-        "first_more": 2.0,
-        "second_more": 4.0,
-    }
+    traces = {"some": [second_right(200)] * 3}
     cells = [
         trees.cell("flat", 0.02, trees.on_curve({1: 1.0, 16: 1.1}, 0.02, TraceDrafter), traces),
-        trees.cell("device", 0.05, trees.on_device(data, 0.05, TraceDrafter), traces),
+        trees.cell("device", 0.05, trees.on_device(curves()["padded 4B Q4_0"], 0.05, TraceDrafter), traces),
     ]
     trees.show("label", traces, iter(cells))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("  some, model: 0: 100% of 96 wrong ones (40% of 240), 1: 100% of ")
+    assert lines[1].startswith("  some, model: 0: 100% of 240 wrong ones (40% of 600), 1: 100% of ")
     assert cells[0].gains["auto"] == (1.0, 1.0, 0, 0)  # no decode is filled up there
     gain, _, accepted, drafted = cells[0].gains["paid"]
     assert gain > 1.1
-    assert 10 < accepted <= drafted
+    assert 100 < accepted <= drafted
     assert cells[1].gains["auto"][3] > 0
     assert lines[-1].startswith("  means: auto ")
 
