@@ -222,6 +222,7 @@ def test_the_list_stays_usable_while_an_answer_is_written(page: Page) -> None:
 
 def test_each_setting_can_be_clicked(page: Page) -> None:
     page.press("Settings")
+    page.get("dialog")
     box = page.driver.find_element("id", "set-ignore_eos")
     box.click()
     assert box.is_selected()

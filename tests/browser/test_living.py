@@ -375,6 +375,7 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["t_max_predict_ms"]) == (0.33, 2500)
     page.press("Settings")
+    page.get("combobox", "Preset")
     page.js(
         "const m = document.getElementById('preset'); m.selectedIndex = 1;"
         "m.dispatchEvent(new Event('change'))"
