@@ -349,6 +349,26 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
         page.until(lambda said=said: said in page.notice)
 
 
+def test_search_looks_through_all_messages(page: Page, tmp_path: Path) -> None:
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": f"number {i}.", "id": f"m{i:03}", "at": i,
+         "parent": f"m{i - 1:03}" if i else None}
+        for i in range(350)
+    ]  # fmt: skip
+    one = {"id": "a", "title": "Many", "messages": messages}
+    other = {"id": "b", "title": "Few", "messages": messages[:2]}
+    given(page, tmp_path, {"format": "specllama.conversations", "version": 2, "conversations": [one, other]})
+    page.until(lambda: "2 conversations imported" in page.notice)
+    search = page.get("textbox", "Search the conversations")
+    for words in ("NUMBER 349.", "number 199.", "number 100.", "number 99."):
+        search.send_keys(words)
+        page.until(lambda: page.all("button", "Many") and not page.all("button", "Few"), words)
+        search.send_keys(Keys.CONTROL, "a", Keys.DELETE)
+        page.until(lambda: page.all("button", "Few"))
+    search.send_keys("number 350.")
+    page.until(lambda: "Nothing is found." in page.text_of("#list"))
+
+
 def test_presets_system_prompt_and_theme(page: Page) -> None:
     page.press("Settings")
     page.get("spinbutton", "Temperature").send_keys("0.33")
