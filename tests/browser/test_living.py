@@ -341,6 +341,23 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     assert page.js("return window.hacked") is None
     assert page.js("return document.querySelectorAll('.message :is(img, script)').length") == 0
     assert page.ask("More", **written("Yes.")) == "Yes."
+    for trace in (
+        {"runs": [[1e9, "model", 0]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 0], [1, "copy", 0]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 99999]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 0]], "rounds": [[1e9, 1e9, 2.5, 1]]},
+        {"runs": [[3, "model", 0]], "rounds": [[-1, 0.5, 2.5, 1], [1, 1, 1, 1, 1e15]]},
+    ):
+        answer = {"role": "assistant", "content": "abc", "trace": trace, "figures": {"n": 3}}
+        one = {"id": "odd", "title": "Odd rounds", "messages": [{"role": "user", "content": "q"}, answer]}
+        given(page, tmp_path, {"format": "specllama.conversations", "version": 1, "conversations": [one]})
+        page.until(lambda: page.all("button", "Odd rounds"))
+        page.press("Odd rounds")
+        page.until(lambda: page.answers == ["abc"])
+        assert not page.all("button", "Play the rounds")
+        page.press("Delete Odd rounds")
+        page.driver.switch_to.alert.accept()
+        page.until(lambda: not page.all("button", "Odd rounds"))
     for bad, said in (
         ("{", "no JSON"), ({"format": "specllama.conversations", "version": 9, "conversations": []}, "newer"),
         ([], "no conversations"), ({"format": "specllama.conversations", "conversations": []}, "newer"),
