@@ -8,9 +8,8 @@ usage: python -m scripts.bench.peers --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] 
                                      [--fresh]
 
 The tools are built from the source package of the installed llama-cpp-python (once, about 8 minutes) unless
---tools names their directory. --pairs is a directory that scripts.bench.make_pair wrote, or with --spec-type
-scripts.bench.make_heads. A prompts file is a
-JSON object, workload to list of prompts without a chat template; the default is the prompts of `specllama
+--tools names their directory. --pairs is a directory as scripts.bench.make_pair writes it, with --spec-type
+one whose drafts are heads. A prompts file is a JSON object, workload to list of prompts without a chat template; the default is the prompts of `specllama
 bench` in ChatML. The grid point that counts as llama.cpp's best is chosen for each cell on every other run
 and compared on the rest; plain decoding is one of the points.
 
