@@ -29,6 +29,7 @@ from specllama.config.values import (
     RAM_BYTES,
     SHARES,
     TEMPLATE,
+    TREE,
     adapters,
     experts_on_cpu,
     template,
@@ -42,6 +43,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 DRAFT_VOCABS = ("auto", "strict")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
+MAX_TREE = 64  # second candidates of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 # Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
 _OUTPUT_MULTIPLE = 16
@@ -349,10 +351,11 @@ class LoadSettings:
 
     n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
     None decides by measured costs, 0 switches drafting off. draft_vocab: "auto" translates the tokens of a
-    draft model whose vocabulary does not fit, "strict" refuses it. draft_min, draft_p_min: the shortest draft
-    to verify, and the confidence below which a draft ends. exact: the same text with and without drafts,
-    whatever it costs. exact_width: rows of every decode then; None: measured where one width is needed.
-    calibrate: measure what is missing after the first answer, and store it with what was learnt.
+    draft model whose vocabulary does not fit, "strict" refuses it. draft_tree: second candidates that are
+    verified with a draft; None decides by measured costs, 0 verifies none. draft_min, draft_p_min: the
+    shortest draft to verify, and the confidence below which a draft ends. exact: the same text with and
+    without drafts, whatever it costs. exact_width: rows of every decode then; None: measured where one width
+    is needed. calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
     from earlier texts of the process. schema_open: objects of JSON schemas may have properties that the
@@ -409,6 +412,19 @@ class LoadSettings:
         panel=_DRAFTING,
         scope=_PROJECT,
         choices=DRAFT_VOCABS,
+    )
+    draft_tree: int | None = setting(
+        None,
+        str,
+        "--draft-tree",
+        "second candidates verified with a draft; auto (default) only where they cost nothing, off, or N",
+        "N",
+        panel=_DRAFTING,
+        completes=("auto", "off"),
+        scope=_PROJECT,
+        form=TREE,
+        low=0,
+        high=MAX_TREE,
     )
     draft_min: int = setting(
         0,

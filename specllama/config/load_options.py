@@ -51,6 +51,7 @@ class LoadOptions(TypedDict, total=False):
     cache_type_k_draft: str
     cache_type_v_draft: str
     draft_vocab: str
+    draft_tree: int | Literal["auto", "off"]
     draft_min: int
     draft_p_min: float
     exact_width: int | None

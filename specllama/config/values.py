@@ -241,6 +241,15 @@ def of_kind(value: Any, name: str, kind: str) -> Any:
     return value
 
 
+def _tree(given: Any, name: str) -> int | None:
+    """Second candidates of a draft: a number, auto (None) or off (0)."""
+    if given in ("auto", "off"):
+        return None if given == "auto" else 0
+    if isinstance(given, str) and not re.fullmatch("[0-9]{1,9}", given):
+        raise UsageError(f"must be a whole number from 0, auto or off, not {given!r}", option=name)
+    return int(of_kind(int(given) if isinstance(given, str) else given, name, "int"))
+
+
 LAYERS = Form(_layers, layers_of, "Layers")
 NAMES = Form(_names, names_of, "Sequence[str]")
 OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]")
@@ -250,5 +259,6 @@ ENDPOINTS = Form(_endpoints, _endpoints, "Sequence[str] | str")
 DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(ram_bytes)
 DRAFTER_NAMES = Form(_drafters, names_of, "Sequence[str]")
 DRAFT_TOKENS = Form(_draft_max, draft_tokens_of, 'int | Literal["auto"]')
+TREE = Form(_tree, _tree, 'int | Literal["auto", "off"]')
 TEMPLATE = Form(_template, _template, "str")
 NEGATED = Form(_negated, _switch, "bool")  # of a flag --no-…

@@ -20,4 +20,4 @@ def make_even(drafts: Mapping[int, Draft], without: Collection[int] = ()) -> Non
     for seq, draft in drafts.items():
         n = length if lengths[seq] >= length else 0
         draft.n_discarded += len(draft.tokens) - n
-        del draft.tokens[n:], draft.sources[n:]
+        draft.cut(n)

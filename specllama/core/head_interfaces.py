@@ -33,9 +33,11 @@ class HeadRow(NamedTuple):
 class FeatureReader(Protocol):
     """Receives what the target computed, as drafters do that have `reads_features`."""
 
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
-        """The target decoded these rows; `features`, shape (len(batch), n_features), is valid until the call
-        returns.
+    def features_decoded(
+        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
+    ) -> None:
+        """The target decoded these rows, then those of branches; `features`, shape (number of all rows,
+        n_features), is valid until the call returns.
         """
         ...
 

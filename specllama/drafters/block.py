@@ -50,6 +50,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
+        self._features.accept_branch(seq_id, len(state.history), tokens)
         state.history.extend(tokens)
         state.block = None
 

@@ -59,6 +59,8 @@ class Metrics:
         self.drafts = counter("drafts", "Drafts verified")
         self.drafted = counter("draft_tokens", "Draft tokens verified")
         self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
+        self.branch_drafted = counter("draft_branch_tokens", "Second candidates among the draft tokens")
+        self.branch_accepted = counter("draft_branch_tokens_accepted", "Second candidates accepted")
         self.drafted_at = counter(
             "draft_tokens_by_position", "Draft tokens verified, by position in the draft", ("position",)
         )
@@ -125,6 +127,8 @@ class Metrics:
         self.drafts.inc(stats.reached[0] if stats.reached else 0)
         self.drafted.inc(stats.n_drafted)
         self.accepted.inc(stats.n_accept)
+        self.branch_drafted.inc(stats.n_branch)
+        self.branch_accepted.inc(stats.n_branch_accept)
         for j, (n, accepted) in enumerate(zip(stats.reached, stats.accepted_at, strict=True)):
             self.drafted_at.labels(str(j)).inc(n)
             self.at_position.labels(str(j)).inc(accepted)

@@ -43,6 +43,11 @@ class CheckedDrafts:
         return self.head.head if self.head is not None and not self.head.head.own_file else None
 
     @property
+    def reads_target(self) -> bool:
+        """Whether there is a head that reads the target's cache."""
+        return self.head is not None and self.head.head.kind.shares_cache
+
+    @property
     def second(self) -> HeadInfo | None:
         """The head inside the target, next to a draft model."""
         return self.own_head if self.model is not None else None

@@ -26,7 +26,14 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
+from specllama.models.memory.load_plan import (
+    branch_sequences,
+    on_gpus,
+    plan_load,
+    rollback,
+    rows_of_logits,
+    spare_cells,
+)
 from specllama.models.memory.plan import MemoryPlan
 from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
@@ -135,7 +142,8 @@ def load(
     files = _model_files(settings, header, fitted)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
-    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
+    n_branches = 0 if checked.reads_target else branch_sequences(settings)
+    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
         head, problem = open_head(settings, checked.head.head, header, context, plan, send)

@@ -92,6 +92,7 @@ def _engine(loaded: Loaded) -> Engine:
         room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         cache_budget=_cache_budget(settings.cache_ram),
         max_partials=settings.ctx_checkpoints,
+        draft_tree=settings.draft_tree,
     )
     savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
     engine.store.copies.drafter = next(savers, None)

@@ -17,7 +17,7 @@ from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.core.policy.base import Draft
+from specllama.core.policy.base import CHAINS, Draft, TreeLimits
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
@@ -39,9 +39,11 @@ NOT_USED = "the head of the model is not used: "
 class InTurn(Fixed):
     """The head drafts in one round, the draft model in the next."""
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
         self.drafters.reverse()
-        return super().draft(rooms, seconds)
+        return super().draft(rooms, seconds, tree)
 
 
 @pytest.fixture(scope="module")

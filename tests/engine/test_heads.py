@@ -21,7 +21,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, PaddedDrafting
-from specllama.core.policy.base import Draft, Policy
+from specllama.core.policy.base import CHAINS, Draft, Policy, TreeLimits
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -192,11 +192,13 @@ class Filled(Fixed):
     def width(self, n_rows: int) -> int:
         return n_rows + 3
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
         for drafter in self.drafters:
             if isinstance(drafter, PaddedDrafting):
                 drafter.pad_to = 6
-        return super().draft(rooms, seconds)
+        return super().draft(rooms, seconds, tree)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -123,6 +123,7 @@ LOAD_CHANGED: Mapping[str, Any] = {
 # Fields that show at run time, and the file that reads them.
 AT_RUN_TIME: Mapping[str, str] = {
     "draft_vocab": "worker/checked_drafts.py",
+    "draft_tree": "worker/open_engine.py",
     "draft_min": "worker/loader.py",
     "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",

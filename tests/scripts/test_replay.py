@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import statistics
 import subprocess
@@ -12,7 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from scripts.replay import trees
+from specllama.core.replay.simulator import TraceDrafter
+from specllama.core.replay.trace import Trace
 from tests.support import tinygguf, tinymtp
+from tests.support.devices import curves
 from tests.support.paths import ROOT
 
 TRACES = ROOT / "tests/unit/core/traces"
@@ -122,3 +127,45 @@ def test_a_head_that_is_only_promised_is_refused(tmp_path: Path) -> None:
     done = record(tmp_path, model, model)
     assert done.returncode != 0
     assert "the file does not have" in done.stderr
+
+
+# Second candidates
+
+
+def second_right(n: int = 80) -> Trace:
+    """A text whose draft model is wrong at two of five tokens, and then right with its second candidate."""
+    text = random.Random(n).choices(range(10, 4000), k=n)
+    wrong = [i % 5 > 2 for i in range(n)]
+    draft = [5 if w else t for w, t in zip(wrong, text, strict=True)]
+    conf = [0.4 if w else 0.9 for w in wrong]
+    second = [t if w else 6 for w, t in zip(wrong, text, strict=True)]
+    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong])
+
+
+def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    traces = {"some": [second_right(200)] * 3}
+    cells = [
+        trees.cell("flat", 0.02, trees.on_curve({1: 1.0, 16: 1.1}, 0.02, TraceDrafter), traces),
+        trees.cell("device", 0.05, trees.on_device(curves()["padded 4B Q4_0"], 0.05, TraceDrafter), traces),
+    ]
+    trees.show("label", traces, iter(cells))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  some, model: 0: 100% of 240 wrong ones (40% of 600), 1: 100% of ")
+    assert cells[0].gains["auto"] == (1.0, 1.0, 0, 0)  # no decode is filled up there
+    gain, _, accepted, drafted = cells[0].gains["paid"]
+    assert gain > 1.1
+    assert 100 < accepted <= drafted
+    assert cells[1].gains["auto"][3] > 0
+    assert lines[-1].startswith("  means: auto ")
+
+
+def test_older_traces_get_second_candidates(tmp_path: Path) -> None:
+    texts = json.loads(TEXTS.read_text())
+    short = {"source": [{k: v[:40] if k != "prompt" else v for k, v in texts["source"][0].items()}]}
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    done = run(tmp_path / "short.json", "--second", tmp_path / "more.json")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"(3\d|40) of 40 first choices are the recorded ones", done.stdout)
+    (more,) = json.loads((tmp_path / "more.json").read_text())["source"]
+    assert len(more["second"]) == 40
+    assert sum(token >= 0 for token in more["second"]) == sum(conf < 0.95 for conf in more["conf"])

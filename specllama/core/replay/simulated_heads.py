@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import DraftCacheState, Proposal
-from specllama.core.replay.simulator import Seconds, SimulatedClock, Trace, TraceDrafter
+from specllama.core.replay.simulator import Seconds, SimulatedClock, TraceDrafter
+from specllama.core.replay.trace import Trace
 
 
 class TraceHead(TraceDrafter):

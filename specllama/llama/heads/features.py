@@ -48,12 +48,14 @@ class TargetFeatures:
             self._on = wanted
             ext.set_nextn(self.context.handle, wanted, False)
 
-    def after(self, batch: Sequence[BatchRow]) -> None:
+    def after(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]] = ()) -> None:
         """Give the features of a finished decode to the reader."""
         if self.reader is None or (self._needs_last and not self._on):
             return
-        found = [self._read(layer, len(batch)) for layer in self._layers]
-        self.reader.features_decoded(batch, found[0] if len(found) == 1 else np.concatenate(found, axis=1))
+        n = len(batch) + sum(map(len, branches))
+        found = [self._read(layer, n) for layer in self._layers]
+        features = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        self.reader.features_decoded(batch, features, branches)
 
     def _read(self, layer: int, n: int) -> Hidden:
         handle = self.context.handle

@@ -24,7 +24,8 @@ from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record, record_head, record_steps
 from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
-from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
+from specllama.core.replay.simulator import MakeDraft, TraceDrafter
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters import DrafterInputs

@@ -15,7 +15,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
 from specllama.core.replay.recording import record, write_text
-from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, undisturbed
+from specllama.core.replay.simulator import CATCH_UP, Replay, undisturbed
+from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory

@@ -72,6 +72,8 @@ class SpeculationFigures(TypedDict):
     enabled: bool
     n_drafted: int
     n_accept: int
+    n_branch: int
+    n_branch_accept: int
     n_discarded: int
     acceptance_rate: float | None
     accept_by_position: list[float] | None
@@ -208,6 +210,8 @@ def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
         "enabled": enabled,
         "n_drafted": drafted,
         "n_accept": accepted,
+        "n_branch": sum(e.stats.n_branch for e in all_),
+        "n_branch_accept": sum(e.stats.n_branch_accept for e in all_),
         "n_discarded": sum(e.stats.n_discarded for e in all_),
         "acceptance_rate": accepted / drafted if drafted else None,
         "accept_by_position": all_[0].stats.accept_by_position if len(all_) == 1 else None,
