@@ -30,26 +30,18 @@ class RunningClock:
     def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
         self._source = source
         now = source()
-        self._state = now, now, 0  # of the last tick: time by the source, time by this clock, pauses
+        self._state = now, now  # of the last tick: time by the source, time by this clock
 
     def __call__(self) -> float:
-        ticked, time_then, _ = self._state
+        ticked, time_then = self._state
         return time_then + min(self._source() - ticked, MOST_SECONDS)
 
-    @property
-    def n_pauses(self) -> int:
-        """Pauses so far. What was timed while it grew is not worth keeping: up to MOST_SECONDS of the pause
-        are in it.
-        """
-        ticked, _, n = self._state
-        return n + (self._source() - ticked > MOST_SECONDS)
-
     def tick(self) -> None:
-        """The process runs. To be called by one thread, every TICK_SECONDS."""
-        ticked, time_then, n = self._state
+        """Record that the process is running. Called by one thread, every TICK_SECONDS."""
+        ticked, time_then = self._state
         now = self._source()
         # The sum of a reading at this moment, so that rounding never turns the clock back.
-        self._state = now, time_then + min(now - ticked, MOST_SECONDS), n + (now - ticked > MOST_SECONDS)
+        self._state = now, time_then + min(now - ticked, MOST_SECONDS)
 
 
 class ProcessClock(RunningClock):
@@ -107,7 +99,7 @@ def wait_until(
 
 
 def ended(thread: threading.Thread) -> Callable[[float], bool]:
-    """For `wait_until`: waits for the end of a thread that has been started, and says whether it has come."""
+    """For `wait_until`: waits for a started thread to end, and returns whether it has."""
 
     def wait(seconds: float) -> bool:
         thread.join(seconds)
@@ -117,7 +109,7 @@ def ended(thread: threading.Thread) -> Callable[[float], bool]:
 
 
 def exited(process: subprocess.Popen[Any]) -> Callable[[float], bool]:
-    """For `wait_until`: waits for the end of a process, and says whether it has come."""
+    """For `wait_until`: waits for a process to end, and returns whether it has."""
 
     def wait(seconds: float) -> bool:
         try:

@@ -48,7 +48,7 @@ _reference = option  # for functions with a parameter of that name
 
 def spelled(text: str, spelling: Spelling) -> str:
     """The text with each reference to an option in this spelling."""
-    return _REFERENCE.sub(lambda found: spelling(found[1], found[2]), text) if _OPEN in text else text
+    return _REFERENCE.sub(lambda match: spelling(match[1], match[2]), text) if _OPEN in text else text
 
 
 def by_name(name: str, value: str | None) -> str:

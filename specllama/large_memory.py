@@ -25,7 +25,7 @@ def map_memory(size: int) -> mmap.mmap:
 
 
 class MemoryReserve:
-    """Memory that a thread prepares, by its size. For one thread besides that."""
+    """Memory that a background thread prepares, by size. Used by one other thread."""
 
     def __init__(self, unused_seconds: float = _UNUSED_SECONDS) -> None:
         self._unused_seconds = unused_seconds
@@ -34,8 +34,8 @@ class MemoryReserve:
         self._asked: set[int] = set()
 
     def prepare(self, size: int) -> bool:
-        """Whether `take` returns at once; otherwise a thread prepares so much, which is freed again where
-        nobody takes it.
+        """Whether `take` returns at once; otherwise a thread prepares so much, and frees it again if it is
+        not taken.
         """
         if size <= SMALL:
             return True
@@ -57,7 +57,7 @@ class MemoryReserve:
         return memory if memory is not None else map_memory(size)
 
     def _make(self, size: int) -> None:
-        """In the thread: have so much ready, for a while."""
+        """In the thread: prepare so much, and keep it for a while."""
         try:
             memory = map_memory(size)
             ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, size)  # without the GIL

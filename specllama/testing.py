@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import FeatureReader, HeadRow, Hidden
+from specllama.core.head_interfaces import FeatureReader, HeadRow, Hidden
 from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
@@ -56,10 +56,12 @@ class TableContext:
         max_rollback: int = 8,
         row_multiple: int = 1,
         n_spare: int = 0,
+        n_branches: int = 0,
     ) -> None:
+        self.n_branches = n_branches if memory == "full" else 0
         self.n_spare, self.row_multiple = n_spare, row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
-        self.n_batch = self.n_outputs_max = n_batch
+        self.n_batch = self.n_ubatch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
         self.cuts_anywhere, self.partial_bytes = memory == "full", 10
         self.decode_seconds = 0.0
@@ -74,33 +76,53 @@ class TableContext:
         self.widths: list[int] = []
         self.reader: FeatureReader | None = None  # of the last ids before each row, for `TableHead`
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,  # noqa: ARG002
+    ) -> NDArray[np.float32]:
         for seq_id, n in self.padding.items():
             if n:
                 self.truncate(seq_id, self.n_past(seq_id))
-        assert 0 < len(batch) <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
-        assert sum(r.output for r in batch) <= self.n_outputs_max
+        in_branches = [row for branch in branches for row in branch]
+        n_rows_given = len(batch) + len(in_branches)
+        assert 0 < n_rows_given <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
+        assert sum(r.output for r in (*batch, *in_branches)) <= self.n_outputs_max
+        assert len(branches) <= self.n_branches, f"{len(branches)} branches, not {self.n_branches}"
         room = self.n_ctx + self.n_spare - sum(map(len, self.cells.values()))
-        if len(batch) > room:
+        if n_rows_given > room:
             raise NoRoomError
         fills = self.can_pad and (self.memory != "rollback" or len({r.seq_id for r in batch}) == 1)
         wanted = min(n_rows, self.n_batch) if fills else 0
-        n_more = wanted - len(batch) if len(batch) < wanted <= room else 0
+        n_more = wanted - n_rows_given if n_rows_given < wanted <= room else 0
         token, pos, seq_id, _ = batch[-1]
-        n_outputs -= sum(r.output for r in batch)
+        n_outputs -= sum(r.output for r in (*batch, *in_branches))
         further = [BatchRow(token, pos + 1 + i, seq_id, i < n_outputs) for i in range(n_more)]
-        rows = self._evaluate([*batch, *further])
+        rows = self._evaluate([*batch, *further])[: sum(r.output for r in batch)]
         self._note_rollbacks([*batch, *further])
-        self.widths.append(len(batch) + n_more)
-        self.n_decoded = len(batch) + n_more
+        self.n_decoded = n_rows_given + n_more
+        self.widths.append(self.n_decoded)
+        seen = [self.cells[r.seq_id][: r.pos + 1] for r in batch]
+        for branch in branches:
+            seen += self._seen_by(branch, {r.pos for r in batch if r.seq_id == branch[0].seq_id})
+        rows += [self.rows(ids) for ids, r in zip(seen[len(batch) :], in_branches, strict=True) if r.output]
         if self.reader is not None:
-            features = [_last_ids(self.cells[r.seq_id][: r.pos + 1]) for r in batch]
-            self.reader.features_decoded(batch, np.stack(features))
+            self.reader.features_decoded(batch, np.stack([_last_ids(ids) for ids in seen]), branches)
         self.padding[seq_id] = n_more
         if self.memory == "full":  # others are rolled back once, with the rows that are cut anyway
             self.truncate(seq_id, self.n_past(seq_id))
-        out = rows[: sum(r.output for r in batch)]
-        return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
+        return np.stack(rows) if rows else np.zeros((0, self.n_vocab), np.float32)
+
+    def _seen_by(self, branch: Sequence[BatchRow], decoded: Collection[int]) -> list[list[int]]:
+        """What each row of a branch sees. decoded: positions of the batch's rows of its sequence."""
+        first = branch[0]
+        assert first.pos - 1 in decoded, f"a branch at {first.pos} follows no row of the batch"
+        assert [r.pos for r in branch] == list(range(first.pos, first.pos + len(branch)))
+        ids = self.cells[first.seq_id][: first.pos] + [r.token for r in branch]
+        return [ids[: r.pos + 1] for r in branch]
 
     def _evaluate(self, batch: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
         """Put the rows into the cells; the logits of those with an output."""
@@ -287,7 +309,7 @@ class ScriptedDrafter(RegisteredDrafter):
         continues: bool = True,
     ) -> None:
         entry = REGISTRY.get(name) or DrafterEntry(name, lambda inputs: None, name)  # noqa: ARG005
-        self.entry = replace(entry, continues=continues)
+        self.entry = replace(entry, continues=continues, reads_features=False)
         self.guess, self.confidence = guess, confidence
         self.histories: dict[int, list[int]] = {}
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
+from specllama.llama import kernel_build
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
+from tests.support.examples import examples
 from tests.support.hub import LocalHub, local_hub
 
-settings.register_profile("specllama", deadline=None)  # no test depends on the speed of the machine
+settings.register_profile("specllama", deadline=None, max_examples=examples(100))  # on any machine
 settings.load_profile("specllama")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
@@ -26,7 +31,10 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("agents", "browser", "scripts", "faults", "server", "cli", "worker", "api", "engine", "unit")
+SLOWEST_FIRST = (
+    *("agents", "browser", "kernel_checks", "soak", "scripts", "faults", "server", "cli", "fuzz", "worker"),
+    *("api", "engine", "unit"),
+)
 
 
 def _rank(item: pytest.Item) -> int:
@@ -39,10 +47,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """The tests, thousands of objects, stay until the end: no collection of garbage needs to scan them."""
+    if any(not item.path.is_relative_to(HERE / "unit") for item in session.items):
+        compile_kernels()
     gc.collect()
     gc.freeze()
+
+
+def compile_kernels() -> None:
+    """Once for the checkout, where their sources changed; otherwise each test's home would compile them."""
+    if kernel_build.unsupported():
+        return
+    with FileLock(Path(sys.prefix) / "kernels.lock"), contextlib.suppress(kernel_build.Unusable):
+        if not kernel_build.is_current(kernel_build.OBJECT):
+            kernel_build.compile_object(kernel_build.OBJECT)
 
 
 @pytest.fixture

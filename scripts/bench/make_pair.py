@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from scripts import cli
-from scripts.demo_pair import random_vocab
-from scripts.demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
-from scripts.demo_pair.padding import NotPaddable, Padding, Source, read_source, write_padded
+from scripts.bench import random_vocab
+from scripts.bench.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
+from scripts.bench.padding import NotPaddable, Padding, Source, read_source, write_padded
 
 DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"
 TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")

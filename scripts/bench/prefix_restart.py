@@ -1,7 +1,7 @@
 """The next turn after kill -9 and a restart, and how fast texts are written with prompts on disk and without.
 
 usage: python -m scripts.bench.prefix_restart restart SHAPE [--tokens 8000] [--model PATH]
-       python -m scripts.bench.prefix_restart rate SHAPE [--pairs 6] [--model PATH]
+       python -m scripts.bench.prefix_restart rate SHAPE [--pairs 6] [--text 200] [--model PATH]
 
 SHAPE: of scripts.bench.random_shapes, whose random weights are written to PATH, or to a temporary file,
 unless they are there.
@@ -31,7 +31,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.prefix_disk.directory import default_directory
 
 _N_NEW, _N_ANSWER = 16, 4  # ids of the next turn, and of the answer before it
-_N_PROMPT, _N_TEXT = 96, 40  # ids of a prompt and of its text, for the rate
+_N_PROMPT = 96  # ids of a prompt, for the rate
 _MOST_SECONDS = 60.0  # to wait for the disk
 
 
@@ -46,7 +46,7 @@ def ask(client: EngineClient, ids: list[int], n: int) -> tuple[m.Done, list[int]
     """Evaluate ids and write n tokens: (the last message, the tokens)."""
     params = {"max_tokens": n, "temperature": 0.0, "ignore_eos": True}
     written = list[int]()
-    for event in client.generate(m.Generate(client.next_id(), ids=ids, params=params)):
+    for event in client.generate(m.Generate(client.next_id(), m.TokenInput(ids), params)):
         if isinstance(event, m.Tokens):
             written += [i for item in event.items for i in item.ids]
         if isinstance(event, m.Done):
@@ -93,7 +93,7 @@ def restart(path: Path, n_tokens: int, n_threads: int) -> dict[str, Any]:
     }
 
 
-def rate(path: Path, n_pairs: int, n_threads: int) -> dict[str, Any]:
+def rate(path: Path, n_pairs: int, n_text: int, n_threads: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"on": [], "off": []}
     with EngineClient() as on, EngineClient() as off:
         on.load(settings(path, 1024, n_threads, 1 << 34))
@@ -101,9 +101,9 @@ def rate(path: Path, n_pairs: int, n_threads: int) -> dict[str, Any]:
         for i in range(n_pairs + 1):
             order = (("on", on), ("off", off)) if i % 2 else (("off", off), ("on", on))
             for name, client in order:
-                done, _ = ask(client, prompt(_N_PROMPT, 5 + 11 * i), _N_TEXT)
+                done, _ = ask(client, prompt(_N_PROMPT, 5 + 11 * i), n_text)
                 if i:
-                    rates[name].append((_N_TEXT - 1) / done.stats.decode_seconds)
+                    rates[name].append((n_text - 1) / done.stats.decode_seconds)
                 time.sleep(0.35)  # idle: the state is copied, and written during the next text
     ratios = [a / b for a, b in zip(rates["on"], rates["off"], strict=True)]
     found = {name: round(statistics.median(each), 3) for name, each in rates.items()}
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--text", type=int, default=200, help="tokens of a text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="its file")
     given = parser.parse_args()
@@ -130,7 +131,7 @@ def main() -> None:
         if given.what == "restart":
             report = restart(path, given.tokens, given.threads)
         else:
-            report = rate(path, given.pairs, given.threads)
+            report = rate(path, given.pairs, given.text, given.threads)
     print(json.dumps({"shape": given.shape} | report, indent=2))
 
 

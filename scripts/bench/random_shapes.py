@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
-from scripts.demo_pair.random_vocab import CHATML, CONTROL, MERGES, tokens
+from scripts.bench.random_vocab import CHATML, CONTROL, MERGES, tokens
 
 _BLOCK, _BLOCK_BYTES = 32, 18  # values of a Q4_0 block, and its bytes: a scale in f16 and the values
 _STD = 4.6  # of values from 0 to 15

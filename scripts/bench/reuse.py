@@ -121,9 +121,9 @@ def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
     from specllama.calls.history import function
     from specllama.calls.turns import settled
     from specllama.server.dialects.anthropic.request import MessagesRequest
-    from specllama.server.dialects.fields import checked
     from specllama.server.dialects.openai.chat_request import ChatRequest
     from specllama.server.dialects.openai.responses.request import ResponsesRequest
+    from specllama.server.dialects.shared.fields import checked
 
     kinds = {"messages": MessagesRequest, "completions": ChatRequest, "responses": ResponsesRequest}
     kind = kinds.get(path.partition("?")[0].rpartition("/")[2])

@@ -3,7 +3,7 @@
 usage: python -m scripts.bench.texts [-m TARGET] [-md DRAFT] [--exact] [--temps 0,0.8] [--texts N] [--turns N]
                                      [--before N] [-n TOKENS] [-c N] [-t N]
 
-Conversations of --turns turns over the prompts of `specllama bench` and of scripts.bench.losses, each once
+Conversations of --turns turns over the prompts of `specllama bench` and of PROMPTS, each once
 with the default and once without drafts, in two processes that keep what they have evaluated. Every turn's
 text is compared, token by token, and a conversation goes on with the text that drafts wrote. --before puts so
 many tokens of filler in front. --exact asks for `--exact` in both. Without -m the demo model writes, with its
@@ -24,11 +24,40 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from scripts import cli
-from scripts.bench.losses import PROMPTS
 from specllama import LLM
 from specllama.bench.workloads import WORKLOADS
 from specllama.errors import SpecllamaError
 
+PROMPTS = {
+    "question": (
+        "Why is the sky blue during the day and red in the evening?",
+        "How does a refrigerator keep food cold?",
+        "What is the difference between weather and climate?",
+        "Why do cats purr?",
+        "How do I remove a coffee stain from a wool carpet?",
+    ),
+    "story": (
+        "Tell a short story about a lighthouse keeper who finds a letter in a bottle.",
+        "Write a story about a robot that learns to paint.",
+        "Tell me about a child who discovers a door behind the bookshelf.",
+        "Write the opening of a mystery set on a night train through the mountains.",
+        "Describe a market in a desert town on the morning of a festival.",
+    ),
+    "facts": (
+        "Tell me about the history of the printing press.",
+        "What are the main causes of the First World War?",
+        "Describe the life cycle of a butterfly.",
+        "What is known about the planet Neptune?",
+        "Explain how vaccines protect the body.",
+    ),
+    "code": (
+        "Write a Python function that returns the n-th Fibonacci number.",
+        "Explain what a hash table is and when to use one.",
+        "Write a shell command that finds all files larger than ten megabytes.",
+        "How does binary search work?",
+        "Write a SQL query that counts the orders of each customer.",
+    ),
+}
 FOLLOW = ("Shorten that.", "Write it again with other names.", "What did you leave out?")
 FILLER = "The library is open on weekdays from nine to five, and on Saturdays until noon. "
 

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
-from scripts.demo_pair.random_vocab import byte_tokens
+from scripts.bench.random_vocab import byte_tokens
 from specllama.client.trim_messages import Trim
 from specllama.config.load import ModelSettings
-from specllama.core.heads import HeadRow
+from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.probabilities import probability
@@ -35,8 +35,8 @@ from specllama.errors import SpecllamaError
 from specllama.gguf.header import read_model
 from specllama.gguf.trimmed import read_trim
 from specllama.llama.context import LlamaContext
-from specllama.llama.head_host import NoTarget
-from specllama.llama.heads import HeadContext
+from specllama.llama.heads.context import HeadContext
+from specllama.llama.heads.host import NoTarget
 from specllama.llama.model import LlamaModel
 from specllama.llama.trimmed import TrimmedContext
 from specllama.worker.trim.run import trim
@@ -149,7 +149,7 @@ def head_step(stack: ExitStack, path: Path, n_threads: int) -> Callable[[], None
     model = LlamaModel(ModelSettings(path=str(path), n_threads=n_threads, n_gpu_layers=0), is_head=True)
     stack.callback(model.close)
     n_features = 3 * SHAPES["head"][0]
-    context = HeadContext(model, NoTarget(model), N_CTX, mtp=False, n_features=n_features)
+    context = HeadContext(model, NoTarget(model), N_CTX, encodes=True, n_features=n_features)
     stack.callback(context.close)
     hidden = context.hidden(0, np.zeros((1, n_features), np.float32))[0]
     sampler = KeyedSampler(SamplingParams(temperature=0), 0, context.n_vocab)

@@ -3,7 +3,9 @@
 usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--heads] [--fixed] [--detail]
                                 [--parts]
        python -m scripts.replay TRACES.json ... --devices CURVES.json
+       python -m scripts.replay TRACES.json ... --draft-tree [--heads] [--devices CURVES.json]
        python -m scripts.replay TRACES.json ... --time
+       python -m scripts.replay TRACES.json --second OUT.json [-m TARGET -md DRAFT]
        python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                                 [--temp 0,0.8] [--seed S]
 
@@ -20,12 +22,15 @@ draft model, whose tokens and confidences are random.
   --parts   print the gain of each part of the policy, by leaving it out
   --devices replay on devices whose decodes depend on the widths of those before, as on a GPU: gain of the
             planner, which learns that as it goes on, and of the best fixed length
+  --draft-tree
+            print how often second candidates are right, and what verifying them gains over chains
+  --second  write the traces with the second candidates of the draft, which older traces lack
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
 DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file
 is a JSON object, workload to list of prompts; a traces file is an object, workload to list of {prompt, text,
-draft, conf}, where conf are probabilities and the others ids. With several temperatures, the name of a
-recorded workload includes its temperature.
+draft, conf, second, second_conf}, where conf are probabilities and the others ids. With several temperatures,
+the name of a recorded workload includes its temperature.
 """
 
 from __future__ import annotations
@@ -42,27 +47,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts import cli
-from scripts.figures import mean
-from scripts.replay import devices, hindsight
+from scripts.replay import devices, hindsight, trees
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
-from specllama.core.policy.base import Draft, Round
+from specllama.core.policy.base import CHAINS, Draft, Round, TreeLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
-from specllama.core.replay.heads import TraceHead
 from specllama.core.replay.recording import record, record_head, record_steps, write_text
-from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter
+from specllama.core.replay.simulated_heads import TraceHead
+from specllama.core.replay.simulator import GREEDY, Replay, Seconds, TraceDrafter
+from specllama.core.replay.trace import Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import KEPT_ROWS
 from specllama.errors import SpecllamaError, UsageError
+
+if TYPE_CHECKING:
+    from specllama.worker.loader import Loaded
 
 Workloads = dict[str, list[Trace]]
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)  # of a scrambled draft model
@@ -162,7 +170,8 @@ def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
         for c in found:
             rates = ", ".join(f"{rate:.3f} x {name}" for name, rate in c.rates.items())
             print(f"  {c.machine:9s} c={c.step:.2f} {c.workload:10s} {rates}")
-    means = ", ".join(f"{mean([c.rates[k] for c in found]):.3f} x {k}" for k in found[0].rates)
+    of_all = {k: statistics.geometric_mean(c.rates[k] for c in found) for k in found[0].rates}
+    means = ", ".join(f"{rate:.3f} x {k}" for k, rate in of_all.items())
     print(f"{label}: {means} ({len(found)} cells)")
     for name in ("plain", "best fixed"):
         if name in found[0].rates:
@@ -176,7 +185,7 @@ def parts(traces: Workloads, how: ReplaySettings) -> None:
 
     def rate(copies: bool = True, config: PolicyConfig = DEFAULT) -> float:
         varied = how._replace(fixed=False, copies=copies, config=config)
-        return mean([c.rates["plain"] for c in cells(traces, varied)])
+        return statistics.geometric_mean([c.rates["plain"] for c in cells(traces, varied)])
 
     whole = rate()
     print(f"    copying: {whole / rate(copies=False) - 1:+.1%}")
@@ -219,8 +228,10 @@ class TimedPlanner(Planner):
         self._spent += time.perf_counter() - began - (self._outside - outside)
         return found
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = math.inf) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds)
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = math.inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds, tree)
         return drafts
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -268,6 +279,28 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
     """Write a text with the target after each prompt at each temperature, and record the prediction of the
     draft, a model or a head, at every position. Raises SpecllamaError.
     """
+    pair, n_ctx = loaded_pair(arguments), arguments.ctx
+    found: dict[str, list[dict[str, Any]]] = {}
+    for workload, prompts in workload_prompts.items():
+        for prompt in prompts:
+            ids = pair.model.tokenize(prompt, pair.model.adds_bos, True)
+            room = n_ctx - len(ids)
+            if room < 2:
+                print(f"left out, longer than the context of {n_ctx} tokens: {prompt[:60]!r}")
+                continue
+            for temperature in arguments.temp:
+                params = SamplingParams(temperature=temperature)
+                n_max = min(arguments.n, room - 1)
+                text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
+                trace = recorded(pair, ids, text, params, arguments.seed)
+                name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
+                found.setdefault(name, []).append(trace.to_dict())
+    Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
+    print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
+
+
+def loaded_pair(arguments: argparse.Namespace) -> Loaded:
+    """Target and draft. Raises SpecllamaError."""
     from specllama.config.load import LoadSettings, ModelSettings
     from specllama.config.store import Store
     from specllama.worker.loader import load as load_pair
@@ -284,31 +317,20 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
         pair = load_pair(settings, partial(_add_notice, notices), Store(Path(folder)))
     if pair.draft is None and (pair.head is None or pair.head.settings.path != draft.path):
         raise UsageError("; ".join(notices) or pair.off_reason)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for workload, prompts in workload_prompts.items():
-        for prompt in prompts:
-            ids = pair.model.tokenize(prompt, pair.model.adds_bos, True)
-            room = n_ctx - len(ids)
-            if room < 2:
-                print(f"left out, longer than the context of {n_ctx} tokens: {prompt[:60]!r}")
-                continue
-            for temperature in arguments.temp:
-                params = SamplingParams(temperature=temperature)
-                n_max = min(arguments.n, room - 1)
-                text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
-                if pair.draft is not None and pair.draft.translation is not None:
-                    (drafter,) = pair.drafters
-                    n_vocab = pair.model.n_vocab
-                    trace = record_steps(ids, text, drafter, n_vocab, params, arguments.seed)
-                elif pair.draft is not None:
-                    trace = record(ids, text, pair.draft.context, params, arguments.seed)
-                else:
-                    (head,) = pair.drafters
-                    trace = record_head(ids, text, pair.context, head, params, arguments.seed)
-                name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
-                found.setdefault(name, []).append(trace.to_dict())
-    Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
-    print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
+    return pair
+
+
+def recorded(
+    pair: Loaded, ids: Sequence[int], text: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0
+) -> Trace:
+    """The trace of a text after a prompt."""
+    if pair.draft is not None and pair.draft.translation is not None:
+        (drafter,) = pair.drafters
+        return record_steps(ids, text, drafter, pair.model.n_vocab, params, seed)
+    if pair.draft is not None:
+        return record(ids, text, pair.draft.context, params, seed)
+    (head,) = pair.drafters
+    return record_head(ids, text, pair.context, head, params, seed)
 
 
 def _add_notice(notices: list[str], message: object) -> None:
@@ -319,10 +341,11 @@ def _add_notice(notices: list[str], message: object) -> None:
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time"):
+    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "draft-tree", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--devices", metavar="CURVES")
     parser.add_argument("--record", metavar="OUT")
+    parser.add_argument("--second", metavar="OUT")
     parser.add_argument("--prompts")
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
@@ -347,12 +370,25 @@ def main() -> None:
             traces = load(path)
         except (OSError, ValueError, AttributeError) as error:
             parser.error(f"{path}: {error}")
-        name = Path(path).stem
+        name, found = Path(path).stem, dict[str, Mapping[str, Any]]()
         if arguments.devices:
             try:
                 found = devices.load_devices(arguments.devices)
             except (OSError, ValueError, AttributeError) as error:
                 parser.error(f"{arguments.devices}: {error}")
+        if arguments.second:
+            try:
+                again = partial(recorded, loaded_pair(arguments))
+                more = trees.with_seconds(traces, lambda trace, of=again: of(trace.prompt, trace.text))
+            except SpecllamaError as error:
+                parser.error(str(error))
+            Path(arguments.second).write_text(json.dumps(more, separators=(",", ":")))
+            continue
+        if arguments.draft_tree:
+            draft = partial(TraceHead, n_kept=KEPT_ROWS) if arguments.heads else TraceDrafter
+            trees.show(name, traces, trees.tree_cells(traces, found, draft))
+            continue
+        if found:
             for label, some in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
                 texts = [text for texts in some.values() for text in texts]
                 devices.show(label, devices.device_cells(found, texts))

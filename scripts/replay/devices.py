@@ -18,7 +18,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.warm_up import warm_up
 from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import Replay, Seconds, Trace
+from specllama.core.replay.simulator import Replay, Seconds
+from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
 
 STEPS = (0.05, 0.12)  # t(1) of a step of the draft model

@@ -4,13 +4,16 @@ that stops drafts at the first wrong token; and the cost curves of nine machines
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
-from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
+from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds
+from specllama.core.replay.trace import Trace
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 
@@ -138,23 +141,8 @@ def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
 
 
 # t(n) / t(1): a 640 M-parameter target measured on two machines with two AVX-512 cores; the shape of a GPU.
-MACHINES = {
-    "A f16": {1: 1, 2: 1.29, 3: 1.36, 4: 1.45, 5: 1.69, 8: 2.24, 16: 2.82},
-    "A Q8_0": {1: 1, 2: 2.2, 3: 2.6, 4: 2.8, 5: 3.5, 8: 4.1, 16: 4.9},
-    "A Q4_0": {1: 1, 2: 1.75, 3: 2.4, 4: 1.58, 5: 2.4, 8: 2.8, 16: 4.2},
-    "A Q4_K_M": {1: 1, 2: 1.5, 3: 2.1, 4: 3.1, 5: 3.6, 8: 4.8, 16: 6.5},
-    "B f16": {
-        1: 1, 2: 1.8, 3: 2, 4: 2.1, 5: 2.2, 6: 2.3, 8: 2.8, 9: 2.9, 12: 3.3, 16: 4.1, 24: 5.8, 32: 7.4,
-    },
-    "B Q8_0": {
-        1: 1, 2: 1.55, 3: 1.78, 4: 1.95, 5: 2.85, 6: 3.1, 8: 2.8, 9: 4, 12: 3.7, 16: 4.3, 24: 6.4, 32: 7.9,
-    },
-    "B Q4_0": {
-        1: 1, 2: 1.75, 3: 2.7, 4: 3.1, 5: 4, 6: 4.7, 8: 5.2, 9: 6.2, 12: 7.5, 16: 7.6, 24: 11.6, 32: 14.4,
-    },
-    "B Q4_K_M": {
-        1: 1, 2: 1.7, 3: 2.35, 4: 3.5, 5: 4, 6: 4.5, 8: 6, 9: 6.5, 12: 7.7, 16: 7.7, 24: 11.9, 32: 14.3,
-    },
-    "GPU": {1: 1, 2: 1.03, 3: 1.05, 4: 1.07, 5: 1.1, 8: 1.2, 9: 1.9, 16: 2, 32: 2.4},
-}  # fmt: skip
+MACHINES: dict[str, dict[int, float]] = {
+    name: {int(n): t for n, t in points.items()}
+    for name, points in json.loads(Path(__file__).with_name("machines.json").read_text("utf-8")).items()
+}
 STEPS = (0.02, 0.07, 0.15)  # t(1) of a step of the draft model

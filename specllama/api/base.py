@@ -14,15 +14,9 @@ from specllama.api.prompts import Params, PromptSource, n_completions, sampling
 from specllama.api.session import EngineSession, Progress
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.config.arguments import (
-    Layers,
-    LoadOptions,
-    ModelName,
-    SpeculativeConfig,
-    settings_of_arguments,
-    speculative,
-)
+from specllama.config.arguments import ModelName, SpeculativeConfig, settings_of_arguments, speculative
 from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, SERVED_SLOTS
+from specllama.config.load_options import Layers, LoadOptions
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import UsageError
@@ -130,18 +124,15 @@ class BaseLLM(ABC):
         seed = self._seed if params.get("seed") is None else params["seed"]
         if seed is None and n > 1:
             seed = secrets.randbits(32)
+        prompt = source.prompt_input(variables, tools)
         made = [
             PendingCompletion(
                 i,
                 protocol.Generate(
                     -1,
-                    messages=source.messages,
-                    prompt=source.text,
-                    ids=None if source.ids is None else list(source.ids),
+                    prompt,
                     params={**params, "seed": None if seed is None else nth_seed(seed, i)},
                     speculate=speculate,
-                    variables=dict(variables),
-                    tools=tools,
                 ),
                 self._engine.answer_reader,
             )

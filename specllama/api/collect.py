@@ -41,8 +41,9 @@ class PendingCompletion:
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message about this text; returns its delta, None for a message without one."""
-        if isinstance(message, protocol.Started) and self.message.messages is not None:
-            self.result.reader = self.reader(self.message.tools)
+        chat = self.message.chat
+        if isinstance(message, protocol.Started) and chat is not None:
+            self.result.reader = self.reader(chat.tools)
         delta = self.result.add(message)
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []

@@ -8,6 +8,8 @@ from operator import index
 from typing import Any, TypedDict, TypeGuard
 
 from specllama.calls.definitions import parsed_arguments
+from specllama.calls.tools import Tools
+from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
@@ -38,6 +40,14 @@ class PromptSource:
     text: str | None = None
     ids: tuple[int, ...] | None = None
     messages: list[dict[str, Any]] | None = None
+
+    def prompt_input(self, variables: Mapping[str, Any], tools: Tools | None) -> protocol.PromptInput:
+        """The prompt for the engine. variables, tools: of messages."""
+        if self.messages is not None:
+            return protocol.ChatInput(self.messages, dict(variables), tools)
+        if self.ids is not None:
+            return protocol.TokenInput(list(self.ids))
+        return protocol.TextInput(self.text or "")
 
 
 def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:

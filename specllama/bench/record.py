@@ -94,6 +94,8 @@ def _cell(name: str, cell: SummaryCell) -> dict[str, Any]:
         "n_predict": total.n_predict,
         "n_drafted": total.n_drafted,
         "n_accept": total.n_accept,
+        "n_branch": total.n_branch,
+        "n_branch_accept": total.n_branch_accept,
         "n_discarded": total.n_discarded,
         "drafted_by": dict(total.drafted_by),
         "acceptance": total.acceptance_rate,

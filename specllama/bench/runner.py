@@ -81,8 +81,7 @@ class BenchRunner:
         id_ = client.next_id()
         forced = text.text if text else None
         if self.raw or (text and text.raw):
-            request = protocol.Generate(id_, prompt=prompt, params=params, forced=forced)
+            given: protocol.PromptInput = protocol.TextInput(prompt)
         else:
-            messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)
-            request = protocol.Generate(id_, messages, params=params, variables=variables, forced=forced)
-        return fold(client.generate(request))
+            given = protocol.ChatInput([{"role": "user", "content": prompt}], dict(self.variables))
+        return fold(client.generate(protocol.Generate(id_, given, params, forced=forced)))

@@ -76,13 +76,13 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
         return all(text in rendered for text in texts)
 
     tools, ordered = Tools([_TOOL]), written(_ORDERED, {})
-    places = [ordered.find(message["content"]) for message in _ORDERED]
+    positions = [ordered.find(message["content"]) for message in _ORDERED]
     system = {"role": "system", "content": "Be brief."}
     return Abilities(
         tools=shows([_USER], tools, _NAME),
         calls=shows(_TURNS, tools, _VALUE, "An animal."),
         system=shows([system, _USER], None, "Be brief."),
-        systems=min(places) >= 0 and places == sorted(places),
+        systems=min(positions) >= 0 and positions == sorted(positions),
         thought=_thought(written),
     )
 

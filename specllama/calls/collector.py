@@ -10,10 +10,10 @@ from specllama.calls.pieces import (
     ClosePiece,
     OpenPiece,
     Piece,
+    ReadCall,
     TextPiece,
     ThoughtPiece,
 )
-from specllama.calls.reading import ReadCall
 from specllama.text.detokenizer import Runs
 from specllama.text.reasoning import CLOSING, OPENING, ReasoningSplitter
 

@@ -141,7 +141,7 @@ class FrameReader(StepReader):
         yield from self._thought(self._thinks[1])
 
     def _thought(self, closing: str) -> Steps[None]:
-        """Reads reasoning up to its closing tag; what was looked at is its opening tag."""
+        """Reads reasoning up to its closing tag; the opening tag has been matched."""
         closing = self.scan.marker(closing)
         yield from self.scan.blanks()
         self.scan.drop()

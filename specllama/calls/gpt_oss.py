@@ -138,7 +138,7 @@ class GptOssReader(StepReader):
 
 
 def _fixed(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning is called `thinking`, and goes with calls alone, in place of their text."""
+    """Reasoning is called `thinking`, and is there only in messages with calls, instead of their text."""
     kept = {k: v for k, v in message.items() if k != "reasoning_content"}
     if not message.get("tool_calls"):
         return kept

@@ -61,3 +61,12 @@ class CallReader(Protocol):
     def finish(self) -> list[Piece]:
         """The pieces held back until the end. A call that was cut off has no ClosePiece."""
         ...
+
+
+@dataclass(slots=True)
+class ReadCall:
+    """A call in an answer. arguments: JSON, an object if the call is complete."""
+
+    name: str
+    arguments: str = ""
+    complete: bool = False

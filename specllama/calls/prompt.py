@@ -28,7 +28,7 @@ def marked(text: str, tokens: Collection[str]) -> str:
     if not tokens:
         return text
     longest = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True))
-    return re.sub(longest, lambda found: SHOWN + found.group(), text)
+    return re.sub(longest, lambda match: SHOWN + match.group(), text)
 
 
 def with_tokens(parts: Sequence[PromptPart], tokens: Collection[str]) -> list[PromptPart]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from specllama.cli import console
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError, SpecllamaError
-from specllama.gguf.check import check_model
 from specllama.gguf.header import Header
-from specllama.gguf.heads import is_head_file
+from specllama.heads import is_head_file
+from specllama.heads.check import check_model
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.sizes import size
-from specllama.pair.heads import own_head
+from specllama.pair.head_check import own_head
 
 
 @dataclass(frozen=True, slots=True)

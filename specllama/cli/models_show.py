@@ -14,15 +14,15 @@ from specllama.cli.download import library
 from specllama.cli.fits import Fit, Machine, fit, this_machine
 from specllama.cli.formatting import columns, wrapped
 from specllama.errors import SpecllamaError
-from specllama.gguf.check import check_draft
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file, read_head, unusable_head
+from specllama.heads import is_head_file, read_head, unusable_head
+from specllama.heads.check import check_draft
 from specllama.models.installed import installed_models
 from specllama.models.memory.available import UNKNOWN
 from specllama.models.prepare import known_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.sizes import size
-from specllama.pair.heads import check_any
+from specllama.pair.head_check import check_any
 from specllama.text.terminal import printable
 
 EXAMPLES = """

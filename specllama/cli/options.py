@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specllama.config.options import CHATS as SAVED_CHATS
-from specllama.config.options import DOWNLOADED, GGUF, KEPT, RUNNING, Option, row, table
+from specllama.config.option import CHATS as SAVED_CHATS
+from specllama.config.option import DOWNLOADED, GGUF, KEPT, RUNNING, Option, row, table
 
 
 def _argument(

@@ -14,19 +14,22 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.cli.formatting import columns, table, wrapped
+from specllama.cli.translation_notes import translation_notes
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
-from specllama.gguf.check import check_draft, check_model, check_tokenizer
-from specllama.gguf.head import HeadInfo
+from specllama.gguf.check import check_tokenizer
 from specllama.gguf.header import Header
-from specllama.gguf.heads import read_head, unusable_head
 from specllama.gguf.trimmed import read_trim
+from specllama.heads import read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
+from specllama.heads.kind import HeadInfo
 from specllama.models.prepare import find_draft, known_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
-from specllama.pair.overlap import Overlap, overlap
+from specllama.pair.head_check import HeadVerdict, check_any, check_head, step_bytes
+from specllama.pair.overlap import overlap
+from specllama.pair.shared_tokens import Overlap
 from specllama.pair.vocab import Vocab, end_ids, shown
 from specllama.text.terminal import printable
 
@@ -59,14 +62,14 @@ def pair_check(given: Mapping[str, Any]) -> int:
     if "draft" in given or "draft_model" in given:
         other = find_draft(known, _named(given, "draft", "draft_model", "DRAFT"), "DRAFT")
     else:
-        other = known_draft(known, main) or main
+        other = known_draft(known, main, given.get("draft_vocab", "strict")) or main
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict = _inner_head(target) if other is main else check_any(target, draft)
     translates, shared = _translates(given), None
     if not verdict.ok and isinstance(verdict, PairVerdict):
         shared, problem = overlap(target, draft)
-        note = _translation_note(shared, problem, translates)
-        verdict = replace(verdict, notes=(*verdict.notes, note))
+        notes = translation_notes(target, draft, shared, problem, translates)
+        verdict = replace(verdict, notes=(*verdict.notes, *notes))
     elif not verdict.ok and translates:
         note = Note("--draft-vocab is of no use to a head, which needs the target's own vocabulary")
         verdict = replace(verdict, notes=(*verdict.notes, note))
@@ -89,15 +92,6 @@ def _translates(given: Mapping[str, Any]) -> bool:
     if mode not in DRAFT_VOCABS:
         raise UsageError(f"must be one of {', '.join(DRAFT_VOCABS)}, not {mode!r}", option="draft_vocab")
     return bool(mode == "auto")
-
-
-def _translation_note(shared: Overlap | None, problem: str, translates: bool) -> Note:
-    """Whether a draft that llama.cpp refuses can draft here."""
-    if shared is None:
-        return Note(f"its tokens cannot be translated: {problem}")
-    if translates:
-        return Note(f"{shared.label}, its tokens are translated")
-    return Note(f"{shared.label}, can draft with --draft-vocab auto")
 
 
 def _named(given: Mapping[str, Any], argument: str, flag: str, shown_name: str) -> str:
@@ -173,7 +167,7 @@ def _vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVer
 
 def _about_head(target: Header, head: HeadInfo) -> dict[str, Any]:
     return {
-        "kind": str(head.kind),
+        "kind": head.kind.name,
         "in_target": not head.own_file,
         "n_layer": head.n_layer,
         "n_embd": head.n_embd,
@@ -252,7 +246,7 @@ def _head_rows(target: Header, head: HeadInfo) -> list[tuple[str, str, str]]:
     layers = str(head.n_layer_target or "unknown")
     if head.target_layers:
         layers = f"reads {', '.join(map(str, head.target_layers))}"
-    elif head.shares_cache:
+    elif head.kind.shares_cache:
         layers = "reads the last two"
     tokens = f"{head.n_proposed} of {head.n_vocab}"
     return [

@@ -21,11 +21,10 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
     """
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
-    parts = [
-        name for name in info.drafters if name not in info.priced and (structured or name not in info.forced)
-    ]
+    priced, forced = info.details.priced, info.details.forced
+    parts = [name for name in info.drafters if name not in priced and (structured or name not in forced)]
     if not parts and not info.draft:
-        return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
+        return f"speculation off: the only drafter is {', '.join(forced)}, and there is no grammar"
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
     return f"speculation on: {' + '.join([*_models(info), *parts])}, length {length}"
 
@@ -75,6 +74,9 @@ def lines(
             f"n_accept  = {stats.n_accept}",
             _acceptance(stats),
         ]
+        if stats.n_branch:
+            second = f"second candidates among them, {stats.n_branch_accept} accepted"
+            out.append(f"n_branch  = {stats.n_branch:<7} {second}")
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
@@ -154,6 +156,7 @@ def as_json(
         "n_drafted": stats.n_drafted,
         "n_accept": stats.n_accept,
         "n_discarded": stats.n_discarded,
+        **({"n_branch": stats.n_branch, "n_branch_accept": stats.n_branch_accept} if stats.n_branch else {}),
         **({"n_forced": stats.n_forced, "n_forced_accept": stats.n_forced_accept} if stats.n_forced else {}),
         "accept_by_position": [round(share, 4) for share in stats.accept_by_position],
         "accept_by_source": {

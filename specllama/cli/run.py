@@ -49,8 +49,8 @@ def run(given: Mapping[str, Any]) -> int:
         console.note(readout.start_line(info, structured))
         for note in info.notes:
             console.show(note)
-        if request.messages is not None and not info.template:
-            request = _continued(request)
+        if request.chat is not None and not info.template:
+            request = _continued(request, request.chat)
         show = None if as_json else lambda text, _: console.data(text)
         answer = generate(client, request, show, _result(request, info))
         plain = answer.plain
@@ -78,33 +78,31 @@ def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Gene
     if values.get("raw"):
         if "system_prompt" in values:
             raise UsageError("-sys needs the chat template, --raw switches it off")
-        return protocol.Generate(1, prompt=prompt, params=params)
+        return protocol.Generate(1, protocol.TextInput(prompt), params)
     if not prompt.strip():
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
     messages = [{"role": "user", "content": prompt}]
     if "system_prompt" in values:
         messages.insert(0, {"role": "system", "content": values["system_prompt"]})
-    return protocol.Generate(
-        1, messages=messages, params=params, variables=reasoning_variables(values.get("reasoning", "auto"))
-    )
+    variables = reasoning_variables(values.get("reasoning", "auto"))
+    return protocol.Generate(1, protocol.ChatInput(messages, variables), params)
 
 
-def _continued(request: protocol.Generate) -> protocol.Generate:
+def _continued(request: protocol.Generate, chat: protocol.ChatInput) -> protocol.Generate:
     """The request for a model without a chat template: it goes on with the text of the prompt. Raises
     UsageError with a system message, for which there is no place.
     """
-    messages = request.messages or []
-    if len(messages) > 1:
+    if len(chat.messages) > 1:
         raise UsageError(
             "-sys needs a chat template, and this model has none", "write it at the start of the prompt"
         )
     console.note("the model has no chat template: it goes on with the text of the prompt")
-    return replace(request, messages=None, prompt=messages[-1]["content"], variables={})
+    return replace(request, prompt=protocol.TextInput(chat.messages[-1]["content"]))
 
 
 def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:
     """The result of a request, before its first message."""
-    return GenerationResult(None if request.messages is None else info.answer_reader(None))
+    return GenerationResult(None if request.chat is None else info.answer_reader(None))
 
 
 def _compare(
@@ -112,14 +110,8 @@ def _compare(
 ) -> GenerationResult:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
-    plain = protocol.Generate(
-        client.next_id() + request.id,
-        request.messages,
-        request.prompt,
-        params=params,
-        speculate=False,
-        variables=request.variables,
-    )
+    id_ = client.next_id() + request.id
+    plain = protocol.Generate(id_, request.prompt, params, speculate=False)
     return generate(client, plain, into=_result(request, info))
 
 

@@ -44,8 +44,8 @@ def check_written(stream: TextIO) -> None:
 
 
 class LogFile(io.TextIOWrapper):
-    """A file for a log, which is not worth an answer: after an error, `failed` is told the reason once, and
-    the rest of the log is dropped. Raises OSError if it cannot be opened.
+    """A log file whose errors never end an answer: after the first one, `failed` is called with the reason,
+    and the rest of the log is dropped. Raises OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path, failed: Callable[[str], None]) -> None:

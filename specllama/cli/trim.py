@@ -65,6 +65,8 @@ def _request(given: Mapping[str, Any]) -> Trim:
     if not source.path:
         raise UsageError(f"{given['draft']} is not on this disk", f"specllama pull {given['draft']}")
     out = os.path.expanduser(given["out"])
+    if not out:
+        raise UsageError("OUT is empty", "name the file to write")
     if os.path.isdir(out) or not os.path.basename(out):
         raise UsageError(f"{out} is a folder", "name the file to write")
     if not os.path.isdir(os.path.dirname(out) or "."):

@@ -30,7 +30,7 @@ _READ_BYTES = 16384  # at once; in an event loop, others get their turn in betwe
 _SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
 _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
-    "see the README, Limits"
+    "compile it here, with specllama's installation (docs/install.md)"
 )
 _LOST_FILE = (
     "a part of a file that it reads from the disk is gone: the model was overwritten or cut while it ran, or "
@@ -221,8 +221,8 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer. A pause of
-        this process, in which nothing was read, does not count.
+        """Kill a process that sends no heartbeats: it is stopped or deadlocked. Time in which this process
+        itself was paused does not count.
         """
         while not self._ended.wait(1.0):
             if self._last_bytes is not None and self.silent_for > _SILENCE_SECONDS:

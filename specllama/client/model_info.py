@@ -5,7 +5,7 @@ Plain data that crosses the pipe; knows no messages.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specllama.calls.channels import ChannelReader
@@ -14,12 +14,6 @@ from specllama.calls.pieces import CallReader
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled
-
-_INTERNAL = (
-    *("priced", "forced", "architecture", "n_layer"),
-    *("call_format", "call_tokens", "template_tools", "template_reasons", "infill"),
-    *("host_bytes", "device_bytes", "gpus"),
-)  # fields of LoadInfo that are for the program's own use
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,32 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadDetails:
+    """What the program itself wants to know of a load, and `LLM.info` does not have.
+
+    priced, forced: the drafters that are a model, and those of what a grammar forces. call_format: name of
+    the format in which the model writes tool calls; call_tokens: its texts that are control tokens;
+    template_tools, template_reasons: whether the chat template itself shows tools, and whether it knows
+    reasoning. architecture, n_layer: of the target's file. infill: whether the vocabulary has tokens for
+    filling a gap. host_bytes, device_bytes: memory of all models by the plan. gpus: the GPUs of the build,
+    with the memory that is free after the load.
+    """
+
+    priced: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()
+    call_format: str = ""
+    call_tokens: tuple[str, ...] = ()
+    template_tools: bool = False
+    template_reasons: bool = False
+    infill: bool = False
+    architecture: str = ""
+    n_layer: int = 0
+    host_bytes: int = 0
+    device_bytes: int = 0
+    gpus: tuple[DeviceInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadInfo:
     """What was loaded.
 
@@ -78,12 +98,7 @@ class LoadInfo:
     what fits at most. off_reason: why nothing drafts, "" where something does. n_ctx_train: tokens;
     file_bytes: of the target's file. end_ids: tokens that end a generation. sampling: defaults of the program
     and of the model's file. template: the source of the chat template, "" where there is none;
-    template_works: whether it can be used. priced, forced: the drafters that are a model, and those of what a
-    grammar forces. call_format: name of the format in which the model writes tool calls; call_tokens: its
-    texts that are control tokens; template_tools, template_reasons: whether the chat template itself shows
-    tools, and whether it knows reasoning. architecture, n_layer: of the target's file. infill: whether the
-    vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of all models by the plan. gpus:
-    the GPUs of the build, with the memory that is free after the load.
+    template_works: whether it can be used.
     """
 
     target: ModelInfo
@@ -111,24 +126,13 @@ class LoadInfo:
     eos_token: str
     head: str = ""
     head_in_target: bool = False
-    priced: tuple[str, ...] = ()
-    forced: tuple[str, ...] = ()
-    call_format: str = ""
-    call_tokens: tuple[str, ...] = ()
-    template_tools: bool = False
-    template_reasons: bool = False
-    infill: bool = False
-    architecture: str = ""
-    n_layer: int = 0
-    host_bytes: int = 0
-    device_bytes: int = 0
-    gpus: tuple[DeviceInfo, ...] = ()
+    details: LoadDetails = field(default_factory=LoadDetails)
 
     @property
     def gpu_share(self) -> float:
         """The share of the target's layers that is on GPUs."""
         on_gpu = self.target.n_gpu_layers
-        return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
+        return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.details.n_layer + 1))
 
     @property
     def has_draft_model(self) -> bool:
@@ -139,13 +143,13 @@ class LoadInfo:
 
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
         """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
-        form, own = named(self.call_format), choose(self.template)
+        form, own = named(self.details.call_format), choose(self.template)
         channels = own if own.reasons else form
         if tools is None:
-            return channels.reader(NO_TOOLS, self.call_tokens) if channels.reasons else None
+            return channels.reader(NO_TOOLS, self.details.call_tokens) if channels.reasons else None
         if channels is form:
-            return form.reader(tools, self.call_tokens)
-        return ChannelReader(channels.reader(NO_TOOLS, self.call_tokens), form.reader(tools, ()))
+            return form.reader(tools, self.details.call_tokens)
+        return ChannelReader(channels.reader(NO_TOOLS, self.details.call_tokens), form.reader(tools, ()))
 
     @property
     def speculation(self) -> str:
@@ -159,9 +163,7 @@ class LoadInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data with the keys that `LLM.info` has."""
-        found = asdict(self)
-        for internal in _INTERNAL:
-            del found[internal]
+        found = {name: value for name, value in asdict(self).items() if name != "details"}
         renamed = {
             "most_drafted": found.pop("longest_draft"),
             "reason": found.pop("off_reason"),

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from specllama.calls.tools import Tools
 from specllama.client import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
+from specllama.client.prompt_input import ChatInput as ChatInput
+from specllama.client.prompt_input import EarlierTurn as EarlierTurn
+from specllama.client.prompt_input import Infill as Infill
+from specllama.client.prompt_input import InfillChunk as InfillChunk
+from specllama.client.prompt_input import MixedInput as MixedInput
+from specllama.client.prompt_input import PromptInput as PromptInput
+from specllama.client.prompt_input import TextInput as TextInput
+from specllama.client.prompt_input import TokenInput as TokenInput
 from specllama.client.trim_messages import Trim, Trimmed
 from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
@@ -44,83 +51,36 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class InfillChunk:
-    """A text, or a part of one, that may help to fill a gap in another."""
-
-    text: str
-    filename: str = "tmp"
-
-
-@dataclass(frozen=True, slots=True)
-class Infill:
-    """A text with a gap. prefix, suffix: what is before and after it. prompt: the beginning of what fills it.
-    extra: other texts, the most important ones last; all texts but `prompt` are then cut to what fits. None
-    for prefix and suffix alone, uncut. suffix_first: for models that were trained on that order.
-    """
-
-    prefix: str
-    suffix: str
-    prompt: str = ""
-    extra: list[InfillChunk] | None = None
-    suffix_first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierTurn:
-    """A generation of another engine process, whose ids are kept (Generate.show_ids). n_messages: that it
-    answered. ids: of its prompt and its text, the prompt's first. digest: as in Started. prefix: the
-    beginning of the answer that was part of its prompt (Generate.prefix).
-    """
-
-    n_messages: int
-    n_prompt: int
-    ids: list[int]
-    digest: str
-    prefix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Generate:
-    """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`, or fill the
-    gap of `infill`.
+    """To the engine: write what comes after `prompt`: the answer to a chat, the rest of a text, what fills a
+    gap.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
-    plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
-    with; its ids are kept where the template writes the same text for them. earlier: in place of `follows`, a
-    generation of another engine process, of these messages or of the first of them. forced: the text, or the
-    ids, that is written whatever the model would write, to its end or to max_tokens (teacher forcing).
-    prefix: text after the rendered messages that the answer continues; control tokens in it are not parsed.
-    draft_max: most draft tokens of a round for this generation, None for the policy's own. exact: as in
-    LoadSettings, for this generation. turn: its index among the generations of its request; they take turns
-    with those of other requests. owner: who asks, in words that are no secret. Nothing that was cached or
-    kept for an owner is used for another one. memory: whether drafts are made from earlier texts of the
-    owner, and later ones from this text. share_cache: reuse the caches of all owners that share theirs, and
-    let them reuse this one's. choices: more answers to the same prompt, which is rendered and tokenised once;
-    each is a generation of its own. tools: what the model may call in its answer to `messages`, None for
-    nothing. parts: in place of `prompt` or `ids`, texts and ids in turn; each text is tokenised on its own.
-    text_biases: added to the logits of all tokens of these texts. show_prompt: Done has the prompt's text.
-    progress: all of the prefill is reported, and before it the place in the queue. show_rejected: deltas have
-    the rejected draft tokens. final_probs: `logprobs` are of the distribution from which the token was
-    chosen, in place of the model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time
-    limits of the prompt, from its arrival, and of the text after the first token; None for none. warm:
-    evaluate the prompt for later requests and write nothing; the limits do not apply. prefix_thought:
-    reasoning of the answer before `prefix`; without a prefix it goes on itself. strict_schema: what cannot be
-    enforced of params.json_schema is an error; otherwise it is left out, with a Notice. stop_ids: tokens that
-    end the text. disk_scope: whose prompts on disk it may read, and whose its own becomes there
-    (prefix_disk/scopes.py); "" for none, which keeps and reads nothing. kept: whether its prompt and text may
-    be written to the disk. show_ids: Started has the ids of the prompt, for an `earlier`.
+    plainly. forced: the text, or the ids, that is written whatever the model would write, to its end or to
+    max_tokens (teacher forcing). draft_max: most draft tokens of a round for this generation, None for the
+    policy's own. exact: as in LoadSettings, for this generation. turn: its index among the generations of its
+    request; they take turns with those of other requests. owner: who asks, in words that are no secret.
+    Nothing that was cached or kept for an owner is used for another one. memory: whether drafts are made from
+    earlier texts of the owner, and later ones from this text. share_cache: reuse the caches of all owners
+    that share theirs, and let them reuse this one's. choices: more answers to the same prompt, which is
+    rendered and tokenised once; each is a generation of its own. text_biases: added to the logits of all
+    tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is reported,
+    and before it the place in the queue. show_rejected: deltas have the rejected draft tokens. final_probs:
+    `logprobs` are of the distribution from which the token was chosen, in place of the model's own. n_indent:
+    see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from its arrival, and of the
+    text after the first token; None for none. warm: evaluate the prompt for later requests and write nothing;
+    the limits do not apply. strict_schema: what cannot be enforced of params.json_schema is an error;
+    otherwise it is left out, with a Notice. stop_ids: tokens that end the text. disk_scope: whose prompts on
+    disk it may read, and whose its own becomes there (prefix_disk/scopes.py); "" for none, which keeps and
+    reads nothing. kept: whether its prompt and text may be written to the disk. show_ids: Started has the ids
+    of the prompt, for an EarlierTurn.
     """
 
     id: int
-    messages: list[dict[str, Any]] | None = None
-    prompt: str | None = None
-    ids: list[int] | None = None
+    prompt: PromptInput
     params: dict[str, Any] = field(default_factory=dict)
     speculate: bool = True
-    variables: dict[str, Any] = field(default_factory=dict)
-    follows: int | None = None
     forced: str | list[int] | None = None
-    prefix: str = ""
     draft_max: int | None = None
     exact: bool = False
     turn: int = 0
@@ -128,25 +88,25 @@ class Generate:
     memory: bool = True
     share_cache: bool = False
     choices: list[Choice] = field(default_factory=list)
-    tools: Tools | None = None
-    parts: list[str | list[int]] | None = None
     text_biases: dict[str, float] = field(default_factory=dict)
     show_prompt: bool = False
     progress: bool = False
     show_rejected: bool = False
     final_probs: bool = False
-    infill: Infill | None = None
     n_indent: int = 0
     prompt_seconds: float | None = None
     predict_seconds: float | None = None
     warm: bool = False
-    prefix_thought: str = ""
     strict_schema: bool = False
     stop_ids: list[int] = field(default_factory=list)
     disk_scope: str = LOCAL
     kept: bool = True
-    earlier: EarlierTurn | None = None
     show_ids: bool = False
+
+    @property
+    def chat(self) -> ChatInput | None:
+        """Its prompt, if that is a chat."""
+        return self.prompt if isinstance(self.prompt, ChatInput) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,26 +191,18 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """To the engine: messages through the chat template. The other fields: as in Generate."""
+    """To the engine: messages through the chat template."""
 
     id: int
-    messages: list[dict[str, Any]]
-    variables: dict[str, Any] = field(default_factory=dict)
-    prefix: str = ""
-    tools: Tools | None = None
-    prefix_thought: str = ""
+    chat: ChatInput
 
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """To the engine: how many tokens the prompt of a Generate with these fields has."""
+    """To the engine: how many tokens the prompt of a chat has."""
 
     id: int
-    messages: list[dict[str, Any]]
-    variables: dict[str, Any] = field(default_factory=dict)
-    prefix: str = ""
-    tools: Tools | None = None
-    prefix_thought: str = ""
+    chat: ChatInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,10 +457,10 @@ class Done:
     text: what was still held back, runs as in SequenceDelta. reason: "stop", "length", "context", "cancel".
     stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
     request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
-    was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
-    measured. pace: how many times stored_t1 a decode takes now, by the rounds of this run, None: unknown.
-    unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
-    prompt: its text, control tokens spelt out, if that was asked for.
+    was. stored_t1, epsilon: seconds of a decode of one row, and the difference of two logits that rounding
+    can turn around, None where they are not measured. pace: how many times stored_t1 a decode takes now, by
+    the rounds of this run, None: unknown. unmeasured: whether an idle engine could measure more. slot: the
+    one that it had, -1 for none. prompt: its text, control tokens spelt out, if that was asked for.
     """
 
     id: int

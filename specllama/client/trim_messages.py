@@ -1,4 +1,4 @@
-"""The messages of `trim`: what shall be written, how far it has come, and what was written."""
+"""The messages of `trim`: the file to write, the progress, and the result."""
 
 from __future__ import annotations
 

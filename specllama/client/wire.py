@@ -93,9 +93,16 @@ def _literal(allowed: tuple[object, ...]) -> _Read:
 
 
 def _union(args: tuple[Any, ...]) -> _Read:
+    """Of several dataclasses the first one whose required keys are there is meant."""
     readers = [_reader(arg) for arg in args]
+    pairs = zip(args, readers, strict=True)
+    classes = [(_required(arg), reader) for arg, reader in pairs if is_dataclass(arg)]
 
     def read(value: object) -> object:
+        if len(classes) > 1 and isinstance(value, dict):
+            for required, reader in classes:
+                if required <= value.keys():
+                    return reader(value)
         problem = ValueError("no type is allowed")
         for reader in readers:
             try:
@@ -141,12 +148,16 @@ def _mapping(make: Callable[[Any], Any], key: Any, item: Any) -> _Read:
     return read
 
 
+def _required(kind: Any) -> set[str]:
+    """The fields of a dataclass without a default."""
+    own = [f for f in fields(kind) if f.init]
+    return {f.name for f in own if f.default is MISSING and f.default_factory is MISSING}
+
+
 def _dataclass(kind: Any) -> _Read:
     hints = get_type_hints(kind)
     readers = {f.name: _reader(hints[f.name]) for f in fields(kind) if f.init}
-    required = {
-        f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING
-    }
+    required = _required(kind)
 
     def read(value: object) -> object:
         if not isinstance(value, dict):

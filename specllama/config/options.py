@@ -1,71 +1,31 @@
 """The options of run, chat and serve: the table of flags, environment variables and TOML keys.
 
-Spellings are llama.cpp's. Defaults are not here but in ModelSettings and LoadSettings (load.py),
-SamplingParams (core/sampling/params.py) and the server's settings. The sampling options are generated from
-SamplingParams. Knows no command line: cli/typer_options.py turns options into flags. The options of bench,
-tune and rpc-worker are in options_measuring.py.
+Spellings are llama.cpp's. Load options are generated from the settings classes (load.py), sampling options
+from SamplingParams (core/sampling/params.py); the others stand here. Knows no command line:
+cli/typer_options.py turns options into flags. The options of bench, tune and rpc-worker are in
+options_measuring.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specllama.config import defaults
-from specllama.config.defaults import DRAFTERS
-from specllama.config.load import CACHE_TYPES
+from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS
+from specllama.config.option import CHATS, GGUF, Option, Scope, row, table
 from specllama.core.sampling.parameter import Parameter
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS
 
-GGUF, DOWNLOADED, RUNNING, KEPT, CHATS = "*.gguf", "downloaded", "running", "kept", "chats"  # in `completes`
-LIST = ","
+_SETTINGS = (*MODEL_SETTINGS.values(), *LOAD_SETTINGS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a command.
-
-    flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
-    given several times. stored: allowed in files and environment. completes: the completions of its value:
-    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, KEPT for prompts on disk
-    and their models, CHATS for names of saved conversations, LIST first for a comma-separated list of the
-    words; () leaves it to the shell, which completes file names. argument: its name in Python. bare: may
-    stand without a value, which is then "".
+def _loading(panel: str, measuring: bool = True) -> list[Option]:
+    """The load options of a panel, each followed by the draft's own. measuring: those of commands that
+    measure, or else the others.
     """
-
-    name: str
-    flags: tuple[str, ...]
-    kind: type
-    help: str
-    panel: str = ""
-    metavar: str | None = None
-    many: bool = False
-    stored: bool = True
-    completes: tuple[str, ...] = ()
-    argument: str = ""
-    required: bool = False
-    bare: bool = False
-
-
-def row(
-    name: str,
-    flags: str,
-    kind: type,
-    text: str,
-    metavar: str | None = None,
-    completes: tuple[str, ...] = (),
-    argument: str = "",
-) -> Option:
-    """One option of a table; the kind `list` means a text that may be given several times."""
-    many = kind is list
-    return Option(
-        name, tuple(flags.split()), str if many else kind, text, "", metavar, many, True, completes, argument
-    )
-
-
-def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
-    """The options of one panel in --help."""
-    return [replace(option, panel=panel, stored=stored) for option in rows]
+    found = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
+    return [option for option in found if option.panel == panel]
 
 
 PROMPT = table(
@@ -95,23 +55,8 @@ ESCAPES = table(
     row("no_escape", "--no-escape", bool, "leave escapes in -p and -r as they are"),
     stored=False,
 )
-TEMPLATE = table(
+TEMPLATE = _loading("Prompt") + table(
     "Prompt",
-    row(
-        "chat_template",
-        "--chat-template",
-        str,
-        "a Jinja template, or llama.cpp's name of one, instead of the model's own",
-        "TEXT",
-    ),
-    row("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
-    row(
-        "tool_format",
-        "--tool-format",
-        str,
-        "how the model writes tool calls: auto (by its template), or a format's name (docs/tools.md)",
-        "NAME",
-    ),
     row(
         "reasoning",
         "--reasoning",
@@ -130,8 +75,16 @@ MODELS = table(
         "the target: a GGUF file, a name (specllama models) or user/repo:QUANT (default: the demo model)",
         "MODEL",
         (GGUF,),
+        scope=Scope.MODEL,
     ),
-    row("hf_repo", "-hf -hfr --hf-repo", str, "the target from the hub: user/repo[:QUANT]", "REPO"),
+    row(
+        "hf_repo",
+        "-hf -hfr --hf-repo",
+        str,
+        "the target from the hub: user/repo[:QUANT]",
+        "REPO",
+        scope=Scope.MODEL,
+    ),
     row(
         "draft_model",
         "-md --model-draft --spec-draft-model",
@@ -140,6 +93,7 @@ MODELS = table(
         "MODEL",
         (GGUF, "auto", "none"),
         "speculative_model",
+        Scope.MODEL,
     ),
     row(
         "hf_repo_draft",
@@ -147,237 +101,13 @@ MODELS = table(
         str,
         "the draft from the hub: user/repo[:QUANT]",
         "REPO",
+        scope=Scope.MODEL,
     ),
     row("force", "--force", bool, "download a pair although its headers do not fit together"),
-    row(
-        "n_ctx",
-        "-c --ctx-size",
-        int,
-        "context in tokens (default: the model's, at most 8192, as far as memory allows)",
-        "N",
-        argument="max_model_len",
-    ),
-    row(
-        "n_ctx_draft",
-        "-cd --ctx-size-draft --spec-draft-ctx-size",
-        int,
-        "context of the draft (default: -c)",
-        "N",
-    ),
-    row("lora", "--lora", list, "a LoRA adapter for the target", "FILE", (GGUF,)),
-    row("lora_scaled", "--lora-scaled", list, "FILE:SCALE, a LoRA adapter with a scale", "FILE:N", (GGUF,)),
-    row("rope_scaling", "--rope-scaling", str, "none, linear or yarn", "KIND", ("none", "linear", "yarn")),
-    row("rope_scale", "--rope-scale", float, "context scaling factor", "N"),
-    row("rope_freq_base", "--rope-freq-base", float, "RoPE base frequency", "N"),
-    row("rope_freq_scale", "--rope-freq-scale", float, "RoPE frequency scale", "N"),
-    row("yarn_orig_ctx", "--yarn-orig-ctx", int, "YaRN: the original context", "N"),
-    row("yarn_ext_factor", "--yarn-ext-factor", float, "YaRN: extrapolation mix", "N"),
-    row("yarn_attn_factor", "--yarn-attn-factor", float, "YaRN: attention factor", "N"),
-    row("yarn_beta_slow", "--yarn-beta-slow", float, "YaRN: high correction dimension", "N"),
-    row("yarn_beta_fast", "--yarn-beta-fast", float, "YaRN: low correction dimension", "N"),
 )
-DRAFTING = table(
-    "Drafting",
-    row(
-        "drafters",
-        "--drafters",
-        str,
-        f"the drafters to use (default {','.join(DRAFTERS)}), or none",
-        "NAMES",
-        (LIST, *DRAFTERS, "none"),
-    ),
-    row(
-        "draft_max",
-        "--draft-max --draft --draft-n --spec-draft-n-max",
-        str,
-        "draft tokens per round; auto (default) decides by measured costs, 0 switches drafting off",
-        "N",
-        ("auto",),
-        "num_speculative_tokens",
-    ),
-    row(
-        "draft_vocab",
-        "--draft-vocab",
-        str,
-        "a draft with another vocabulary: strict (default) refuses it, auto translates its tokens",
-        "MODE",
-        ("auto", "strict"),
-    ),
-    row(
-        "draft_min",
-        "--draft-min --draft-n-min --spec-draft-n-min",
-        int,
-        "do not verify drafts shorter than this",
-        "N",
-    ),
-    row("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
-    row("exact", "--exact", bool, "the same text with and without drafts on every device, at a cost"),
-    row(
-        "exact_width",
-        "--exact-width",
-        int,
-        "rows of every decode; implies --exact (default: measured once)",
-        "N",
-    ),
-    row(
-        "no_calibrate",
-        "--no-calibrate",
-        bool,
-        "do not measure after the answer, and store nothing",
-        argument="calibrate=False",
-    ),
-    row(
-        "no_memory",
-        "--no-memory",
-        bool,
-        "draft only from this request, not from earlier ones of the process",
-        argument="memory=False",
-    ),
-)
-HARDWARE = table(
-    "Hardware",
-    row("n_threads", "-t --threads", int, "threads (default: physical cores)", "N"),
-    row("n_threads_batch", "-tb --threads-batch", int, "threads for batches (default: -t)", "N"),
-    row("n_batch", "-b --batch-size", int, f"most tokens per decode (default {defaults.N_BATCH})", "N"),
-    row("n_ubatch", "-ub --ubatch-size", int, f"tokens computed at once (default {defaults.N_UBATCH})", "N"),
-    row(
-        "n_gpu_layers",
-        "-ngl --gpu-layers --n-gpu-layers",
-        str,
-        "layers on the GPU: a number, auto or all",
-        "N",
-        ("auto", "all"),
-    ),
-    row(
-        "devices",
-        "-dev --device",
-        str,
-        "devices, separated by commas; none for the CPU only",
-        "NAMES",
-        ("none",),
-    ),
-    row("tensor_split", "-ts --tensor-split", str, "share of each device, separated by commas", "A,B,..."),
-    row(
-        "split_mode",
-        "-sm --split-mode",
-        str,
-        "how to split over devices: none, layer, row, tensor",
-        "MODE",
-        ("none", "layer", "row", "tensor"),
-    ),
-    row(
-        "tensor_parallel_size",
-        "--tensor-parallel-size",
-        int,
-        "vLLM's name for -sm layer over the first N GPUs",
-        "N",
-    ),
-    row("main_gpu", "-mg --main-gpu", int, "the device for -sm none", "N"),
-    row("rpc", "--rpc", str, "RPC workers for the target: host:port, separated by commas", "LIST"),
-    row(
-        "override_tensor",
-        "-ot --override-tensor",
-        list,
-        "PATTERN=BUFFER: the buffer type of tensors with such a name",
-        "P=B",
-    ),
-    row("cpu_moe", "-cmoe --cpu-moe", bool, "keep all experts on the CPU", argument="n_cpu_moe"),
-    row("n_cpu_moe", "-ncmoe --n-cpu-moe", int, "keep the experts of the first N layers on the CPU", "N"),
-    row(
-        "cache_type_k", "-ctk --cache-type-k", str, "type of the K cache: f16, q8_0, ...", "TYPE", CACHE_TYPES
-    ),
-    row("cache_type_v", "-ctv --cache-type-v", str, "type of the V cache", "TYPE", CACHE_TYPES),
-    row(
-        "flash_attn",
-        "-fa --flash-attn",
-        str,
-        "flash attention: on, off or auto",
-        "MODE",
-        ("on", "off", "auto"),
-    ),
-    row("no_mmap", "--no-mmap", bool, "read the file instead of mapping it", argument="use_mmap=False"),
-    row("mlock", "--mlock", bool, "keep the model in memory", argument="use_mlock"),
-    row("n_threads_draft", "-td --threads-draft", int, "threads of the draft (default: -t)", "N"),
-    row("n_threads_batch_draft", "-tbd --threads-batch-draft", int, "threads for the draft's batches", "N"),
-    row(
-        "n_gpu_layers_draft",
-        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
-        str,
-        "layers of the draft on the GPU",
-        "N",
-        ("auto", "all"),
-    ),
-    row(
-        "devices_draft",
-        "-devd --device-draft --spec-draft-device",
-        str,
-        "devices of the draft",
-        "NAMES",
-        ("none",),
-    ),
-    row("override_tensor_draft", "-otd --override-tensor-draft", list, "PATTERN=BUFFER for the draft", "P=B"),
-    row(
-        "cpu_moe_draft",
-        "-cmoed --cpu-moe-draft",
-        bool,
-        "keep all experts of the draft on the CPU",
-        argument="n_cpu_moe_draft",
-    ),
-    row("n_cpu_moe_draft", "-ncmoed --n-cpu-moe-draft", int, "keep experts of the draft on the CPU", "N"),
-    row(
-        "cache_type_k_draft",
-        "-ctkd --cache-type-k-draft",
-        str,
-        "type of the draft's K cache",
-        "TYPE",
-        CACHE_TYPES,
-    ),
-    row(
-        "cache_type_v_draft",
-        "-ctvd --cache-type-v-draft",
-        str,
-        "type of the draft's V cache",
-        "TYPE",
-        CACHE_TYPES,
-    ),
-)
-
-CACHE = table(
-    "Hardware",
-    row(
-        "cache_disk",
-        "--cache-disk",
-        str,
-        "room on disk for evaluated prompts, as 8G or 500M; auto (default): 8G or a tenth of what is free, "
-        "if that is less; 0 keeps none",
-        "SIZE",
-        ("auto", "0"),
-    ),
-    row(
-        "cache_ram",
-        "-cram --cache-ram",
-        str,
-        "memory for evaluated prompts that are not in use, as 8G, or a number of MiB; auto (default): a "
-        "quarter of what is free; 0 keeps none, -1 is no limit",
-        "SIZE",
-        ("auto", "0"),
-    ),
-    row(
-        "ctx_checkpoints",
-        "-ctxcp --ctx-checkpoints --swa-checkpoints",
-        int,
-        "most states that are kept of a text of recurrent and hybrid models and sliding windows (default: as "
-        "many as are worth their memory)",
-        "N",
-    ),
-    row(
-        "swa_full",
-        "--swa-full",
-        bool,
-        "keep all cells of layers with a sliding window (default: those of the window, where texts stay the "
-        "same)",
-    ),
-)
+MODELS += _loading("Models")
+DRAFTING, HARDWARE = _loading("Drafting"), _loading("Hardware")
+CACHE = _loading("Hardware", measuring=False)
 
 
 def _sampling(parameter: Parameter) -> Option:
@@ -385,7 +115,7 @@ def _sampling(parameter: Parameter) -> Option:
     shown = f"{default:g}" if isinstance(default, (int, float)) else ""
     text = parameter.help.replace("{default}", shown)
     named = (parameter.name, parameter.flags, parameter.kind, text, "Sampling", parameter.metavar)
-    return Option(*named, many=parameter.many, stored=parameter.stored)
+    return Option(*named, many=parameter.many, stored=parameter.stored, scope=Scope.PROJECT)
 
 
 SAMPLING = [
@@ -402,13 +132,12 @@ SAMPLING = [
             "sampling_seq",
             "--sampling-seq --sampler-seq",
             str,
-            "sampling steps to use, letters of ekpmit (default ekpmt)",
+            f"sampling steps to use, letters of {STEPS} (default {DEFAULT_STEPS})",
             "LETTERS",
-        ),
-        row(
-            "schema_open", "--schema-open", bool, "objects may have properties that JSON schemas do not name"
+            scope=Scope.PROJECT,
         ),
     ),
+    *_loading("Sampling"),
 ]
 LOG = table(
     "Output",
@@ -458,7 +187,7 @@ CHATTING += table(
     ),
     row("no_history", "--no-history", bool, "do not keep typed lines for later chats"),
 )
-SERVING = table(
+SERVING = _loading("Server") + table(
     "Server",
     row(
         "host",
@@ -469,15 +198,11 @@ SERVING = table(
     ),
     row("port", "--port", int, f"the port (default {defaults.PORT}), 0 for any free one", "N"),
     row(
-        "n_slots",
-        "-np --parallel",
+        "queue",
+        "--queue",
         int,
-        f"texts generated at once (default {defaults.SERVED_SLOTS})",
+        f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond",
         "N",
-        argument="max_num_seqs",
-    ),
-    row(
-        "queue", "--queue", int, f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond", "N"
     ),
     row(
         "models_max",
@@ -517,6 +242,7 @@ SERVING = table(
         "--spm-infill",
         bool,
         "fill gaps from suffix, prefix, middle in this order, as some models were trained",
+        scope=Scope.MODEL,
     ),
     row(
         "share_cache",
@@ -598,49 +324,9 @@ LONG_FLAGS: Mapping[str, str] = {
     if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
 }
 """Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
-IN_PROJECTS = frozenset(
-    (
-        "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
-        "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
-        "infill_sampling", "sampling_seq", "schema_open",
-        "n_ctx", "n_ctx_draft",
-        "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
-        "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
-        "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_vocab", "draft_min", "draft_p_min", "exact", "exact_width",
-        "no_calibrate", "no_memory",
-    )
-)  # fmt: skip
-"""Those of STORED that a project's specllama.toml may set, which anyone may have written: sampling, lengths,
-threads, layers and drafting. None that names a file, a model, a host or a key, or opens the server further.
-"""
-USERS_ONLY = frozenset(
-    (
-        "model", "hf_repo", "draft_model", "hf_repo_draft", "force", "lora", "lora_scaled",
-        "chat_template", "chat_template_file", "tool_format", "reasoning",
-        "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
-        "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
-        "n_batch", "n_ubatch", "devices", "devices_draft", "tensor_split", "split_mode", "main_gpu",
-        "tensor_parallel_size", "rpc", "override_tensor", "override_tensor_draft",
-        "cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft",
-        "flash_attn", "no_mmap", "mlock",
-        "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
-        "client_timeout", "allowed_host", "allowed_origin", "log_prompts", "no_history",
-        "no_save", "drop_oldest", "share_cache", "spm_infill", "admin_key", "metrics_key", "models_max",
-        "idle_unload", "strict_model", "root_path", "cache_disk", "cache_ram", "ctx_checkpoints", "swa_full",
-        "slot_save_path",
-    )
-)  # fmt: skip
-"""The others of STORED: each option is in one of the two sets."""
-OF_ONE_MODEL = frozenset(
-    (
-        "model", "hf_repo", "draft_model", "hf_repo_draft", "lora", "lora_scaled",
-        "chat_template", "chat_template_file", "tool_format", "spm_infill",
-        "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
-        "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
-        "override_tensor", "override_tensor_draft",
-    )
-)  # fmt: skip
+IN_PROJECTS = frozenset(o.name for o in STORED.values() if o.scope is Scope.PROJECT)
+"""Those of STORED that a project's specllama.toml may set."""
+OF_ONE_MODEL = frozenset(o.name for o in STORED.values() if o.scope is Scope.MODEL)
 """Those of STORED that make sense for one model alone: a server that has one of them loads no other model."""
 _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 

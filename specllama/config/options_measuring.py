@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specllama.config.options import DRAFTING, GGUF, HARDWARE, LIST, LOG, MODELS, TEMPLATE, Option, row, table
+from specllama.config.option import GGUF, LIST, Option, row, table
+from specllama.config.options import DRAFTING, HARDWARE, LOG, MODELS, TEMPLATE
 
 _WORKLOADS = (LIST, "explain", "source", "json", "edit", "free")
 BENCHING = table(

@@ -17,16 +17,16 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
 
 
-def write_whole(path: Path, text: str, mode: int = 0o666, sync: bool = False) -> None:
-    """Write a text as UTF-8; whatever has this name, a link too, is replaced and not written to. mode: of the
-    file, less the umask. sync: it is on the disk before it gets its name, so that a machine that goes down
-    leaves this text or the one before. Raises OSError, after which nothing is changed.
+def write_whole(path: Path, contents: str | bytes, mode: int = 0o666, sync: bool = False) -> None:
+    """Write bytes, or a text as UTF-8; whatever has this name, a link too, is replaced and not written to.
+    mode: of the file, less the umask. sync: it is on the disk before it gets its name, so that a machine that
+    goes down leaves these contents or those before. Raises OSError, after which nothing is changed.
     """
     new = temporary(path)
     number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # O_EXCL follows no link
     try:
-        with os.fdopen(number, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(number, "wb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -12,12 +12,12 @@ from specllama.core.policy.base import Draft
 
 
 def make_even(drafts: Mapping[int, Draft], without: Collection[int] = ()) -> None:
-    """Cut the drafts to the length with which most tokens remain; those that are shorter are left out, and
-    those of the sequences `without`, which have other rows too.
+    """Truncate all drafts to the length that keeps most tokens. Shorter drafts are dropped, and so are those
+    of the sequences `without`, which decode other rows as well.
     """
     lengths = {seq: 0 if seq in without else len(draft.tokens) for seq, draft in drafts.items()}
     length = max(lengths.values(), key=lambda n: (n * sum(m >= n for m in lengths.values()), n), default=0)
     for seq, draft in drafts.items():
         n = length if lengths[seq] >= length else 0
         draft.n_discarded += len(draft.tokens) - n
-        del draft.tokens[n:], draft.sources[n:]
+        draft.cut(n)

@@ -36,8 +36,8 @@ class ExactRows:
 
 
 def best_width(curve: CostCurve, max_rows: int) -> int | None:
-    """The width, among those that were measured, that is expected to give the most tokens per second; None
-    where less than two were. It depends on the target alone: with and without drafts it is the same.
+    """The measured width with the highest expected tokens per second; None if fewer than two were measured.
+    It depends on the target alone: with and without drafts it is the same.
     """
     widths = [n for n, _ in curve.times if n <= max_rows]
     if len(widths) < 2:

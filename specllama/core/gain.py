@@ -96,9 +96,9 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
 
 
 def _beyond(stats: RunStats, t1: float) -> float:
-    """By how many times the decodes of a run took longer than decodes of their widths can where one of a row
-    takes `t1` seconds, or less than 1 where they were shorter; 1 where neither. A decode of n rows takes at
-    least as long as one of a row, and hardly longer than n of them.
+    """The time of a run's decodes relative to the bounds that `t1` (seconds of a decode of one row) sets for
+    their widths: above 1 where they took longer than possible, below 1 where shorter, else 1. A decode of n
+    rows takes at least as long as one of a row, and hardly longer than n of them.
     """
     stalled = stats.stalled_seconds
     seconds = sum(s for _, s in stats.round_seconds.values())

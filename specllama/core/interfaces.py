@@ -46,6 +46,7 @@ class Context(Protocol):
     n_spare: int  # further cells, for rows that fill up a decode
     n_vocab: int
     n_batch: int  # most rows of one decode
+    n_ubatch: int  # rows that are computed at once
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
@@ -55,18 +56,30 @@ class Context(Protocol):
         bool  # every prefix of a sequence can be kept; else those with a partial state at their end
     )
     can_pad: bool  # a decode can be filled up with rows that are removed again
+    n_branches: int  # most branches of one decode; 0 where the memory cannot hold any
     n_decoded: int  # rows of the last decode, with those that filled it up
     decode_seconds: float  # spent in decodes so far
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
+    ) -> NDArray[np.float32]:
         """Evaluate the batch; returns the logits of the rows with `output`, shape (n_outputs, n_vocab), in
-        batch order.
+        batch order, then those of the branches.
 
         n_rows, n_outputs: the decode is filled up to so many rows, and so many rows of logits, where the
         memory allows that and has room. Further rows follow the last one; they are removed from the cache
-        again, and their logits are not returned. The result is a view, valid until the next decode on this
-        context. Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on
-        which llama.cpp would abort).
+        again, and their logits are not returned. branches: each is rows of a sequence of the batch at
+        positions that follow each other, the first of them after a row of the batch. They see the sequence up
+        to there and themselves, in place of the batch's rows from there on, and are removed from the cache
+        again. n_apart: sequences for branches of each text, used or not: where their number changes,
+        llama.cpp prepares a decode again. The result is a view, valid until the next decode on this context.
+        Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on which
+        llama.cpp would abort).
         """
         ...
 
@@ -179,14 +192,25 @@ class Sampler(Protocol):
         ...
 
 
+class Alternative(NamedTuple):
+    """A second candidate in place of a drafted token. tokens: that candidate, then what may follow it.
+    confidence: as in `Proposal`, that the target chooses the first of them.
+    """
+
+    tokens: Sequence[int]
+    confidence: float
+
+
 class Proposal(NamedTuple):
     """One drafted token.
 
-    confidence: the drafter's own, uncalibrated estimate that the target chooses it, in [0, 1].
+    confidence: the drafter's own, uncalibrated estimate that the target chooses it, in [0, 1]. other: what
+    the target may choose in its place, None where the drafter knows nothing or is not asked.
     """
 
     token: int
     confidence: float
+    other: Alternative | None = None
 
 
 class Drafter(Protocol):
@@ -197,7 +221,7 @@ class Drafter(Protocol):
     another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
     them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
     about the confidence itself. n_places: places in a draft whose acceptance is learnt apart, the last one
-    for all later tokens.
+    for all later tokens. reads_features: it drafts from hidden states of the target, as a `FeatureReader`.
     """
 
     @property
@@ -212,6 +236,8 @@ class Drafter(Protocol):
     def prior(self) -> Sequence[float] | None: ...
     @property
     def n_places(self) -> int: ...
+    @property
+    def reads_features(self) -> bool: ...
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         """A sequence starts with these ids; `sampler` chooses its tokens among those that `mask` allows.
@@ -294,10 +320,28 @@ class SavingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class ConfidentDrafter(Drafter, Protocol):
+    """A drafter that reports how probable its tokens are, if `confident`, which costs time; else a confidence
+    of 1.
+    """
+
+    confident: bool
+
+
+@runtime_checkable
 class BlockDrafting(Drafter, Protocol):
     """A drafter whose first step of a draft evaluates a whole block: its other steps cost no decode."""
 
     drafts_blocks: bool
+
+
+@runtime_checkable
+class OffersAlternatives(Drafter, Protocol):
+    """A drafter that knows second candidates. with_alternatives: whether its proposals have them; off at
+    first, since finding them takes some time.
+    """
+
+    with_alternatives: bool
 
 
 @runtime_checkable

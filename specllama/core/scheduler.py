@@ -15,20 +15,15 @@ from numpy.typing import NDArray
 from specllama.core.exact import ExactRows
 from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
-from specllama.core.policy.base import Policy
+from specllama.core.limits import ends_ignored, with_forced_limit
+from specllama.core.policy.base import Policy, TreeLimits
 from specllama.core.prefill_cost import PrefillCost
 from specllama.core.prefix.boundaries import ahead, distances, next_stop
 from specllama.core.prefix.slot import Slot
 from specllama.core.prefix.store import PrefixStore
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.core.sequence import (
-    FinishReason,
-    Generation,
-    Request,
-    ends_ignored,
-    with_forced_limit,
-)
+from specllama.core.sequence import FinishReason, Generation, Request
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 
@@ -44,12 +39,13 @@ class Scheduler:
 
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
     of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
-    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
-    differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
-    decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
-    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time
-    of a prefill chunk while other sequences wait. room, cache_budget, max_partials: see `PrefixStore`.
-    draft_failed: the draft model raised DecodeError and was removed; `notices` has a message.
+    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded differently;
+    None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows decoded by
+    themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where rows are
+    bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time of a
+    prefill chunk while other sequences wait. draft_tree: branches of each draft, where there are as many;
+    None: the policy decides. room, cache_budget, max_partials: see `PrefixStore`. draft_failed: the draft
+    model raised DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(
@@ -68,11 +64,14 @@ class Scheduler:
         exact_rows: ExactRows | None = None,
         cache_budget: float = inf,
         max_partials: int | None = None,
+        draft_tree: int | None = None,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
         self.max_rows, self.exact_rows = max_rows, exact_rows
+        self.tree_forced = bool(draft_tree)
+        self.draft_tree = target.n_branches // target.n_seq_max if draft_tree is None else draft_tree
         self.store, self._offloaded = PrefixStore(target, clock, room, cache_budget, max_partials), 0.0
         self.waiting: list[Generation] = []
         self.queue = FairQueue()
@@ -337,7 +336,7 @@ class Scheduler:
         if generation.request.warm:
             generation.finish_reason = "length"
             return
-        generation.begin_round((), (), shared=False)
+        generation.begin_round((), ())
         token = generation.choose(row)
         if token == NO_CHOICE:  # the grammar allows no token
             return
@@ -379,14 +378,22 @@ class Scheduler:
 
     # Decoding
 
-    def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32] | None:
-        """Logits of the batch's outputs, shape (n_outputs, n_vocab). n_rows: see `Context.decode`. Without
+    def _decode(
+        self,
+        batch: list[BatchRow],
+        n_rows: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
+    ) -> NDArray[np.float32] | None:
+        """Logits of the outputs, shape (n_outputs, n_vocab). Other parameters: see `Context.decode`. Without
         room idle caches are evicted; where that is not enough, a generation is returned to the queue or
         ended, and the result is None.
         """
         while True:
             try:
-                return self.target.decode(batch, n_rows, n_rows)
+                if not n_apart:
+                    return self.target.decode(batch, n_rows, n_rows)
+                return self.target.decode(batch, n_rows, n_rows, branches, n_apart)
             except NoRoomError:
                 if self.store.make_room():
                     continue
@@ -411,13 +418,26 @@ class Scheduler:
         per_batch = self.target.n_batch // len(active) - pending
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
-    def _width(self, batch: Sequence[BatchRow]) -> int:
-        """How many rows the round's decode should have, at least those of the batch: as many as the policy
-        wants, where they fit and can be removed again.
+    def _tree_limits(self, active: Sequence[Generation], limit: int) -> TreeLimits:
+        """The branches that the round may have. limit: most draft tokens per generation. Where all decodes of
+        a text have one width, rows depend on where their cells lie, so it has none.
+        """
+        n_again = sum(len(g.history) - 1 - g.n_past for g in active)
+        n_branches = min(self.draft_tree, self.target.n_branches // len(active))
+        if not n_branches or any(g.exact_rows for g in active):
+            return TreeLimits(n_again=n_again)
+        room = self.target.n_ctx - sum(len(g.history) for g in self.active)
+        at_once = self.target.n_ubatch - len(active) - n_again
+        n_tokens = min(limit, max(0, min(room, at_once)) // len(active))
+        return TreeLimits(n_branches, n_tokens, self.tree_forced, n_again)
+
+    def _width(self, batch: Sequence[BatchRow], n: int) -> int:
+        """How many rows the round's decode should have, at least the n of batch and branches: as many as the
+        policy wants, where they fit and can be removed again.
         """
         if (rows := self.active[0].exact_rows) is not None:
             return rows.width
-        target, n = self.target, len(batch)
+        target = self.target
         width = self.policy.width(n) if target.can_pad else n
         n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)
         room = target.n_ctx - sum(len(g.history) for g in self.active)

@@ -9,15 +9,16 @@ from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
+from specllama.core.policy.base import Draft, DraftBranch
+from specllama.core.policy.tree import matching
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
-from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
-from specllama.errors import ContextLengthError, UsageError, option
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
 _MAX_REDECIDED = 0.01  # share of tokens; where near-ties are more frequent, they are not decided again
@@ -93,7 +94,7 @@ class Generation:
     is decoded meanwhile; None: they need not.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
-    target's memory can take tokens back one by one.
+    target's memory can take tokens back one by one, less the tokens that the last round accepted in a branch.
     """
 
     request: Request
@@ -125,7 +126,9 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where requested
     drafted: Sequence[int] = ()  # draft tokens of this round that are not yet verified
     sources: Sequence[str] = ()  # the drafter of each of them
+    branches: Sequence[DraftBranch] = ()  # second candidates of this round's draft
     rejected: Sequence[tuple[int, str]] = ()  # of this round, from the first wrong one on
+    _n_before: int = 0  # ids before this round
     _logprobs: TokenLogprobs | None = None  # of the last chosen token
 
     @property
@@ -161,13 +164,33 @@ class Generation:
             return self.first_token + self.request.predict_seconds - now
         return self.submitted + self.request.prompt_seconds - now
 
-    def begin_round(self, drafted: Sequence[int], sources: Sequence[str], shared: bool) -> None:
+    def begin_round(
+        self,
+        drafted: Sequence[int],
+        sources: Sequence[str],
+        branches: Sequence[DraftBranch] = (),
+        shared: bool = False,
+    ) -> None:
         """Set the draft that the next rows verify. sources: the drafter of each token. shared: whether the
         rows were decoded together with others.
         """
         self.drafted, self.sources, self.shared, self.rejected = drafted, sources, shared, ()
+        self.branches, self._n_before = branches, len(self.history)
 
-    def n_legal(self, draft: Sequence[int]) -> int:
+    def keep_legal(self, draft: Draft) -> None:
+        """Cut the draft down to what the grammar and the room allow."""
+        n, draft_length = self._n_legal(draft.tokens), len(draft.tokens)
+        draft.n_discarded += draft_length - n
+        draft.cut(n)
+        kept = []
+        for branch in draft.branches:
+            before = draft.tokens[: branch.at]
+            n = min(self.room - branch.at, self._n_legal([*before, *branch.tokens]) - branch.at)
+            if n > 0:
+                kept.append(replace(branch, tokens=branch.tokens[:n]))
+        draft.branches = kept
+
+    def _n_legal(self, draft: Sequence[int]) -> int:
         """Length of the prefix of the draft that the grammar allows; all of it without a grammar."""
         if self.request.mask is None or not draft:
             return len(draft)
@@ -245,37 +268,12 @@ class Generation:
             return source
         self.rejected = list(zip(self.drafted, self.sources, strict=True))
         self.drafted, self.sources = (), ()
+        n_accept, branches = len(self.history) - 1 - self._n_before, self.branches
+        self.branches = ()
+        for branch in matching(branches, n_accept, token):
+            self.drafted, self.sources = branch.tokens[1:], [branch.source] * (len(branch.tokens) - 1)
+            return branch.source
         return "target"
-
-
-def ends_ignored(params: SamplingParams) -> bool:
-    """Whether end tokens are never chosen."""
-    return params.ignore_eos or params.max_tokens == UNTIL_CONTEXT_FULL
-
-
-def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
-    """The request with max_tokens limited to the number of forced ids.
-
-    Raises UsageError for invalid ids and for a grammar together with forced ids, ContextLengthError where
-    prompt and ids do not fit into the context.
-    """
-    forced, params = request.forced, request.params
-    if forced is None:
-        return request
-    if request.mask is not None:
-        raise UsageError("a given text cannot be combined with a grammar")
-    if not forced:
-        raise UsageError("the given text is empty")
-    if not all(isinstance(i, int) and 0 <= i < n_vocab for i in forced):
-        raise UsageError(f"token ids of a given text must be from 0 to {n_vocab - 1}")
-    n_prompt, n = len(request.prompt), len(forced)
-    n = min(n, params.max_tokens) if params.max_tokens > 0 else n
-    if n_prompt + n > n_ctx:
-        raise ContextLengthError(
-            f"the prompt has {n_prompt} tokens, the given text {n}, and the context {n_ctx}",
-            f"use {option('n_ctx', n_prompt + n)} or more, or write fewer tokens of it",
-        )
-    return replace(request, params=replace(params, max_tokens=n))
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

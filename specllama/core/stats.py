@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.core.policy.candidates import CandidateDraft
 
 if TYPE_CHECKING:
-    from specllama.core.policy.base import Round, VerifyResult
+    from specllama.core.policy.base import Draft, Round, VerifyResult
 
 STALL = 4.0  # times the shortest round of its width: a longer round stalled, as on a busy machine
 STALL_SECONDS = 0.02  # and by at least so many seconds
@@ -28,17 +28,19 @@ class RunStats:
     n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
     drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
     forces; the other counters leave them out, except drafted_by and forced_by. n_modelled: verified tokens of
-    a draft model. reached[j]: rounds whose draft had more than j guessed tokens; accepted_at[j]: those of
-    them in which token j was emitted. reached_by, accepted_by: the same by drafter of token j.
-    decode_seconds: from the first token to the end, n_predict - 1 tokens. plain_rounds: rounds in which
-    nothing was drafted, plain_seconds: of those, without drafting; steady_rounds, steady_seconds: the same of
-    those that followed two of their width. near_ties: tokens chosen with a margin below the rounding error of
-    a batched row; redecided: those chosen again from a row decoded by itself. exact_width: the one width of
-    all decodes, None where it could change. round_seconds: by number of rows, with those that fill a decode
-    up, the number of such decodes and their seconds; steady_by_rows: the same of those that followed two of
-    their width. steady_squares: sum of the squared seconds of the steady rounds. shortest: seconds of the
-    shortest round by its number of rows. stalled_seconds: by which rounds took longer than the shortest one
-    of their width where they took several times as long; such rounds are not steady.
+    a draft model. n_branch, n_branch_accept: those of n_drafted and n_accept that are second candidates, or
+    follow one; counts by position leave them out. reached[j]: rounds whose draft had more than j guessed
+    tokens; accepted_at[j]: those of them in which token j was emitted. reached_by, accepted_by: the same by
+    drafter of token j. decode_seconds: from the first token to the end, n_predict - 1 tokens. plain_rounds:
+    rounds in which nothing was drafted, plain_seconds: of those, without drafting; steady_rounds,
+    steady_seconds: the same of those that followed two of their width. near_ties: tokens chosen with a margin
+    below the rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
+    exact_width: the one width of all decodes, None where it could change. round_seconds: by number of rows,
+    with those that fill a decode up, the number of such decodes and their seconds; steady_by_rows: the same
+    of those that followed two of their width. steady_squares: sum of the squared seconds of the steady
+    rounds. shortest: seconds of the shortest round by its number of rows. stalled_seconds: by which rounds
+    took longer than the shortest one of their width where they took several times as long; such rounds are
+    not steady.
     """
 
     n_prompt: int = 0
@@ -52,6 +54,8 @@ class RunStats:
     n_forced: int = 0
     n_forced_accept: int = 0
     n_modelled: int = 0
+    n_branch: int = 0
+    n_branch_accept: int = 0
     drafted_by: Counter[str] = field(default_factory=Counter)
     forced_by: Counter[str] = field(default_factory=Counter)
     reached: list[int] = field(default_factory=list)
@@ -111,6 +115,16 @@ class RunStats:
                 counts.extend([0] * (j + 1 - len(counts)))
                 counts[j] += n
 
+    def _branched(self, draft: Draft, n_accept: int, priced: Collection[str]) -> None:
+        """Count the branches of a draft, `n_accept` of whose tokens were emitted."""
+        self.n_branch += draft.n_in_branches
+        self.n_drafted += draft.n_in_branches
+        self.n_branch_accept += n_accept
+        self.n_accept += n_accept
+        for branch in draft.branches:
+            self.drafted_by[branch.source] += len(branch.tokens)
+            self.n_modelled += len(branch.tokens) * (branch.source in priced)
+
     def add_round(
         self,
         done: Round,
@@ -121,7 +135,10 @@ class RunStats:
     ) -> None:
         """Count a round and this sequence's outcome in it. forced, priced: as for `drafted`."""
         draft = outcome.draft
-        self.drafted(draft.sources, outcome.n_accept, draft.n_discarded, forced, priced)
+        n_accept = outcome.n_accept - outcome.n_branch
+        self.drafted(draft.sources, n_accept, draft.n_discarded, forced, priced)
+        if draft.branches:
+            self._branched(draft, outcome.n_branch, priced)
         self.rounds += 1
         self.decode_seconds += done.seconds
         self.verify_seconds += done.verify_seconds
@@ -274,8 +291,3 @@ class OfferStats:
     def model_drafted(self) -> int:
         """Those in which it proposed a token."""
         return sum(offers.drafted for offers in self.priced.values())
-
-    @property
-    def model_right(self) -> int:
-        """Those in which its first token was right."""
-        return sum(offers.right for offers in self.priced.values())

@@ -40,15 +40,16 @@ class Speller(Protocol):
 @dataclass(frozen=True, eq=False)
 class Translation:
     """target, draft: the tokenizers. n_target: tokens of the target; ids from there on are the draft's alone.
-    ids: from the draft's own ids to the shared space; silent: those in it that are never drafted. may_grow:
-    by the target's id, whether the text of a token is the beginning of a token that the draft lacks.
+    ids: from the draft's own ids to the shared space; never_drafted: ids in it that are not drafted.
+    may_grow: by the target's id, whether the text of a token is the beginning of a token that the draft
+    lacks.
     """
 
     target: Speller
     draft: Speller
     n_target: int
     ids: KeptTokens
-    silent: NDArray[np.int64]
+    never_drafted: NDArray[np.int64]
     may_grow: NDArray[np.bool_]
 
     def piece(self, token: int) -> bytes:

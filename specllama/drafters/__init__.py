@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.core.heads import BlockHead, DraftHead
+    from specllama.core.head_interfaces import BlockHead, DraftHead
     from specllama.core.interfaces import Context, Drafter
     from specllama.core.translation import Translation
     from specllama.drafters.ring import RequestHistory
@@ -42,7 +42,7 @@ class DrafterEntry:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
     tokens; noun: how sentences name the drafter. option: the value of the option `drafters` that enables it;
     "": its name. needs_draft_model: a draft model or a head has to be loaded for it. priced, continues,
-    forces, prior, n_places: see `core.interfaces.Drafter`.
+    forces, prior, n_places, reads_features: see `core.interfaces.Drafter`.
     """
 
     name: str
@@ -56,6 +56,7 @@ class DrafterEntry:
     forces: bool = False
     prior: tuple[float, ...] | None = None
     n_places: int = 1
+    reads_features: bool = False
 
     @property
     def word(self) -> str:
@@ -92,6 +93,10 @@ class RegisteredDrafter:
     def n_places(self) -> int:
         return self.entry.n_places
 
+    @property
+    def reads_features(self) -> bool:
+        return self.entry.reads_features
+
 
 def _factory(module: str) -> Callable[[DrafterInputs], Drafter | None]:
     """The function `make` of a file in this package, which is imported at the first call."""
@@ -114,7 +119,7 @@ MODEL = DrafterEntry(
 )  # fmt: skip
 HEAD = DrafterEntry(
     "head", _factory("head"), "head", noun="head", option="model",
-    needs_draft_model=True, priced=True, continues=True,
+    needs_draft_model=True, priced=True, continues=True, reads_features=True,
     n_places=3,  # a head reads the target's hidden states for its first token, its own for later ones
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from specllama.core.blocks import DraftedBlock
-from specllama.core.heads import BlockHead
+from specllama.core.head_interfaces import BlockHead
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 
@@ -50,6 +50,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
+        self._features.accept_branch(seq_id, len(state.history), tokens)
         state.history.extend(tokens)
         state.block = None
 

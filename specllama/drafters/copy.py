@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
-from specllama.core.interfaces import Mask, Proposal, Sampler
+from specllama.core.interfaces import Alternative, Mask, Proposal, Sampler
 from specllama.drafters import COPY, DrafterInputs, RegisteredDrafter
 from specllama.drafters.edits import Edit, Edits
 from specllama.drafters.ngram_index import Index, TokenIndex
@@ -21,6 +21,11 @@ from specllama.drafters.ngram_index import Index, TokenIndex
 MAX_EDIT = 4  # most tokens on either side of an edit
 MIN_AGREEING = 2  # tokens after an edit that must agree with the source before the edit is learnt
 MIN_COPIED_BEFORE_INSERTION = 8  # tokens; after fewer, an insertion may as well be the end of the copy
+MAX_OTHER = 8  # tokens of a second candidate and what follows it
+OTHER_LOGITS = (
+    -3.2,
+    -2.2,
+)  # of a second candidate after a shorter match than the first, and after as long a one
 HIT_RATE_SMOOTHING = 0.3  # weight of the latest token in the moving average
 INITIAL_HIT_RATE = 0.6
 
@@ -73,6 +78,23 @@ class CopiedText:
         self._started = False
         self._drafted: list[Proposal] = []
         self._draft: Iterator[Proposal] | None = None
+
+    def other(self) -> Alternative | None:
+        """What follows the longest match among the earlier occurrences that continue in another way than the
+        copy, after `propose`; None without one.
+        """
+        if not self._drafted:
+            return None
+        first, source = self._drafted[0].token, self.source
+        ends = [
+            end for end in self.index.candidates() if end < len(source) and source[end] not in (first, -1)
+        ]
+        position, length = self.index.longest(ends)
+        tokens = list(source[position : min(position + MAX_OTHER, len(source))]) if position else []
+        tokens = tokens[: next((i for i, token in enumerate(tokens) if token < 0), len(tokens))]
+        if not tokens:
+            return None
+        return Alternative(tokens, 1 / (1 + exp(-OTHER_LOGITS[length >= self._length])))
 
     def push(self, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids. They are queued until the prompt is indexed."""
@@ -262,12 +284,21 @@ class CopiedText:
         return sum(self.source[end] == expected for end in ends) / len(ends)
 
 
+def proposals_of(text: CopiedText, limit: int, with_alternatives: bool) -> list[Proposal]:
+    """At most `limit` tokens of the copy, the first one with a second candidate if wanted."""
+    run = text.propose(limit)
+    if run and with_alternatives:
+        run[0] = run[0]._replace(other=text.other())
+    return run
+
+
 class CopyDrafter(RegisteredDrafter):
     """Drafts by copying, for all sequences; see the module."""
 
     entry = COPY
 
     def __init__(self) -> None:
+        self.with_alternatives = False  # see `OffersAlternatives`
         self._texts: dict[int, CopiedText] = {}
 
     def start(
@@ -286,14 +317,14 @@ class CopyDrafter(RegisteredDrafter):
         """One more token for each sequence with a source to copy; see `Drafter.step`."""
         proposals = {}
         for seq_id, draft in drafts.items():
-            run = self._texts[seq_id].propose(len(draft) + 1)
+            run = self.propose(seq_id, len(draft) + 1)
             if len(run) > len(draft):
                 proposals[seq_id] = run[-1]
         return proposals
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """At most `limit` tokens: those that `step` would propose one by one."""
-        return self._texts[seq_id].propose(limit)
+        return proposals_of(self._texts[seq_id], limit, self.with_alternatives)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids; before the first `step` they are only queued."""

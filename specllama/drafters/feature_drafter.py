@@ -11,10 +11,9 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import Hidden
+from specllama.core.head_interfaces import Hidden
 from specllama.core.interfaces import BatchRow, Mask, Proposal, Sampler
-from specllama.core.sampling.probabilities import probability
-from specllama.core.sampling.sampler import NOTHING_LEGAL
+from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
 from specllama.drafters import HEAD, RegisteredDrafter
 from specllama.drafters.features import FeatureRows
@@ -87,14 +86,18 @@ class FeatureDrafter(RegisteredDrafter, Generic[Head, State]):
         self, heads: Sequence[Head], n_vocab: int, confident: bool, end_ids: Collection[int]
     ) -> None:
         self.head, self.confident, self.end_ids = heads[0], confident, frozenset(end_ids)
+        self.with_alternatives = False  # see `OffersAlternatives`
         self.n_vocab = min(n_vocab, self.head.n_vocab)
         self._features = FeatureRows(self.head.n_seq_max, self.head.n_features)
         self.states: dict[int, State] = {}
         self.cells = [HeadCells(head) for head in heads]
         self.scopes = dict.fromkeys(range(self.head.n_seq_max), "")  # whose ids the caches hold
 
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
-        self._features.record(batch, features)
+    def features_decoded(
+        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
+    ) -> None:
+        self._features.record(batch, features[: len(batch)])
+        self._features.record_branches(branches, features[len(batch) :])
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -135,7 +138,8 @@ class FeatureDrafter(RegisteredDrafter, Generic[Head, State]):
         proposals = {}
         for seq, row in rows.items():
             state, draft = self.states[seq], drafts[seq]
-            token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
-            if token != NOTHING_LEGAL:
-                proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
+            how = {"confident": self.confident, "alternatives": self.with_alternatives}
+            proposal = propose(state.sampler, row, state.history, state.mask, draft, **how)
+            if proposal is not None:
+                proposals[seq] = proposal
         return proposals

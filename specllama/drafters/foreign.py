@@ -133,8 +133,8 @@ class _Sequence:
 class ForeignDrafter(RegisteredDrafter):
     """Drafts with the model of `context`, whose ids and rows are those of the shared space of `translation`.
 
-    confident, end_ids: as in ModelDrafter. Counts of cached ids are in the draft's tokens. `step` raises
-    DecodeError where the draft model fails.
+    confident, end_ids: as in ModelDrafter. Counts of cached ids are in the draft's tokens. n_steps: of the
+    draft model so far, of all sequences together. `step` raises DecodeError where the draft model fails.
     """
 
     entry = MODEL
@@ -147,6 +147,7 @@ class ForeignDrafter(RegisteredDrafter):
         end_ids: Collection[int] = (),
     ) -> None:
         self.context, self._translation, self._end_ids = context, translation, frozenset(end_ids)
+        self.n_steps = 0
         self._model = ModelDrafter(context, context.n_vocab, confident, self._end_ids)
         self._sequences: dict[int, _Sequence] = {}
         self._texts: dict[int, RetokenizedText] = {}  # of the last sequence of each slot
@@ -178,6 +179,7 @@ class ForeignDrafter(RegisteredDrafter):
             }
             if not waiting:
                 break
+            self.n_steps += 1
             chosen = self._model.step(waiting)
             for seq in waiting:
                 self._add(self._sequences[seq].draft, chosen.get(seq))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import BlockHead, DraftHead, HeadRow, Hidden
+from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow, Hidden
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.core.sequence import common_prefix
 from specllama.drafters import DrafterInputs
@@ -76,6 +76,8 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
+        if not self.head.reads_target:  # its cache lacks tokens that were accepted in a branch
+            self._features.accept_branch(seq_id, len(state.history), tokens)
         state.history.extend(tokens)
         state.usable = state.usable and self._has_ids(tokens)
         self._text_changed(state)

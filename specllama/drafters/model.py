@@ -23,8 +23,7 @@ from specllama.core.interfaces import (
     Proposal,
     Sampler,
 )
-from specllama.core.sampling.probabilities import probability
-from specllama.core.sampling.sampler import NOTHING_LEGAL
+from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
 from specllama.drafters import MODEL, RegisteredDrafter
 from specllama.drafters.saved_caches import MIN_SHARED, SavedCaches, SequenceState
@@ -55,6 +54,7 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
         self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
+        self.with_alternatives = False  # see `OffersAlternatives`
         self._row_seconds = 0.0
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
@@ -82,10 +82,11 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         proposals = {}
         for row, (seq, draft) in zip(rows, drafting.items(), strict=True):
             state = self.states[seq]
-            token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
-            if token == NOTHING_LEGAL:
+            how = {"confident": self.confident, "alternatives": self.with_alternatives}
+            proposal = propose(state.sampler, row, state.history, state.mask, draft, **how)
+            if proposal is None:
                 continue
-            proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
+            proposals[seq] = proposal
             if not draft and self.context.cuts_need_checkpoint:
                 self.context.checkpoint(seq)
         return proposals

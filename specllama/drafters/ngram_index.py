@@ -40,8 +40,10 @@ class Index(Protocol):
         """The positions in `source` after the occurrences of the text's last three tokens, latest first."""
         ...
 
-    def longest(self) -> tuple[int, int]:
-        """(position, length) of the candidate with the longest match; (0, 0) without one."""
+    def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
+        """(position, length) of the candidate with the longest match; (0, 0) without one. among: some of the
+        candidates, None for all.
+        """
         ...
 
 
@@ -96,13 +98,13 @@ class TokenIndex:
             end = self._earlier[end - 1]
         return found
 
-    def longest(self) -> tuple[int, int]:
+    def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
         """(position, length) of the candidate with the longest match before it; the latest of equal ones,
         (0, 0) without any.
         """
         tokens, n = self.tokens, len(self.tokens)
         best, length = 0, 0
-        for end in self.candidates():
+        for end in self.candidates() if among is None else among:
             most = min(end, MAX_COMPARED)
             if best and (length >= most or tokens[end - length - 1] != tokens[n - length - 1]):
                 continue  # cannot be longer than the best

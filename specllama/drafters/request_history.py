@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Mask, Proposal, Sampler
 from specllama.drafters import MEMORY, DrafterInputs, RegisteredDrafter
-from specllama.drafters.copy import CopiedText
+from specllama.drafters.copy import CopiedText, proposals_of
 from specllama.drafters.ngram_index import MAX_COMPARED
 from specllama.drafters.ring import RequestHistory, Ring, RingIndex
 
@@ -27,6 +27,7 @@ class MemoryDrafter(RegisteredDrafter):
 
     def __init__(self, history: RequestHistory) -> None:
         self.history = history
+        self.with_alternatives = False  # see `OffersAlternatives`
         self._scopes: dict[int, str | None] = {}
         self._texts: dict[int, tuple[Ring, CopiedText]] = {}
 
@@ -62,7 +63,9 @@ class MemoryDrafter(RegisteredDrafter):
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """At most `limit` tokens: those that `step` would propose one by one."""
-        return self._texts[seq_id][1].propose(limit) if seq_id in self._texts else []
+        if seq_id not in self._texts:
+            return []
+        return proposals_of(self._texts[seq_id][1], limit, self.with_alternatives)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids."""

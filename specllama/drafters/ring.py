@@ -179,8 +179,8 @@ class RingIndex:
             self._found = self.source.ends(*tokens[-N_GRAM:]) if len(tokens) >= N_GRAM else []
         return self._found
 
-    def longest(self) -> tuple[int, int]:
-        return self.source.longest(self.tokens, self.candidates())
+    def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
+        return self.source.longest(self.tokens, self.candidates() if among is None else among)
 
 
 class RequestHistory:

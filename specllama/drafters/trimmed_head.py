@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import DraftHead, HeadRow, Hidden
+from specllama.core.head_interfaces import DraftHead, HeadRow, Hidden
 from specllama.core.kept_tokens import KeptTokens
 
 
 class TrimmedHead:
-    """Implements core.heads.DraftHead over a trimmed one: rows have the target's ids, logits all of them."""
+    """A `DraftHead` over a trimmed one: rows have the target's ids, logits all of them."""
 
     def __init__(self, head: DraftHead, kept: KeptTokens) -> None:
         self._head, self._kept = head, kept

@@ -69,9 +69,6 @@ NOT_CAUSAL = _names(
     """
 )
 
-# Files that hold a head without a model: they need a target.
-HEAD_FILES = _names("dflash eagle3 gemma4-assistant")
-
 # There is a graph for their blocks of multi-token prediction (LLM_GRAPH_TYPE_DECODER_MTP); others skip them.
 MTP = _names(
     """
@@ -88,7 +85,7 @@ MTP_REQUIRED = _names(
     "bailingmoe2 exaone-moe exaone4 glm4 glm5-next nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next"
 )
 
-# Tensors of such a block, besides those of heads.py, without which an assertion ends the process.
+# Tensors of such a block, besides those of heads/mtp.py, without which an assertion ends the process.
 MTP_ASSERTED: dict[str, tuple[str, ...]] = {
     "bailingmoe3": ("nextn.shared_head_norm",),
     "mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down"),

@@ -1,5 +1,5 @@
-"""Checks that llama.cpp could load a model or a head with this header without an exception or abort. Reads no
-file.
+"""Checks of the parts of a header without which llama.cpp would load it with an exception or abort. Reads no
+file; heads/check.py knows which of them a model and a head must pass.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from difflib import get_close_matches
 import numpy as np
 
 from specllama.errors import GGUFError
-from specllama.gguf.architectures import ARCHITECTURES, HEAD_FILES, NOT_CAUSAL, RECURRENT
-from specllama.gguf.head import tensor_names
+from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
-from specllama.gguf.heads import damaged_head, is_head_file, read_head
 from specllama.gguf.strings import StringArray
-from specllama.gguf.trimmed import PREFIX, is_trimmed, read_trim
 from specllama.gguf.types import NOT_MULTIPLIED
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
@@ -39,57 +36,8 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 
-def check_model(header: Header) -> None:
-    """Raises GGUFError naming the key at fault for a header from which no model can be run.
-
-    The messages name vocabulary-only files, projectors, adapters, heads and trimmed drafts as such.
-    """
-    if is_trimmed(header):
-        what = "a trimmed draft, which can write a part of the tokens"
-        header.fail(f"{PREFIX}version", what, "Name the model itself, and this file as its draft.")
-    _check_model(header)
-
-
-def _check_model(header: Header) -> None:
-    _check_architecture(header)
-    if is_head_file(header):
-        what = "a head without a model: it drafts for a target"
-        header.fail("general.architecture", what, "Name the model itself, and this file as its draft.")
-    if not header.tensors:
-        what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
-        raise GGUFError(
-            f"{header.path}: tensor_count at byte 8: 0: {what}", "Get a file of the model that has weights."
-        )
-    _check_shape(header)
-    check_tokenizer(header)
-    _check_embeddings(header)
-    _check_types(header)
-    _check_numbers(header)
-    if reason := damaged_head(header):
-        key = f"{header.architecture}.nextn_predict_layers"
-        header.fail(key, f"{reason}: llama.cpp does not load the model")
-
-
-def check_draft(header: Header) -> None:
-    """As `check_model`, for a file that is to draft: a model, or a head without one.
-
-    Raises GGUFError naming the key or tensor at fault.
-    """
-    read_trim(header)
-    if not is_head_file(header):
-        _check_model(header)
-        return
-    _check_architecture(header)
-    _check_shape(header)
-    check_tokenizer(header)
-    read_head(header)
-    if "token_embd.weight" in tensor_names(header):
-        _check_embeddings(header)
-    _check_types(header)
-    _check_numbers(header)
-
-
-def _check_architecture(header: Header) -> None:
+def check_architecture(header: Header) -> None:
+    """Raises GGUFError for what is no language model, or none that llama.cpp here generates text with."""
     architecture, kind = header.architecture, header.text("general.type")
     if kind in ("adapter", "mmproj") or architecture == "clip":
         what = "an adapter (LoRA)" if kind == "adapter" else "a multimodal projector (mmproj)"
@@ -108,7 +56,8 @@ def _check_architecture(header: Header) -> None:
         header.fail("general.architecture", f"{architecture!r} models do not generate text token by token")
 
 
-def _check_shape(header: Header) -> None:
+def check_sizes(header: Header) -> None:
+    """Raises GGUFError for a number of layers, a width or a context that is not possible."""
     prefix = header.architecture
     for suffix, most in (
         ("block_count", MAX_LAYERS),
@@ -121,9 +70,11 @@ def _check_shape(header: Header) -> None:
             header.fail(
                 key, f"{value} is not in 1 to {most}" if key in header.metadata else "the model needs it"
             )
-    if prefix not in HEAD_FILES and header.integer(f"{prefix}.nextn_predict_layers") >= header.n_layer:
-        header.fail(f"{prefix}.nextn_predict_layers", f"not below the {header.n_layer} layers")
-    _check_experts(header)
+
+
+def check_attention(header: Header) -> None:
+    """Raises GGUFError for numbers of attention heads that are not possible."""
+    prefix = header.architecture
     for name, heads in (("head_count", header.n_head), ("head_count_kv", header.n_head_kv)):
         key = f"{prefix}.attention.{name}"
         if any(not 0 <= n <= MAX_WIDTH for n in heads):
@@ -136,7 +87,7 @@ def _check_shape(header: Header) -> None:
             header.fail(key, f"{header.integer(key)} is not in 1 to {MAX_WIDTH}")
 
 
-def _check_experts(header: Header) -> None:
+def check_experts(header: Header) -> None:
     """Raises GGUFError for numbers of experts and groups that llama.cpp's load_hparams excludes."""
     key = f"{header.architecture}.expert"
     n_experts, n_groups = header.integer(f"{key}_count"), header.integer(f"{key}_group_count")
@@ -188,7 +139,8 @@ def _check_unique(header: Header) -> None:
         seen[raw] = i
 
 
-def _check_embeddings(header: Header) -> None:
+def check_embeddings(header: Header) -> None:
+    """Raises GGUFError for embeddings that are missing or of another shape."""
     embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
     if embedding is None:
         reason = "token_embd.weight is not among them"
@@ -205,7 +157,8 @@ def _check_embeddings(header: Header) -> None:
         raise GGUFError(message, "Get another file of the model.")
 
 
-def _check_types(header: Header) -> None:
+def check_types(header: Header) -> None:
+    """Raises GGUFError for a tensor of a type that llama.cpp does not compute with."""
     for t in header.tensors:
         reason = ""
         if t.type in NOT_MULTIPLIED and not any(name in t.name for name in _ID_TABLES):
@@ -219,7 +172,7 @@ def _check_types(header: Header) -> None:
             )
 
 
-def _check_numbers(header: Header) -> None:
+def check_numbers(header: Header) -> None:
     """Raises GGUFError for numbers of the architecture with which ggml aborts or computes nothing."""
     for key, value in header.metadata.items():
         if not isinstance(value, float) or not key.startswith(f"{header.architecture}."):

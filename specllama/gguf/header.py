@@ -7,13 +7,12 @@ rejects models that could not be run. Never reads tensor data.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -21,12 +20,13 @@ from specllama.errors import GGUFError, IntegrityError, NotFoundError
 from specllama.gguf.key_types import check_types
 from specllama.gguf.parse import MAX_TENSORS, TensorInfo, Value, parse
 from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS, FileSource, GGUFSource
+from specllama.gguf.split import part_names
 from specllama.gguf.strings import StringArray
 from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
 
-_SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,19 @@ class Header:
     file_bytes: int
     parts: tuple[str, ...] = ()
     offsets: Mapping[str, int] = field(default_factory=dict, repr=False)
+    _kept: dict[Callable[[Header], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def fail(self, key: str, reason: str, hint: str = "Get another file of the model.") -> NoReturn:
         """Raise GGUFError naming the file, the metadata key and its offset."""
         where = f"at byte {self.offsets[key]}" if key in self.offsets else "missing"
         raise GGUFError(f"{self.path}: {key} {where}: {reason}", hint)
+
+    def once(self, reader: Callable[[Header], T]) -> T:
+        """What a reader finds in this header: read at the first call, then kept with it."""
+        if reader not in self._kept:
+            self._kept[reader] = reader(self)
+        found: T = self._kept[reader]
+        return found
 
     def text(self, key: str) -> str:
         """A string of the metadata, "" if absent."""
@@ -251,7 +259,9 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
     n_parts = first.integer("split.count")
     if n_parts <= 1:
         return first
-    names = _part_names(first, n_parts)
+    if n_parts > MAX_PARTS and not first.integer("split.no"):
+        first.fail("split.count", f"{n_parts} parts, more than {MAX_PARTS}")
+    names = part_names(first.path, first.integer("split.no"), n_parts)
     tensors, total = list(first.tensors), first.file_bytes
     for i, name in enumerate(names[1:], 1):
         part = _read_part(first, name, i, opener)
@@ -268,22 +278,6 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         found = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
         raise IntegrityError(f"{first.path}: {found}: a part belongs to another model", DOWNLOAD_AGAIN)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
-
-
-def _part_names(first: Header, n_parts: int) -> list[str]:
-    match = _SPLIT_NAME.fullmatch(first.path)
-    number = first.integer("split.no")
-    if number:
-        hint = "Name the first part."
-        if match:
-            hint = f"Name the first part: {match[1]}-00001-of-{n_parts:05d}.gguf"
-        raise IntegrityError(f"{first.path}: part {number + 1} of {n_parts} of a split model", hint)
-    if n_parts > MAX_PARTS:
-        first.fail("split.count", f"{n_parts} parts, more than {MAX_PARTS}")
-    if not match or int(match[2]) != 1 or int(match[3]) != n_parts:
-        reason = f"the first of {n_parts} parts must be named …-00001-of-{n_parts:05d}.gguf"
-        raise IntegrityError(f"{first.path}: {reason}", "Give the parts their original names.")
-    return [f"{match[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf" for i in range(n_parts)]
 
 
 def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:

@@ -33,6 +33,11 @@ class StringArray:
         """Bytes of all strings, each with the 8 bytes of its length."""
         return len(self._blob)
 
+    @property
+    def encoded(self) -> bytes:
+        """All strings, each after its length, 8 bytes."""
+        return self._blob
+
     def raw(self, i: int) -> bytes:
         """The bytes of string `i`, 0 ≤ i < len."""
         if not 0 <= i < len(self):

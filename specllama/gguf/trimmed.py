@@ -2,8 +2,8 @@
 
 A trimmed draft model, or head with a tokenizer of its own, has a shortened tokenizer: its token i is token
 `ids[i]` of the source. After its last tensor are the embeddings of the other tokens, which are only looked
-up: llama.cpp ignores them, `llama/trimmed.py` reads them. A trimmed EAGLE-3 or DFlash head has all of its
-source's tokens, and a tensor `d2t` with the ids that it can propose.
+up: llama.cpp ignores them, `llama/trimmed.py` reads them. A file with a tensor `d2t`, which
+holds the ids that a head can propose, has all of its source's tokens.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read_trim(header: Header) -> TrimInfo | None:
     ids = values.astype(np.int64)
     if n_vocab > MAX_TOKENS or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= n_vocab:
         header.fail(key, f"not ascending ids of {n_vocab} tokens", TRIM_AGAIN)
-    shortened = header.architecture not in ("eagle3", "dflash")
+    shortened = all(t.name != "d2t" for t in header.tensors)
     if (n_tokens := header.n_vocab) != (expected := len(ids) if shortened else n_vocab):
         header.fail(
             key, f"{len(ids)} ids, for which {expected} tokens are needed, not {n_tokens}", TRIM_AGAIN

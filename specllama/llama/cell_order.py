@@ -1,7 +1,7 @@
 """The order of cells in the saved state of a sequence.
 
-llama.cpp saves cells as they lie in the cache, and restores them in this order. The sums of attention follow
-the order in which cells were written (native/order.h), or in which they lie, so a text whose cells do not lie
+llama.cpp saves cells in the order of the cache, and restores them in this order. Attention sums cells in the
+order in which they were written (native/cell_order.h), or in that of the cache, so a text whose cells are not
 in the order of its tokens, as in the ring of a sliding window, would be rounded differently afterwards. Here
 they are put into the order of their positions. Knows the format of llama-kv-cache.cpp (`state_write`), and
 leaves whatever it does not know as it is.

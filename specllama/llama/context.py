@@ -5,7 +5,7 @@ Conditions on which llama.cpp would abort the process are checked here and raise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +16,10 @@ from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.large_memory import MemoryReserve
+from specllama.llama.branches import BranchSequences, check_branches, why_no_branches
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import HeadBatch
+from specllama.llama.embedding_batch import EmbeddingBatch
 from specllama.llama.library import llama
 from specllama.llama.log import log
 from specllama.llama.logits import LogitRows
@@ -32,25 +33,25 @@ _UNLIMITED = 1 << 30
 
 
 class FeatureOutput(Protocol):
-    """What gives out hidden states of a context's decodes; heads.py has it."""
+    """What gives out hidden states of a context's decodes; heads/features.py has it."""
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""
         ...
 
-    def after(self, batch: Sequence[BatchRow]) -> None:
-        """The decode of these rows is finished."""
+    def after(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]] = ()) -> None:
+        """The decode of these rows, and those of branches after them, is finished."""
         ...
 
 
 class LlamaContext(SequenceStates):
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
-    core.interfaces.Context, which documents the methods.
-
-    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent
-    states kept per sequence for rollback; llama.cpp keeps none for most recurrent models, whose truncation
-    then needs a checkpoint. features: takes hidden states of all decodes; None: they are not kept. Raises
-    ResourceError if memory runs out, UsageError for a model that does not generate text.
+    core.interfaces.Context, which documents the methods. n_outputs_max: most rows with logits in one decode.
+    n_spare: cells beyond n_ctx. n_rs_seq: recurrent states kept per sequence for rollback; llama.cpp keeps
+    none for most recurrent models, whose truncation then needs a checkpoint. n_branches: most branches of a
+    decode, where the memory can hold them: recurrent states and windows of cells cannot. features: takes
+    hidden states of all decodes; None: they are not kept. Raises ResourceError if memory runs out, UsageError
+    for a model that does not generate text.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class LlamaContext(SequenceStates):
         n_outputs_max: int = 64,
         n_rs_seq: int = 0,
         n_spare: int = 0,
+        n_branches: int = 0,
     ) -> None:
         self.model, s = model, model.settings
-        params = context_params(
-            s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0
-        )
+        self.n_branches = 0 if why_no_branches(model) else n_branches
+        n_seqs, n_rs_seq = n_seq_max + self.n_branches, n_rs_seq if model.has_state else 0
+        params = context_params(s, n_ctx + n_spare, n_seqs, n_outputs_max, n_rs_seq)
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -94,19 +96,20 @@ class LlamaContext(SequenceStates):
         self.n_decoded = 0
         self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
-        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
-        self._n_swa, self._n_at_once = model.n_swa, int(llama.llama_n_ubatch(self.handle))
+        self._limits = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seqs)
+        self._n_swa, self.n_ubatch = model.n_swa, int(llama.llama_n_ubatch(self.handle))
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}
+        self._branches = BranchSequences(self.memory, range(n_seq_max, n_seq_max + self.n_branches))
         self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
         self._tokens = TokenBatch(self.n_batch)
-        self._batch: TokenBatch | HeadBatch = self._tokens  # of the next decode
+        self._batch: TokenBatch | EmbeddingBatch = self._tokens  # of the next decode
 
     @property
     def any_token(self) -> int:
-        """An own id of the model for a decode whose result nobody reads."""
+        """A valid id for a decode whose result is not used."""
         bos = self.model.bos_id
         return bos if bos in range(self.model.n_vocab) else 0
 
@@ -118,22 +121,35 @@ class LlamaContext(SequenceStates):
         llama.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
+    ) -> NDArray[np.float32]:
+        chains, placed = batch, None
+        if branches or n_apart:
+            check_branches(batch, branches, self.n_branches)
+            placed = self._branches.placed(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
+            batch = placed.rows
+        shared = placed.shared if placed is not None else None
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
             self._limits.check_rows(n, 0)
-        if n_rows > n and self._fills(batch):
+        if n_rows > n and self._fills(chains):
             n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
-            batch = [*batch, *further_rows(batch[-1], min(n_rows, self.n_batch) - n, n_logits)]
+            batch = [*batch, *further_rows(chains[-1], min(n_rows, self.n_batch) - n, n_logits)]
         if self.model.has_state:
             self._remove_padding()
-        n_returned = self._fill(batch, n)
+        n_returned = self._fill(batch, n, shared)
         if self.features is not None:
             self.features.before(n_returned)
         started = running_time()
         result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1 and len(batch) > n:  # there is room for the rows of the batch, perhaps
-            batch, n_returned = real, self._fill(real, n)
+            batch, n_returned = real, self._fill(real, n, shared)
             result = llama.llama_decode(self.handle, self._batch.batch)
         if result == 1:
             raise NoRoomError
@@ -143,18 +159,24 @@ class LlamaContext(SequenceStates):
         self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
         if self.features is not None:
-            self.features.after(real)
+            self.features.after(chains, branches)
         self._decoded(batch, n)
+        if placed is not None:
+            self._branches.decoded(placed)
         return logits
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
-        """Whether further rows may fill up this decode. Where states are rolled back, those of one sequence
-        would be as many as the others' then (see rollbacks.py).
+        """Whether the decode may be padded. Where states are rolled back, padding would give one sequence as
+        many rows as the others (see rollbacks.py).
         """
         return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
-    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
-        """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output."""
+    def _fill(
+        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
+    ) -> int:
+        """Put rows into the llama_batch; returns the number of the first `n_real` ones with an output.
+        shared: see TokenBatch.
+        """
         if len(batch) == 1:
             ((token, _, seq_id, output),) = batch
             self._check(1, token, token, seq_id, seq_id, int(output))
@@ -164,24 +186,26 @@ class LlamaContext(SequenceStates):
         outputs = [row.output for row in batch]
         self._check(len(batch), min(tokens), max(tokens), min(seq_ids), max(seq_ids), sum(outputs))
         self._tokens.fill(batch)
+        if shared:
+            self._tokens.share(shared)
         return sum(outputs[:n_real])
 
     def _decoded(self, batch: Sequence[BatchRow], n_real: int) -> None:
-        """Note what can be rolled back, and remove the rows that filled up the decode. Recurrent states can
-        be rolled back once: with the rows that are cut anyway.
+        """Record what can be rolled back, and remove the padding rows. Recurrent states can be rolled back
+        only once, so there they are removed by the next truncation.
         """
         last = batch[-1].seq_id
         if self.model.has_state:
             self._last_rows = [0] * self.n_seq_max
             seq_ids = [row.seq_id for row in batch]
-            for seq_id, n in rows_to_roll_back(seq_ids, self.max_rollback, self._n_at_once).items():
+            for seq_id, n in rows_to_roll_back(seq_ids, self.max_rollback, self.n_ubatch).items():
                 self._last_rows[seq_id] = n
             self._padding[last] = len(batch) - n_real
         elif len(batch) > n_real:
             llama.llama_memory_seq_rm(self.memory, last, batch[n_real].pos, -1)
 
     def _remove_padding(self) -> None:
-        """Remove the rows that filled up the last decode, where no truncation has."""
+        """Remove the padding rows of the last decode unless a truncation has done so."""
         for seq_id, n in enumerate(self._padding):
             if n:
                 self.truncate(seq_id, self.n_past(seq_id))
@@ -205,6 +229,7 @@ class LlamaContext(SequenceStates):
             self._clear(seq_id)
             return 0
         self._padding[seq_id] = 0
+        self._branches.truncated(seq_id, n_past)
         removable = self._can_remove(seq_id, have + padding - n_past)
         removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
         # With a sliding window the removal always succeeds, but cells outside the window are gone.
@@ -245,6 +270,7 @@ class LlamaContext(SequenceStates):
 
     def _clear(self, seq_id: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
+        self._branches.release(seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)

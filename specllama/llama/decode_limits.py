@@ -1,4 +1,4 @@
-"""The conditions on which llama.cpp would abort the process, and take every client's text with it.
+"""Conditions under which llama.cpp would abort the process, and with it every client's text.
 
 All contexts check them first, and raise an error that ends the generations of that decode alone. They
 are the GGML_ASSERTs of llama_context::decode and encode and of the memories' functions by sequence, and the

@@ -5,7 +5,7 @@ space that both share (core/translation.py). The tokenizers of both.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from specllama.core.translation import Translation
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.model import LlamaModel
-from specllama.pair.overlap import Overlap
+from specllama.pair.shared_tokens import Overlap
 
 
 class ModelSpeller:
@@ -65,7 +65,7 @@ def translation(target: LlamaModel, draft: LlamaModel, overlap: Overlap) -> Tran
         ModelSpeller(draft),
         n_target,
         KeptTokens(ids, n_target + len(lacking), lambda _token: 0),
-        ids[overlap.silent],
+        ids[overlap.never_drafted],
         overlap.may_grow,
     )
 
@@ -85,14 +85,24 @@ class ForeignContext(LlamaContext):
     def any_token(self) -> int:
         return int(self.translation.ids.ids[super().any_token])
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
-        rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs))
-        rows[:, self.translation.silent] = -np.inf
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
+    ) -> NDArray[np.float32]:
+        rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
+        rows[:, self.translation.never_drafted] = -np.inf
         return rows
 
-    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
+    def _fill(
+        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
+    ) -> int:
         """As in LlamaContext, from rows with ids of the shared space. Raises ValueError for others."""
         tokens = [row.token for row in batch]
         self._shared.check_tokens(min(tokens), max(tokens))
         own = self.translation.ids.own_ids(tokens)
-        return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real)
+        rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
+        return super()._fill(rows, n_real, shared)

@@ -93,7 +93,7 @@ def objects(machine: str) -> dict[str, list[str]]:
     found = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
     for level in OF_MACHINE[machine]:
         if level == "neon":
-            found[f"{level}.o"] = [str(NATIVE / "dots.cpp")]
+            found[f"{level}.o"] = [str(NATIVE / "neon.cpp")]
         else:
             options = (f"-DSPECLLAMA_LEVEL={level}", *COMMON, *LEVELS[level])
             found[f"{level}.o"] = [str(NATIVE / "kernels.cpp"), *options]
@@ -156,8 +156,8 @@ def _run(commands: list[list[str]], directory: Path) -> None:
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a process has printed, at its end. Raises TimeoutExpired after _SECONDS, of which a pause of this
-    process is no part: it waits in short steps, each of which counts once.
+    """The output of a process, once it has ended. Raises TimeoutExpired after _SECONDS. It waits in short
+    steps, so that a pause of this process counts as one step only.
     """
     for _ in range(_SECONDS):
         with contextlib.suppress(subprocess.TimeoutExpired):

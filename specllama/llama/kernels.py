@@ -1,7 +1,7 @@
 """The plug-in with specllama's kernels (native/): found or compiled, loaded into llama.cpp, and checked.
 
-`load` never raises where the kernels are not demanded: without them llama.cpp computes everything itself, and
-the reason is kept for the user. Knows nothing about models.
+`load` raises only if the kernels are required: otherwise llama.cpp computes everything itself, and the reason
+is kept for the user. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -89,21 +89,21 @@ def _with_cpu(library: Any) -> Any:
 
 
 def _left_out() -> str:
-    """Why the kernels are not used here unless the user asks for them, "" if they are."""
+    """Why the kernels are off by default on this machine, "" if they are on."""
     if platform.machine() != "aarch64":
         return ""
     return f"how fast they are on aarch64 has not been measured; {VARIABLE}=on uses them"
 
 
 def _lacking() -> str:
-    """What keeps this processor from running them, "" if nothing is known: the object itself checks again."""
+    """What this processor lacks to run them, "" if nothing is known; the object checks again at its start."""
     if platform.machine() != "x86_64":
         return ""
     try:
-        found = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
+        match = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
     except OSError:
         return ""
-    if found is None or {"avx2", "fma", "f16c"} <= set(found[1].split()):
+    if match is None or {"avx2", "fma", "f16c"} <= set(match[1].split()):
         return ""
     return "this processor lacks AVX2"
 

@@ -6,29 +6,18 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings
+from specllama.config.load import ModelSettings
 from specllama.errors import IntegrityError, ResourceError, UsageError, option
-from specllama.llama.devices import buffer_type, devices
 from specllama.llama.library import KERNELS, llama
 from specllama.llama.log import log
+from specllama.llama.model_params import ModelParams
 from specllama.llama.word_split import WordSplit, pre_tokenizer
 from specllama.text.large_stack import with_large_stack
 
-_SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
-# llama_load_mode, by (use_mmap, use_mlock)
-_LOAD_MODE = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
 _FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
-
-
-class _TensorOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override, which llama-cpp-python does not declare."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 class LlamaModel:
@@ -49,11 +38,10 @@ class LlamaModel:
         is_head: bool = False,
     ) -> None:
         self.settings = settings
-        self._kept: list[object] = []  # objects that llama.cpp keeps pointers to
-        params = self._params(settings, progress, vocab_only)
-        params.load_mtp = with_head
+        self._params = ModelParams(settings, progress, vocab_only)
+        self._params.params.load_mtp = with_head
         log.clear()
-        self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), params)
+        self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), self._params.params)
         if not self.handle:
             raise _load_error(settings.path)
         self.not_locked = log.line_with("to mlock")  # why not all of it stays in memory, "" if it does
@@ -66,64 +54,6 @@ class LlamaModel:
             if not is_head:
                 self._refuse_unsupported()
             self._lora = [self._load_lora(path, scale) for path, scale in settings.lora]
-
-    def _params(
-        self, s: ModelSettings, progress: Callable[[float], None] | None, vocab_only: bool
-    ) -> llama.llama_model_params:
-        params = llama.llama_model_default_params()
-        params.vocab_only = vocab_only
-        params.load_mode = _LOAD_MODE[s.use_mmap, s.use_mlock]
-        params.n_gpu_layers = -1 if s.n_gpu_layers in (AUTO, ALL_LAYERS) else s.n_gpu_layers
-        if s.split_mode == "tensor" and not any(d.gpu for d in devices()):
-            raise UsageError(
-                f"{option('split_mode', 'tensor')} needs a GPU that this build of llama.cpp can use"
-            )
-        params.split_mode, params.main_gpu = _SPLIT[s.split_mode], s.main_gpu
-        if s.devices:
-            params.devices = self._keep(self._device_list(s.devices))
-        if s.tensor_split:
-            n = llama.llama_max_devices()
-            if len(s.tensor_split) > n:
-                raise UsageError(
-                    f"tensor_split has {len(s.tensor_split)} parts, llama.cpp accepts at most {n}"
-                )
-            params.tensor_split = (ctypes.c_float * n)(*s.tensor_split)
-            self._kept.append(params.tensor_split)
-        overrides = [*s.override_tensor, *_experts_on_cpu(s.n_cpu_moe)]
-        if overrides:
-            params.tensor_buft_overrides = self._keep(self._override_list(overrides))
-        if progress is not None:
-            report = progress
-            callback = llama.llama_progress_callback(lambda share, _user: report(share) or True)
-            params.progress_callback = callback
-            self._kept.append(callback)
-        return params
-
-    def _keep(self, array: ctypes.Array[Any]) -> int:
-        self._kept.append(array)
-        return ctypes.addressof(array)
-
-    def _device_list(self, names: Sequence[str]) -> ctypes.Array[ctypes.c_void_p]:
-        known = {d.name: d.handle for d in devices()}
-        wanted = [] if tuple(names) == ("none",) else list(names)
-        for name in wanted:
-            if name not in known:
-                raise UsageError(
-                    f"no device {name!r} in this build of llama.cpp", f"there are: {', '.join(known)}"
-                )
-        return (ctypes.c_void_p * (len(wanted) + 1))(*[known[n] for n in wanted], None)
-
-    def _override_list(self, overrides: Sequence[tuple[str, str]]) -> ctypes.Array[Any]:
-        array = (_TensorOverride * (len(overrides) + 1))()
-        for i, (pattern, buft) in enumerate(overrides):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UsageError(
-                    f": pattern {pattern!r} is not a regular expression: {error}", option="override_tensor"
-                ) from None
-            array[i].pattern, array[i].buft = pattern.encode(), buffer_type(buft)
-        return array
 
     def _refuse_unsupported(self) -> None:
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
@@ -277,13 +207,6 @@ class LlamaModel:
         if self.handle:
             llama.llama_model_free(self.handle)
             self.handle = None
-
-
-def _experts_on_cpu(n: int) -> Iterator[tuple[str, str]]:
-    if n == -1:
-        yield _EXPERTS, "CPU"
-    for layer in range(max(n, 0)):
-        yield rf"blk\.{layer}" + _EXPERTS, "CPU"
 
 
 def _load_error(path: str) -> Exception:

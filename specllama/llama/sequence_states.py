@@ -1,4 +1,4 @@
-"""Saving and restoring sequences of a context: whole, or only what of them cannot be cut.
+"""Saving and restoring sequences of a context: whole, or only the parts that cannot be truncated.
 
 Part of `LlamaContext`; the methods are documented in core.interfaces.Context.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from specllama.core.interfaces import DecodeError
 from specllama.large_memory import MemoryReserve
+from specllama.llama.branches import BranchSequences
 from specllama.llama.cell_order import order_cells
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.library import llama
@@ -35,6 +36,7 @@ class SequenceStates(ABC):
     _last_rows: list[int]
     _padding: list[int]
     _checkpoints: dict[int, tuple[int, bytearray]]
+    _branches: BranchSequences
     _reserve: MemoryReserve
 
     @abstractmethod
@@ -79,6 +81,7 @@ class SequenceStates(ABC):
     def restore_partial(self, seq_id: int, n_past: int, partial: bytearray) -> int:
         if self.model.has_state:
             self._remove_padding()
+        self._branches.release(seq_id)
         # To make room llama.cpp moves the states of others, without the earlier ones that a rollback needs.
         self._last_rows = [0] * self.n_seq_max
         self._padding[seq_id] = 0
@@ -105,6 +108,7 @@ class SequenceStates(ABC):
         return self._reserve.prepare(self.size(seq_id))
 
     def save(self, seq_id: int) -> mmap.mmap | None:
+        self._branches.release(seq_id)
         size = self.size(seq_id)
         try:
             saved = self._reserve.take(size)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow
 from specllama.llama.library import llama
 
 
 class TokenBatch:
-    """A llama_batch of up to n_batch tokens, each in one sequence. batch: what llama_decode takes."""
+    """A llama_batch of up to n_batch tokens, each in one sequence, unless `share` puts it into more. batch:
+    what llama_decode takes.
+    """
 
     def __init__(self, n_batch: int) -> None:
         n = n_batch
         self._token, self._pos = np.zeros(n, np.int32), np.zeros(n, np.int32)
         self._n_seq, self._seq = np.ones(n, np.int32), np.zeros(n, np.int32)
         self._output = np.zeros(n, np.int8)
-        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        self._own_pointers = self._seq.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        self._seq_pointers = self._own_pointers.copy()
+        self._shared: NDArray[np.int32] | None = None  # sequences of rows that are in several
         self.batch = llama.llama_batch(
             n_tokens=0,
             token=self._token.ctypes.data_as(ctypes.POINTER(llama.llama_token)),
@@ -35,12 +40,23 @@ class TokenBatch:
     def fill(self, rows: Sequence[BatchRow]) -> None:
         """Replace the contents by these rows, at most n_batch."""
         n = self.batch.n_tokens = len(rows)
+        if self._shared is not None:
+            self._shared, self._n_seq[:], self._seq_pointers[:] = None, 1, self._own_pointers
         if n == 1:  # the draft model decodes token by token; numpy operations would take longer
             ((token, position, seq_id, output),) = rows
             self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
             return
         tokens, positions, seq_ids, outputs = zip(*rows, strict=True)
         self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, positions, seq_ids, outputs
+
+    def share(self, seq_ids: Mapping[int, Sequence[int]]) -> None:
+        """Put rows, by their index, into these sequences besides their own."""
+        sets = {i: [int(self._seq[i]), *more] for i, more in seq_ids.items()}
+        self._shared = np.array([seq_id for found in sets.values() for seq_id in found], np.int32)
+        at = self._shared.ctypes.data
+        for i, found in sets.items():
+            self._n_seq[i], self._seq_pointers[i] = len(found), at
+            at += 4 * len(found)
 
 
 def further_rows(last: BatchRow, n: int, n_outputs: int) -> list[BatchRow]:

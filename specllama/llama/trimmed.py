@@ -7,7 +7,7 @@ embeddings, read from the end of the file. Where the file has none, a token that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.trimmed import TrimInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.head_batch import HeadBatch
+from specllama.llama.embedding_batch import EmbeddingBatch
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import to_floats
@@ -82,19 +82,29 @@ class TrimmedContext(LlamaContext):
     def any_token(self) -> int:
         return int(self.kept.ids[super().any_token])
 
-    def decode(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> NDArray[np.float32]:
-        return self.kept.spread(super().decode(batch, n_rows, n_outputs))
+    def decode(
+        self,
+        batch: Sequence[BatchRow],
+        n_rows: int = 0,
+        n_outputs: int = 0,
+        branches: Sequence[Sequence[BatchRow]] = (),
+        n_apart: int = 0,
+    ) -> NDArray[np.float32]:
+        return self.kept.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
 
-    def _fill(self, batch: Sequence[BatchRow], n_real: int) -> int:
+    def _fill(
+        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
+    ) -> int:
         """As in LlamaContext, from rows with ids of the whole vocabulary."""
         tokens = [row.token for row in batch]
         self._whole.check_tokens(min(tokens), max(tokens))
         if self._embeddings is None or self.kept.has_all(tokens):
             self._batch = self._tokens
             own = self.kept.own_ids(tokens)
-            return super()._fill([row._replace(token=i) for row, i in zip(batch, own, strict=True)], n_real)
+            rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
+            return super()._fill(rows, n_real, shared)
         hidden = np.zeros((len(batch), self._width), np.float32)
         hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
         places = [(row.pos, row.seq_id, row.output) for row in batch]
-        self._batch = HeadBatch(self._whole, places, None, hidden)
+        self._batch = EmbeddingBatch(self._whole, places, None, hidden)
         return sum(row.output for row in batch[:n_real])

@@ -38,7 +38,7 @@ def prepare(library: Library, settings: LoadSettings, force: bool = False) -> Lo
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
     """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
-    found = pair_on_disk(library, *_names(library, settings))
+    found = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
     return None if found is None else _with_paths(settings, found)
 
 
@@ -67,11 +67,13 @@ def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
     return replace(settings, target=replace(settings.target, path=paths.target), draft=draft)
 
 
-def pair_on_disk(library: Library, target: str, draft: str | None) -> Paths | None:
+def pair_on_disk(
+    library: Library, target: str, draft: str | None, draft_vocab: str = "strict"
+) -> Paths | None:
     """The paths of a pair that is on disk, None if one of the models is not. Uses no network.
 
-    draft: "auto" for the first known draft that is on disk, "none" or None for none. Raises UsageError,
-    NotFoundError, ConfigError.
+    draft: "auto" for the first known draft that is on disk, "none" or None for none. draft_vocab: see
+    LoadSettings. Raises UsageError, NotFoundError, ConfigError.
     """
     ours = library.on_disk(library.parse(target, TARGET), TARGET)
     wanted = draft not in (None, "none", "auto")
@@ -84,7 +86,7 @@ def pair_on_disk(library: Library, target: str, draft: str | None) -> Paths | No
     if ours is None or (wanted and theirs is None):
         return None
     if draft == "auto":
-        theirs = known_draft(library, ours)
+        theirs = known_draft(library, ours, draft_vocab)
     return Paths(ours.path, theirs.path if theirs is not None else None)
 
 
@@ -101,14 +103,14 @@ def prepare_pair(
     Raises what `pair_on_disk`, Library.find and `download` raise, GGUFError, and IncompatiblePairError before
     anything but headers is downloaded.
     """
-    found = pair_on_disk(library, target, draft)
+    found = pair_on_disk(library, target, draft, draft_vocab)
     if found is not None:
         return found
     ours = library.find(target, TARGET)
     if draft in (None, "none"):
         theirs = None
     elif draft == "auto":
-        theirs = known_draft(library, ours)
+        theirs = known_draft(library, ours, draft_vocab)
     else:
         assert draft is not None
         theirs = find_draft(library, draft, DRAFT)
@@ -164,7 +166,7 @@ def check(
 
     Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
     """
-    from specllama.gguf.check import check_draft, check_model
+    from specllama.heads.check import check_draft, check_model
     from specllama.pair.overlap import check_translated
 
     headers: list[Header] = []
@@ -196,10 +198,10 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     """Note whether the memory is sufficient without devices, which are unknown before loading. A head inside
     the model is counted where it will be used.
     """
-    from specllama.gguf.heads import is_head_file
+    from specllama.heads import is_head_file
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
-    from specllama.pair.heads import own_head
+    from specllama.pair.head_check import own_head
 
     target, draft = headers[0], headers[1] if len(headers) > 1 else None
     settings, problem = PlanSettings(available=available_memory()), ""
@@ -217,17 +219,19 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     library.listener.note(f"it will take about {about}, {size(found.available)} are available")
 
 
-def known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
+def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "strict") -> ResolvedModel | None:
     """The target itself where it carries a head; else a head next to it; else the draft that models.toml
-    names for it, if that is on disk and compatible. The draft of the embedded target is the embedded one, the
-    head of the demo model comes with specllama.
+    names for it, if that is on disk and compatible; else, where `draft_vocab` lets tokens be translated, a
+    draft of another vocabulary that was measured to pay here. The draft of the embedded target is the
+    embedded one, the head of the demo model comes with specllama.
     """
     if target.parsed.built_in == PYDOC:
         return _embedded_draft()
     from specllama.gguf.header import read_model
-    from specllama.gguf.heads import read_head, unusable_head
-    from specllama.models.heads import head_beside
-    from specllama.pair.heads import check_any
+    from specllama.heads import read_head, unusable_head
+    from specllama.models.foreign_drafts import foreign_draft
+    from specllama.models.heads_on_disk import head_beside
+    from specllama.pair.head_check import check_any
 
     try:
         header = library.header(target)
@@ -246,6 +250,16 @@ def known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None
             return ResolvedModel(ParsedName(path), path)
         if reason:
             library.listener.note(f"a head next to the model does not fit: {reason}")
+    found = _listed_draft(library, target, header)
+    return found or foreign_draft(library, target, header, draft_vocab == "auto")
+
+
+def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> ResolvedModel | None:
+    """The draft that models.toml names for a target, if it is on disk and compatible; a note says why it is
+    not used.
+    """
+    from specllama.pair.head_check import check_any
+
     found, known = library.draft_for(target)
     if found is None:
         if known:

@@ -76,7 +76,7 @@ def is_sidecar(path: str) -> bool:
 
 
 def is_head_name(path: str) -> bool:
-    """Whether a file is that of a head by its name or folder; its header decides (gguf/heads.py)."""
+    """Whether a file is that of a head by its name or folder; its header decides (specllama/heads)."""
     folder, _, name = path.lower().rpartition("/")
     return (
         name.startswith(_HEAD_STARTS) or _HEAD_WORDS.search(name) is not None or f"/{folder}".endswith("/mtp")

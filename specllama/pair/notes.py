@@ -23,7 +23,7 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[No
         *_ends(target, draft, ours, theirs),
         *_templates(target, draft),
         *_contexts(target, draft),
-        *_costs(target, draft),
+        *costs(target, draft),
     )
 
 
@@ -98,7 +98,8 @@ def _contexts(target: Header, draft: Header) -> Iterator[Note]:
         yield Note(f"{trained}: beyond {b} fewer of its tokens are accepted")
 
 
-def _costs(target: Header, draft: Header) -> Iterator[Note]:
+def costs(target: Header, draft: Header) -> Iterator[Note]:
+    """Whether the draft is small enough to pay."""
     if _same_file(target.path, draft.path):
         yield warning("target and draft are the same file, which cannot be faster")
         return

@@ -1,5 +1,5 @@
 """What two vocabularies have in common: the tokens of equal text, for a draft that has other ids, or other
-tokens, than its target. Reads no model file.
+tokens, than its target. Reads no model file; overlap_file.py stores what large ones share.
 
 Tokens are compared by the bytes that they stand for, as in TLI (Timor et al., arXiv 2502.05202). Control
 tokens are the same where their texts are equal, or where they end a turn or a text in both.
@@ -8,7 +8,7 @@ tokens are the same where their texts are equal, or where they end a turn or a t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,42 +16,14 @@ from numpy.typing import NDArray
 from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import is_trimmed
+from specllama.pair import overlap_file
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict, check_any
+from specllama.pair.head_check import HeadVerdict, check_any
+from specllama.pair.shared_tokens import Overlap
 from specllama.pair.token_bytes import KINDS, TokenBytes, token_bytes
 from specllama.pair.vocab import named_id, read_vocab
 
 MIN_SHARED = 0.01  # of the draft's tokens, below which the vocabularies have nothing in common
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Overlap:
-    """The tokens that a draft shares with its target.
-
-    to_target: the target's id of each token of the draft, -1 for those that it lacks; no id occurs twice.
-    n_target: tokens of the target. may_grow: by the target's id, whether the text of a token is the beginning
-    of a token that the draft lacks: what the draft spells as this token and the next one may be one token of
-    the target. silent: tokens of the draft that stand for no text and that the target lacks. n_shared:
-    ordinary tokens in both, of the n_ordinary that the draft has.
-    """
-
-    to_target: Ids
-    n_target: int
-    may_grow: NDArray[np.bool_]
-    silent: Ids
-    n_shared: int
-    n_ordinary: int
-
-    @property
-    def share(self) -> float:
-        """Of the draft's ordinary tokens, those that the target has too."""
-        return self.n_shared / max(1, self.n_ordinary)
-
-    @property
-    def label(self) -> str:
-        """What it is, for people."""
-        return f"{100 * self.share:.0f} % of tokens shared"
 
 
 def translated(pair: PairVerdict, shared: Overlap) -> PairVerdict:
@@ -70,9 +42,13 @@ def check_translated(target: Header, draft: Header, translates: bool) -> PairVer
 
 
 def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
-    """(what the vocabularies share, ""), or (None, why a draft with this vocabulary cannot be translated)."""
+    """(what the vocabularies share, ""), or (None, why a draft with this vocabulary cannot be translated).
+    What large vocabularies share is read from the cache if it was worked out before.
+    """
     if is_trimmed(draft):
         return None, "a trimmed draft is for the vocabulary that it was trimmed from"
+    if (stored := overlap_file.read(target, draft)) is not None:
+        return stored, ""
     ours, theirs = token_bytes(target), token_bytes(draft)
     for who, header, found in (("target", target, ours), ("draft", draft, theirs)):
         if found is None:
@@ -83,6 +59,7 @@ def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
     shared = _compared(target, draft, ours, theirs)
     if shared.share < MIN_SHARED:
         return None, f"the vocabularies have nothing in common: {shared.n_shared} tokens shared"
+    overlap_file.write(target, draft, shared)
     return shared, ""
 
 

@@ -1,6 +1,6 @@
 """What is in the directory, as far as this process has read it: the states of its model, the sizes of others.
 
-Read from the headers at the start and when files have come or gone. Knows which states may go, not when.
+Read from the headers at the start and when files have come or gone. Knows what may be evicted, not when.
 """
 
 from __future__ import annotations

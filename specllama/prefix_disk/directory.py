@@ -38,7 +38,7 @@ _MAX_LINES = 8  # about broken files, of one reading of the directory
 Say = Callable[[str], None]
 
 
-def silent(text: str) -> None:
+def ignore_notice(text: str) -> None:
     """Says nothing."""
 
 
@@ -53,7 +53,7 @@ class StateDirectory:
     newer: names of states of a newer version, which are not read.
     """
 
-    def __init__(self, path: Path, say: Say = silent) -> None:
+    def __init__(self, path: Path, say: Say = ignore_notice) -> None:
         self.path, self._say = path, say
         self._secret = b""
         self._said = 0

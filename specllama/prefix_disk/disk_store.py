@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from specllama.clock import ended, running_time, wait_until
 from specllama.prefix_disk.contents import DirectoryContents
-from specllama.prefix_disk.directory import Say, StateDirectory, silent
+from specllama.prefix_disk.directory import Say, StateDirectory, ignore_notice
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.pace import AbandonedError, LoadRate, WritePace
-from specllama.prefix_disk.record import DiskStats, PrefixCandidate, PrefixRecord
+from specllama.prefix_disk.record import PrefixCandidate, PrefixRecord
 from specllama.prefix_disk.state_file import (
     BadStateFileError,
     forget_pages,
@@ -57,7 +57,7 @@ class DiskStore:
         key: str,
         *,
         model: str = "",
-        say: Say = silent,
+        say: Say = ignore_notice,
         write_rate: float = WRITE_RATE,
         queue_bytes: int = QUEUE_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
@@ -84,8 +84,7 @@ class DiskStore:
             load_rate=self._load_rate,
         )
         self._queue = deque[PrefixRecord]()
-        self._n_read = self._bytes_read = 0
-        self._saved, self._closing = 0.0, False
+        self._closing = False
         self._writing = True  # the thread writes, or tidies up
         self._stale = False  # a look-up has seen that the directory has changed
         self._paused_until = float("-inf")
@@ -118,11 +117,10 @@ class DiskStore:
         return self._load_rate.rate
 
     @property
-    def stats(self) -> DiskStats:
+    def n_written(self) -> int:
+        """States written since the start."""
         with self._changed:
-            written = self._writer.n_written, self._writer.bytes_written
-            now = len(self._contents.lookup), self._contents.n_bytes
-            return DiskStats(*now, self._n_read, self._bytes_read, *written, self._saved)
+            return self._writer.n_written
 
     def find(self, scope: str, ids: NDArray[np.int32]) -> list[PrefixCandidate]:
         """The states that serve a request of this scope, those with most tokens in common first; of two the
@@ -178,17 +176,15 @@ class DiskStore:
             with self._changed:
                 self._contents.forget(state.name)
             return None
-        self._was_read(state.name, header.meta.seconds, sum(map(len, found.values())), self._clock() - began)
+        self._was_read(state.name, sum(map(len, found.values())), self._clock() - began)
         if not found:
             return None
         ids = np.frombuffer(header.ids, np.dtype("<i4")).astype(np.int32)
         return PrefixRecord(header.meta.scope, ids, candidate.kind, found, header.meta.seconds)
 
-    def _was_read(self, name: str, cost: float, n_bytes: int, seconds: float) -> None:
+    def _was_read(self, name: str, n_bytes: int, seconds: float) -> None:
         with self._changed:
             self._load_rate.add(n_bytes, seconds)
-            self._n_read, self._bytes_read = self._n_read + 1, self._bytes_read + n_bytes
-            self._saved += max(0.0, cost - seconds)
             self._writer.used(name)
 
     def delay(self, n_bytes: int) -> float | None:

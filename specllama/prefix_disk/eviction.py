@@ -1,4 +1,4 @@
-"""What states on disk are worth, and which go where there is no room.
+"""The value of states on disk, and which are evicted when there is no room.
 
 The rule is GreedyDual-Size with frequency (Cherkasova, "Improving WWW Proxies Performance with
 Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998): the priority of a state is what it saves per byte
@@ -58,7 +58,7 @@ class StateLedger:
         self.uses.pop(name, None)
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Forget states that are not there."""
+        """Forget states that no longer exist."""
         there = set(names)
         self.uses = {name: use for name, use in self.uses.items() if name in there}
 
@@ -82,7 +82,7 @@ class StateLedger:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A state that may go. value: see `worth`."""
+    """A state that may be evicted. value: see `worth`."""
 
     name: str
     n_bytes: int

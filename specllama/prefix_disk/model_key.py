@@ -25,18 +25,18 @@ _ENVIRONMENT = re.compile(r"(GGML|LLAMA)_(?!ARG_)\w+")  # what llama.cpp may rea
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file at a moment. facts: what distinguishes it from others, for a key. place: device, inode, bytes
+    """A file at a moment. facts: what distinguishes it from others, for a key. identity: device, inode, bytes
     and time of the last change, by which another file under its name is known.
     """
 
     path: str
     facts: tuple[str, ...]
-    place: tuple[int, int, int, int]
+    identity: tuple[int, int, int, int]
 
     def unchanged(self) -> bool:
         """Whether the file under this path is still the same."""
         try:
-            return _place(os.stat(self.path)) == self.place
+            return _identity(os.stat(self.path)) == self.identity
         except OSError:
             return False
 
@@ -53,7 +53,7 @@ def file_identity(path: str | os.PathLike[str]) -> FileIdentity:
             digest.update(file.read(SAMPLE_BYTES))
     named_by_hash = real.parent.name == "blobs" and _WHOLE_HASH.fullmatch(real.name)
     whole = f"sha256 {real.name}" if named_by_hash else f"changed {found.st_mtime_ns}"
-    return FileIdentity(os.fspath(path), (str(found.st_size), digest.hexdigest(), whole), _place(found))
+    return FileIdentity(os.fspath(path), (str(found.st_size), digest.hexdigest(), whole), _identity(found))
 
 
 def model_key(
@@ -68,5 +68,5 @@ def model_key(
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def _place(found: os.stat_result) -> tuple[int, int, int, int]:
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

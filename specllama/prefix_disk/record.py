@@ -84,18 +84,3 @@ class PrefixCandidate:
     n_bytes: int
     parts: Mapping[str, int]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Figures of a DiskStore. n_states: of this model, now. n_bytes: of all models, now. The rest: since the
-    start. seconds_saved: that reading the texts would have cost, less the loads of their states.
-    """
-
-    n_states: int
-    n_bytes: int
-    n_read: int
-    bytes_read: int
-    n_written: int
-    bytes_written: int
-    seconds_saved: float

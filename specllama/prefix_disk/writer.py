@@ -26,7 +26,7 @@ REDUNDANT = 2  # a state is not kept next to one that continues it and has at mo
 
 class StateWriter:
     """key, model, budget_bytes: see DiskStore. reserve_bytes: of the disk that stay free. lock: for those who
-    look up in `contents` meanwhile. n_written, bytes_written: so far.
+    look up in `contents` meanwhile. n_written: states so far.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StateWriter:
         self._key, self._model, self._budget, self._reserve = key, model, budget_bytes, reserve_bytes
         self._pace, self._load_rate = pace, load_rate
         self._used = list[str]()  # since the ledger was written
-        self.n_written = self.bytes_written = 0
+        self.n_written = 0
 
     def used(self, name: str) -> None:
         """A state was used. In any thread."""
@@ -112,7 +112,7 @@ class StateWriter:
                 ledger.use(name, value)
                 self._remove_redundant(ledger, name, meta, ids)
                 self._store(ledger)
-        self.n_written, self.bytes_written = self.n_written + 1, self.bytes_written + size
+        self.n_written += 1
         self.refresh()
 
     def _worth(self, meta: StateMeta) -> float:

@@ -36,12 +36,12 @@ def _endpoint(text: str) -> str:
     if text.count(":") > 1:
         supported = "ggml's RPC supports IPv4 addresses and host names only"
         raise UsageError(f": {text!r} is not host:port; {supported}", option="rpc")
-    found = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
-    port = int(found[2] or PORT) if found else 0
-    if not found or not 0 < port < 1 << 16:
+    match = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
+    port = int(match[2] or PORT) if match else 0
+    if not match or not 0 < port < 1 << 16:
         form = "host:port (or several, separated by commas)"
         raise UsageError(f"must be {form}, not {text[:80]!r}", option="rpc")
-    return f"{found[1].lower()}:{port}"
+    return f"{match[1].lower()}:{port}"
 
 
 def find_worker(endpoint: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""How many texts may be open in the engines, and how many of one owner. Knows no engine and no HTTP."""
+"""Limits how many texts may run or wait in the engines, in all and per owner. Knows no engine and no HTTP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specllama.errors import BusyError, ResourceError, SpecllamaError
 from specllama.wording import counted
 
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
-KEPT = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
+RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
     """n_slots: texts that run at once. size: texts that may wait. several: whether there is more than one
-    owner; a single one may use the whole queue.
+    owner; a single owner may use the whole queue.
     """
 
     n_slots: int
@@ -25,40 +25,39 @@ class QueueLimit:
     several: bool = False
 
     @property
-    def n_most(self) -> int:
+    def max_open(self) -> int:
         """Texts that may run or wait."""
         return self.n_slots + self.size
 
     @property
-    def n_kept(self) -> int:
-        """Places of the queue for owners with nothing waiting."""
-        return self.size // KEPT if self.several else 0
+    def n_reserved(self) -> int:
+        """Queue places reserved for owners that have nothing waiting."""
+        return self.size // RESERVED if self.several else 0
 
     def problem(self, n_open: Mapping[str, int], n_waiting: int, n: int) -> str:
-        """Why a request for n more texts is refused, "" where it is not. n_open: texts running
-        and waiting, by owner. n_waiting: texts of the owner that asks that wait.
+        """Why a request for n more texts is refused, "" if it is accepted. n_open: texts running or waiting,
+        by owner. n_waiting: the requesting owner's waiting texts.
 
-        If nothing is open, a request of any number of texts is accepted. However many they are, they leave
-        the kept places to the other owners.
+        A request of any size is accepted while nothing is open. However many texts an owner has open, the
+        reserved places stay available to the others.
         """
-        n_all, n_shared = sum(n_open.values()), self.n_most - self.n_kept
+        n_all, n_shared = sum(n_open.values()), self.max_open - self.n_reserved
         if not n_all:
             return ""
         n_counted = sum(min(one, n_shared) for one in n_open.values()) + n
-        if n_counted > self.n_most:
-            return f"{counted(n_all, 'text')} running or waiting, at most {self.n_most} can be"
+        if n_counted > self.max_open:
+            return f"{counted(n_all, 'text')} running or waiting, at most {self.max_open} can be"
         if n_waiting and n_counted > n_shared:
             return (
-                f"this key has {counted(n_waiting, 'text')} waiting, and the last {self.n_kept} of "
+                f"this key has {counted(n_waiting, 'text')} waiting, and the last {self.n_reserved} of "
                 f"{self.size} places in the queue are kept for keys that have none"
             )
         return ""
 
 
 class OpenRequest(Protocol):
-    """A request that has not ended. n_open: its texts that have not; n_waiting: those that wait. n_held:
-    bytes
-    of it that wait for their model.
+    """A request that has not ended. n_open: its texts that have not ended; n_waiting: those that wait for a
+    slot. n_held: its bytes while it waits for its model.
     """
 
     @property
@@ -75,16 +74,16 @@ class OpenRequest(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the request began."""
         ...
 
     def fail(self, error: SpecllamaError) -> None:
-        """End it with an error."""
+        """End the request with an error."""
         ...
 
 
 class Admission:
-    """The open requests of a server, whatever their models. draining: no new one is accepted."""
+    """The open requests of a server, for all its models. draining: refuses new requests."""
 
     def __init__(self, limit: QueueLimit) -> None:
         self.limit = limit
@@ -99,13 +98,13 @@ class Admission:
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which a slot is likely to be free."""
+        """Estimated seconds until a slot is free, from 1 to 60."""
         waiting = max(1, self.n_open - self.limit.n_slots + 1)
         return max(1, min(60, round(self._mean_seconds * waiting / self.limit.n_slots)))
 
     def check(self, owner: str, n: int, n_bytes: int = 0) -> None:
-        """Raises ResourceError while the server shuts down, BusyError if n more texts of an owner are too
-        many, or too large. n_bytes: of a request that must wait for its model.
+        """Raises ResourceError while the server shuts down, and BusyError if n more texts of this owner are
+        too many or too large. n_bytes: size of a request that must wait for its model, 0 for others.
         """
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
@@ -120,7 +119,7 @@ class Admission:
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 
     def ended(self, request: OpenRequest) -> None:
-        """A request has ended."""
+        """Record the end of a request."""
         self.requests.discard(request)
         self._mean_seconds += 0.2 * (request.seconds - self._mean_seconds)
 

@@ -15,10 +15,10 @@ from specllama.errors import SpecllamaError
 from specllama.server import openapi, page
 from specllama.server.dialects import lm_studio
 from specllama.server.dialects.anthropic import routes as anthropic
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Shared
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Shared
 from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.access import AccessMiddleware
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError

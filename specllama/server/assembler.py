@@ -1,12 +1,10 @@
-"""From the engine's messages about one generation to the events of one choice.
+"""Converts the engine's messages about one generation into the events of one choice.
 
 Separates reasoning, text and tool calls. Knows no API.
 """
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -28,20 +26,18 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
-from specllama.server.token_places import TokenPlaces
+from specllama.server.ids import random_key
+from specllama.server.token_spans import TokenSpans
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
-
-_ALPHANUMERICS = string.ascii_letters + string.digits
 
 
 class EventAssembler:
-    """Turns the engine's messages about one generation into the events of one choice.
+    """Converts the engine's messages about one generation into events.
 
-    index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
-    separated from the text. continues: whether the answer continues a text of the client; the model
-    then does not begin with a reasoning tag. end_ids: tokens that have no text. reader:
-    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
-    whether the prefill is shown. ends_early: if it is
+    index: number of the choice. prompt: index of the prompt that it answers. splits: separate reasoning from
+    the text. continues: the answer continues a text of the client, so that the model does not begin with a
+    reasoning tag. end_ids: tokens without text. reader: finds tool calls in the text, None if there can be
+    none; tokens of calls have no logprobs. progress: report the prefill. ends_early: if the generation is
     cancelled, the text so far is the answer.
     """
 
@@ -60,7 +56,7 @@ class EventAssembler:
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
-        self._places: TokenPlaces | None = None  # of the tokens with logprobs
+        self._spans: TokenSpans | None = None  # of the tokens with logprobs
         self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
         self._rounds: list[RoundEvent] = []  # not yet attached to an event
         self._last = 0.0
@@ -73,7 +69,7 @@ class EventAssembler:
         self._n_before_text = 0
 
     def add(self, message: protocol.Message, now: float) -> list[Event]:
-        """The events of a message that arrived at `now` (seconds).
+        """Events for a message received at time `now` (seconds).
 
         Raises EngineError for a generation that the engine cancelled.
         """
@@ -110,10 +106,10 @@ class EventAssembler:
         self._last = now
         self._ids += delta.ids
         if delta.logprobs is not None:
-            self._places = self._places or TokenPlaces()
+            self._spans = self._spans or TokenSpans()
             ends = [entry for entry in delta.logprobs if entry.chosen.id in self._end_ids]
             self._end_logprobs += ends
-            self._places.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
+            self._spans.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
         events = self._events(self._split(delta))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
@@ -132,19 +128,19 @@ class EventAssembler:
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        rest = self._places.rest() if self._places is not None and self._ends_with_text else []
+        rest = self._spans.rest() if self._spans is not None and self._ends_with_text else []
         shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason, rest
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown, self._round)]
 
     @property
     def _round(self) -> RoundEvent | None:
-        """The last round that no event has, with those before it; None without any."""
+        """The latest round not attached to an event, with those before it as `earlier`; None without any."""
         if len(self._rounds) < 2:
             return self._rounds[0] if self._rounds else None
         return replace(self._rounds[-1], earlier=tuple(self._rounds[:-1]))
 
     def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
-        runs = self._places.label(delta.runs) if self._places is not None else delta.runs
+        runs = self._spans.label(delta.runs) if self._spans is not None else delta.runs
         return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
@@ -152,15 +148,15 @@ class EventAssembler:
         return found
 
     def _plain_runs(self, runs: Runs) -> Runs:
-        return self._places.take(runs)[0] if self._places is not None else runs
+        return self._spans.take(runs)[0] if self._spans is not None else runs
 
     def _text(self, text: str, runs: Runs) -> TextEvent:
         self._ends_with_text = True
         logprobs: list[protocol.PositionLogprobs] = []
-        if self._places is None:
+        if self._spans is None:
             ids = self._take_ids()
         else:
-            runs, logprobs = self._places.take(runs)
+            runs, logprobs = self._spans.take(runs)
             if self._has_reasoning or self._reader is not None:
                 ids = self._take_ids()
             else:  # those of a character that is not complete come with its text
@@ -189,7 +185,7 @@ class EventAssembler:
         return Reasoning(self.index, piece.text, self._plain_runs(piece.runs), self._round)
 
     def _read(self, pieces: Sequence[Piece]) -> list[Event]:
-        """The events of what the reader of calls has found."""
+        """Events for the pieces that the call reader has found."""
         events: list[Event] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):
@@ -199,7 +195,7 @@ class EventAssembler:
                 events.append(self._reasoning(piece))
             elif isinstance(piece, OpenPiece):
                 self._ends_with_text = False
-                events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
+                events.append(CallOpen(self.index, self._n_calls, random_key(), piece.name, self._round))
                 self._n_calls += 1
             elif isinstance(piece, ArgumentsPiece):
                 runs = self._plain_runs(piece.runs)
@@ -209,7 +205,3 @@ class EventAssembler:
                 continue
             self._rounds.clear()
         return events
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))

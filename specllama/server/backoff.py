@@ -1,4 +1,4 @@
-"""How long a model whose load has failed is not tried again. Knows no engine; times are passed in."""
+"""Delays between attempts to load a model whose loads fail. Knows no engine; times are passed in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DELAYS = (0.0, 5.0, 10.0, 30.0, 60.0)
 
 
 class LoadBackoff:
-    """The failures in a row of one model's loads."""
+    """Counts the consecutive failed loads of one model."""
 
     def __init__(self) -> None:
         self._n_failures = 0
@@ -19,17 +19,19 @@ class LoadBackoff:
         self._why = ""
 
     def failed(self, error: SpecllamaError, now: float) -> None:
-        """A load has failed at this time, in seconds of any clock."""
+        """Record a failed load at this time, in seconds of any clock."""
         self._n_failures += 1
         self._until = now + DELAYS[min(self._n_failures, len(DELAYS)) - 1]
         self._why = error.message
 
     def succeeded(self) -> None:
-        """A load has succeeded: the next failure is the first one."""
+        """Record a successful load, which resets the count."""
         self._n_failures = 0
 
     def refusal(self, now: float) -> SpecllamaError | None:
-        """Why it is not tried now, None if it may be. `details["retry_after"]`: seconds until it may be."""
+        """The error for a request before the next attempt is due, None afterwards. `details["retry_after"]`:
+        seconds until then.
+        """
         left = math.ceil(self._until - now)
         if not self._n_failures or left <= 0:
             return None

@@ -1,4 +1,4 @@
-"""Whose prompts on disk are whose: the scope of each API key of this server (prefix_disk/scopes.py)."""
+"""Access to prompts on disk: the scope of each API key of this server (prefix_disk/scopes.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from specllama.server.supervisor import Say
 
 
 class DiskScopes:
-    """Scopes by the names of owners. Where a key needs one and there is no secret for it, because the
-    directory cannot be used, it has none: nothing of it is kept. say: gets a line then.
+    """Scopes by the name of the owner. A key whose scope needs the secret of the cache directory has none if
+    that directory cannot be used: its prompts are not kept. say: gets a line then.
     """
 
     def __init__(self, settings: ServerSettings, say: Say) -> None:
@@ -33,7 +33,7 @@ class DiskScopes:
         return self._common or self._own.get(owner, "")
 
     def folder(self, owner: str) -> str | None:
-        """The name of the directory for the owner's saved slots, "" for none of its own; None where it cannot
-        have one.
+        """The directory name for the owner's saved slots: "" for the common directory, None if the owner can
+        have none.
         """
         return "" if self._common else self._own.get(owner)

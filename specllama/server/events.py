@@ -1,6 +1,6 @@
-"""The stream of events from which every API's answers are written, and its accumulation.
+"""The event stream from which the answers of all APIs are written, and its accumulation.
 
-An answer in one piece is the accumulated stream (`Accumulator`), so that the two cannot differ. Knows no API
+An answer sent in one piece is the accumulated stream (`Accumulator`), so that both forms agree. Knows no API
 and no HTTP.
 """
 
@@ -21,8 +21,8 @@ Logprobs = Sequence[protocol.PositionLogprobs]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A choice is queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
-    seed: the one used. params: as used.
+    """A choice was queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
+    seed, params: those used.
     """
 
     index: int
@@ -34,9 +34,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """n_done of a choice's n_prompt tokens are in the cache, n_reused of which were there before. seconds:
-    since the first such event. place: in the queue for a slot, 1 for the next one, 0 with a slot. Comes
-    before the text, where the request asks for `progress`.
+    """Progress of the prefill: n_done of n_prompt tokens are in the KV cache, of which n_reused were there
+    before. seconds: since the first such event. queue_position: for a slot, 1 for the next, 0
+    with a slot. Sent before the text if the request asks for `progress`.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Prefill:
     n_prompt: int
     n_reused: int
     seconds: float
-    place: int = 0
+    queue_position: int = 0
 
 
 class RunTotals(NamedTuple):
@@ -61,10 +61,10 @@ NO_TOTALS = RunTotals(0, 0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """One round of the engine for one choice: draft tokens verified and accepted, its seconds. total: figures
-    of all rounds so far. rounds: see protocol.SequenceDelta; 0 for the first token, which the prompt's decode
-    gives, with the seconds since the request was queued. rejected: draft tokens from the first wrong one, as
-    (text, drafter), if requested. earlier: rounds before it that no event has.
+    """One round of the engine for one choice: draft tokens verified and accepted, and its duration. total:
+    figures of all rounds so far. rounds: see protocol.SequenceDelta; 0 for the first token, which the decode
+    of the prompt yields, with the seconds since the request was queued. rejected: draft tokens from the first
+    rejected one, as (text, drafter), if requested. earlier: previous rounds that are attached to no event.
     """
 
     drafted: int
@@ -80,9 +80,9 @@ class RoundEvent:
 class TextEvent:
     """The next part of a choice's text.
 
-    runs: (characters, source) of `text`; the source is "target" or a drafter's name. logprobs: of the tokens
-    that the text comes from, as in protocol.SequenceDelta, empty unless requested. ids: of the tokens since
-    the event before; where no reasoning and no calls are separated, all of them.
+    runs: (characters, source) of `text`; the source is "target" or the name of a drafter. logprobs: of the
+    tokens of the text, as in protocol.SequenceDelta, empty unless requested. ids: tokens since the previous
+    event; all tokens if neither reasoning nor calls are separated.
     """
 
     index: int
@@ -105,8 +105,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallOpen:
-    """The choice calls a tool. call: number of the call within the choice, from 0. id: unique across
-    requests, without a dialect's prefix: 24 letters and digits.
+    """A tool call begins. call: number of the call within the choice, from 0. id: unique across requests, 24
+    letters and digits without a dialect's prefix.
     """
 
     index: int
@@ -118,7 +118,7 @@ class CallOpen:
 
 @dataclass(frozen=True, slots=True)
 class CallArgs:
-    """The next part of a call's arguments, which are JSON. Nothing of it is ever taken back."""
+    """The next part of a call's arguments, which are JSON; what was sent is never revised."""
 
     index: int
     call: int
@@ -129,8 +129,8 @@ class CallArgs:
 
 @dataclass(frozen=True, slots=True)
 class CallClose:
-    """A call is complete, and its arguments are a JSON object. The next event is of another call, of text,
-    or the end. A call that was cut off is not closed.
+    """A call is complete: its arguments are a JSON object. The next event belongs to another call, to text,
+    or is the end. A call that was cut off is not closed.
     """
 
     index: int
@@ -142,10 +142,10 @@ class End:
     """A choice has ended.
 
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
-    limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
-    last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
-    logprobs: of the end token, if requested. rest: those of the tokens at the end of its text that complete
-    no character. prompt, off_reason: see protocol.Done. round: the last one, where it has no other event.
+    limit, "context" for a full context. n_reasoning: tokens of reasoning. ids: tokens after the last event,
+    which have no text: an end token, a stop string. slot: number of its slot, -1 for none. logprobs: of the
+    end token, if requested. rest: logprobs of the last tokens of the text, which complete no character.
+    prompt, off_reason: see protocol.Done. round: the last round, if no other event has it.
     """
 
     index: int
@@ -168,7 +168,7 @@ Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClos
 
 @dataclass(slots=True)
 class AccumulatedText:
-    """A run of text between calls. logprobs: of its tokens, as in TextEvent."""
+    """Text between two calls. logprobs: of its tokens, as in TextEvent."""
 
     text: str
     logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
@@ -186,8 +186,8 @@ class AccumulatedCall:
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """One choice up to the latest event. items: texts and calls in the order in which they were written. end:
-    None until it has ended. ids: all of its tokens, see TextEvent. total, prefill: the latest ones.
+    """One choice up to the latest event. items: texts and calls in the order of generation. end: None until
+    it has ended. ids: all its tokens, see TextEvent. total, prefill: the latest ones.
     """
 
     start: Start
@@ -205,7 +205,7 @@ class AccumulatedChoice:
 
     @property
     def logprobs(self) -> list[protocol.PositionLogprobs]:
-        """Of the tokens of all texts."""
+        """Logprobs of the tokens of all texts."""
         return [entry for i in self.items if isinstance(i, AccumulatedText) for entry in i.logprobs]
 
     @property
@@ -214,7 +214,7 @@ class AccumulatedChoice:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Whether it ended by itself with calls for the client to carry out, none of them cut off."""
+        """Whether the model stopped by itself after calls for the client to execute, none of them cut off."""
         complete = [call.complete for call in self.calls]
         return self.end is not None and self.end.reason == "stop" and any(complete) and all(complete)
 
@@ -268,5 +268,5 @@ class Accumulator:
 
     @property
     def ends(self) -> list[End]:
-        """The ends of the choices that have ended, in order."""
+        """The End of each choice that has ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]

@@ -1,8 +1,8 @@
-"""Loads the models of a server when they are asked for, and unloads them.
+"""Loads the models of a server on demand, and unloads them.
 
-Models that fit together stay in memory together. For one that does not fit, others leave, the idle ones
-first; those in use end what they have begun, and who comes meanwhile waits, in the order of arrival. Loads
-happen one after the other. Knows no names and no HTTP.
+Models that fit stay loaded together. For one that does not fit, others are evicted, idle ones first: a busy
+model finishes its requests, and new requests for it wait, in the order of arrival. One model is loaded at a
+time. Knows no names and no HTTP.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError
 from specllama.models.resolve import Library
 from specllama.server.backoff import LoadBackoff
-from specllama.server.memory import MemoryLedger, Resident
+from specllama.server.memory import LoadedModel, MemoryLedger
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say
 
 if TYPE_CHECKING:  # needs numpy, which a server with one model does not load
-    from specllama.server.placement import Newcomer
+    from specllama.server.eviction import PendingLoad
 
 Loaded = Callable[[str, LoadInfo], None]
 
 
 class ModelLoader:
-    """Loads and unloads.
+    """Loads and unloads the models of a server.
 
-    services: of the models that were asked for, by path; `add` makes one known. library: finds the files of
-    models other than the first one. loaded: called with name and description of each model that was loaded on
-    demand. ledger: the free memory.
+    services: by path, of the models that were requested; `add` registers one. library: finds the files of
+    models other than the first one. loaded: called with the name and description of each model that was
+    loaded on demand. ledger: tracks free memory.
     """
 
     def __init__(
@@ -50,21 +50,23 @@ class ModelLoader:
         self._library, self._loaded, self._ledger = library, loaded, ledger
         self._changed, self._started = asyncio.Event(), asyncio.Event()
         self._engines: dict[Service, asyncio.Task[None]] = {}
-        self._newcomer: tuple[Service, Newcomer] | None = None
+        self._pending: tuple[Service, PendingLoad] | None = None
         self._backoffs: dict[Service, LoadBackoff] = {}
 
     def add(self, service: Service) -> None:
-        """Load this model when somebody waits for it."""
-        service.residence.on_change = self._changed.set
-        service.residence.idle_seconds = self._settings.idle_seconds or None
+        """Register a model, which is loaded when a request waits for it."""
+        service.lease.on_change = self._changed.set
+        service.lease.idle_seconds = self._settings.idle_seconds or None
         self._backoffs[service] = LoadBackoff()
 
     async def started(self) -> None:
-        """Wait until the first model is in memory for the first time."""
+        """Wait until the first model has been loaded once."""
         await self._started.wait()
 
     async def run(self, first: Service) -> None:
-        """Load a model, then load and unload until cancelled. Raises what the first load raises."""
+        """Load the first model, then load and unload on demand until cancelled. Raises the error of the first
+        load.
+        """
         try:
             await self._load(first)
             self._started.set()
@@ -77,79 +79,79 @@ class ModelLoader:
             await asyncio.gather(*(self._close(service) for service in list(self._engines)))
 
     async def _step(self) -> float | None:
-        """Do what can be done now. Returns the seconds until something is due, None for never."""
+        """Load and unload what is due. Returns the seconds until the next idle unload, None for never."""
         loop = asyncio.get_running_loop()
         self._changed.clear()
         for engine in self._engines.values():
             if engine.done():
-                engine.result()  # it runs until it is cancelled: this raises
-        wanted, leaving = self._wanted(), list[Service]()
+                engine.result()  # raises: an engine runs until it is cancelled
+        wanted, evicted = self._next_load(), list[Service]()
         if wanted is not None and (refusal := self._backoffs[wanted].refusal(loop.time())) is not None:
-            self._answer(wanted, refusal)
+            self._fail_waiters(wanted, refusal)
             wanted = None
         if wanted is not None:
             try:
-                leaving = await self._must_leave(wanted)
+                evicted = await self._select_evictions(wanted)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other models go on
-                self._refuse(wanted, error)
+                self._report_failure(wanted, error)
                 wanted = None
         for service in self._engines:
-            if service in leaving:
-                service.residence.close()
-            elif not service.residence.is_open:
-                service.residence.open()
-        if wanted is not None and not any(service.residence.n_users for service in leaving):
+            if service in evicted:
+                service.lease.close()
+            elif not service.lease.is_open:
+                service.lease.open()
+        if wanted is not None and not any(service.lease.n_users for service in evicted):
             try:
-                await self._replace(leaving, wanted)
+                await self._load_evicting(evicted, wanted)
             except Exception as error:  # noqa: BLE001 - as above
-                self._backoffs[wanted].failed(self._refuse(wanted, error), loop.time())
+                self._backoffs[wanted].failed(self._report_failure(wanted, error), loop.time())
         return await self._unload_idle()
 
-    def _wanted(self) -> Service | None:
-        """The model, not in memory, for which somebody has waited for the longest time."""
-        since = {s: s.residence.waiting_since for s in self._services.values()}
-        asked = {s: t for s, t in since.items() if t is not None and s.residence.state == "unloaded"}
+    def _next_load(self) -> Service | None:
+        """The unloaded model whose first waiter has waited longest, None without waiters."""
+        since = {s: s.lease.waiting_since for s in self._services.values()}
+        asked = {s: t for s, t in since.items() if t is not None and s.lease.state == "unloaded"}
         return min(asked, key=lambda s: asked[s], default=None)
 
-    async def _must_leave(self, service: Service) -> list[Service]:
-        """The models that must leave for one to be loaded. Raises SpecllamaError for one that cannot be."""
-        from specllama.server.placement import must_leave
+    async def _select_evictions(self, service: Service) -> list[Service]:
+        """The models to evict before this one is loaded. Raises SpecllamaError if it cannot be loaded."""
+        from specllama.server.eviction import select_evictions
 
-        if self._newcomer is None or self._newcomer[0] is not service:
-            self._newcomer = service, await self._prepared(service)
+        if self._pending is None or self._pending[0] is not service:
+            self._pending = service, await self._prepared(service)
         there = {s.model.path: s for s in self._engines}
-        residents = []
+        models = []
         for path, one in there.items():
-            info, residence = one.supervisor.info, one.residence
-            busy = residence.n_users > 0
-            residents.append(Resident(path, busy, residence.used_at, info.host_bytes, info.device_bytes))
+            memory, lease = one.supervisor.info.details, one.lease
+            busy, used_at = lease.n_users > 0, lease.used_at
+            models.append(LoadedModel(path, busy, used_at, memory.host_bytes, memory.device_bytes))
         free = self._ledger.free(one.supervisor for one in there.values())
         most = self._settings.models_max
-        leaving = await asyncio.to_thread(must_leave, self._newcomer[1], residents, free, most)
-        return [there[one.id] for one in leaving]
+        evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)
+        return [there[one.id] for one in evicted]
 
-    async def _prepared(self, service: Service) -> Newcomer:
-        from specllama.server.placement import newcomer
+    async def _prepared(self, service: Service) -> PendingLoad:
+        from specllama.server.eviction import prepare_load
 
         others = self._settings.others
         if others is None or service.model.path == self._settings.load.target.path:
-            return await asyncio.to_thread(newcomer, self._settings.load, None)
+            return await asyncio.to_thread(prepare_load, self._settings.load, None)
         named = replace(others, target=replace(others.target, path=service.model.loads_as))
-        return await asyncio.to_thread(newcomer, named, self._library)
+        return await asyncio.to_thread(prepare_load, named, self._library)
 
-    async def _replace(self, leaving: list[Service], service: Service) -> None:
-        """Unload models and load another one. Raises SpecllamaError."""
-        assert self._newcomer is not None
-        for one in leaving:
+    async def _load_evicting(self, evicted: list[Service], service: Service) -> None:
+        """Evict models and load another one. Raises SpecllamaError."""
+        assert self._pending is not None
+        for one in evicted:
             await self._unload(one, f"to make room for {service.name}")
-        service.supervisor.settings = self._newcomer[1].settings
-        self._newcomer = None
-        self._changed.set()  # others may wait
+        service.supervisor.settings = self._pending[1].settings
+        self._pending = None
+        self._changed.set()  # other models may have waiters
         await self._load(service)
         self._loaded(service.name, service.supervisor.info)
 
-    def _refuse(self, service: Service, error: Exception) -> SpecllamaError:
-        """Tell those who wait for a model, and the operator, why it cannot be loaded. Returns the error."""
+    def _report_failure(self, service: Service, error: Exception) -> SpecllamaError:
+        """Fail the waiters of a model that cannot be loaded, and tell the operator why. Returns the error."""
         if not isinstance(error, SpecllamaError):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a model could not be loaded", "exception": error}
@@ -157,19 +159,19 @@ class ModelLoader:
             error = SpecllamaError("something unexpected went wrong")
         error = error.spelled(as_flag)
         self._say(f"{service.name} cannot be loaded: {error.message}")
-        self._answer(service, error)
+        self._fail_waiters(service, error)
         return error
 
-    def _answer(self, service: Service, error: SpecllamaError) -> None:
-        """Raise this error for those who wait for a model."""
-        self._newcomer = None
-        self._changed.set()  # others may wait
-        service.residence.refuse(error)
+    def _fail_waiters(self, service: Service, error: SpecllamaError) -> None:
+        """Raise this error in the waiters of a model."""
+        self._pending = None
+        self._changed.set()  # other models may have waiters
+        service.lease.fail_waiters(error)
 
     async def _load(self, service: Service) -> None:
-        """Load a model and let those in who wait. Raises what the load raises."""
-        residence = service.residence
-        residence.state = "loading"
+        """Load a model and wake its waiters. Raises the error of the load."""
+        lease = service.lease
+        lease.state = "loading"
         engine = self._engines[service] = asyncio.create_task(service.supervisor.run())
         started = asyncio.create_task(service.supervisor.started())
         try:
@@ -177,7 +179,7 @@ class ModelLoader:
             if engine.done():
                 engine.result()
         except BaseException:
-            residence.state = "unloaded"
+            lease.state = "unloaded"
             if engine.done():
                 del self._engines[service]
             raise
@@ -185,35 +187,35 @@ class ModelLoader:
             started.cancel()
         engine.add_done_callback(lambda _: self._changed.set())
         self._backoffs[service].succeeded()
-        residence.state = "loaded"
-        residence.used_at = asyncio.get_running_loop().time()
+        lease.state = "loaded"
+        lease.used_at = asyncio.get_running_loop().time()
         self._ledger.loaded(service.supervisor.info)
-        residence.open()
+        lease.open()
 
     async def _unload(self, service: Service, why: str) -> None:
-        """Unload a model that nobody uses. why: for the operator."""
+        """Unload an idle model. why: for the operator."""
         self._say(f"{service.name} is unloaded, {why}")
         self._ledger.unloaded(service.supervisor.info)
         await self._close(service)
 
     async def _close(self, service: Service) -> None:
         """End a model's engine process."""
-        service.residence.close()
+        service.lease.close()
         engine = self._engines.pop(service)
         engine.cancel()
         await asyncio.wait((engine,))
-        service.residence.state = "unloaded"
-        service.residence.idle_seconds = self._settings.idle_seconds or None
+        service.lease.state = "unloaded"
+        service.lease.idle_seconds = self._settings.idle_seconds or None
 
     async def _unload_idle(self) -> float | None:
-        """Unload what has not been used for its time. Returns the seconds until the next one is due."""
+        """Unload the models whose idle time is over. Returns seconds until the next, None for never."""
         loop, due = asyncio.get_running_loop(), list[float]()
         for service in list(self._engines):
-            at = service.residence.idle_at
+            at = service.lease.idle_at
             if at is None or service.jobs:
                 continue
             if at > loop.time():
                 due.append(at)
             else:
-                await self._unload(service, f"not used for {loop.time() - service.residence.used_at:.0f} s")
+                await self._unload(service, f"not used for {loop.time() - service.lease.used_at:.0f} s")
         return max(0.0, min(due) - loop.time()) if due else None

@@ -1,6 +1,6 @@
-"""Runs a server: the socket, the event loop, the signals.
+"""Runs a server: socket, event loop, signals.
 
-After SIGTERM or the first Ctrl-C running requests may end, a second Ctrl-C ends them at once.
+SIGTERM or the first Ctrl-C lets running requests finish; a second Ctrl-C ends them at once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def serve(
     library: Library | None = None,
     loaded: Callable[[str, LoadInfo], None] = lambda _name, _info: None,
 ) -> int:
-    """Serve until a signal; returns its number.
+    """Serve until a signal arrives; returns its number.
 
-    say: gets lines for the operator. ready: called once, with the information about the loaded models and the
-    URL. log: where llama.cpp's log goes. progress: gets "target" or "draft" and the loaded share. library:
-    finds other models, if the settings allow them. loaded: called with the name of each model that is loaded
-    later, and the information about it. Raises UsageError and ResourceError for the address, and what loading
-    raises.
+    say: gets lines for the operator. ready: called once, with the description of the loaded models and the
+    URL. log: gets llama.cpp's log. progress: gets "target" or "draft" and the share loaded. library: finds
+    other models, if the settings allow them. loaded: called with the name and description of each model that
+    is loaded later. Raises UsageError and ResourceError for the address, and errors of the load.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
@@ -65,7 +64,7 @@ def serve(
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:
-    """A listening socket. The system closes connections whose sent bytes stay unread for `seconds`.
+    """Open a listening socket. The system closes connections on which sent bytes stay unread for `seconds`.
 
     Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
@@ -209,7 +208,7 @@ async def _say_ready(models: ModelPool, ready: Callable[[LoadInfo, str], None], 
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None]) -> Iterator[None]:
-    """Have `stop` called in the loop for SIGTERM and SIGINT."""
+    """Call `stop` in the event loop on SIGTERM and SIGINT."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(stop, number)

@@ -1,4 +1,4 @@
-"""The memory of a server: what is free, and what becomes free when a model is unloaded."""
+"""Free memory of the host and the GPUs, and what evicting models adds to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from specllama.server.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
-    """A model in memory. busy: whether it is in use. used_at: when it was last. host_bytes, device_bytes:
-    that
-    become free when it is unloaded.
+class LoadedModel:
+    """A model in memory. busy: whether requests use it. used_at: time of its last use. host_bytes,
+    device_bytes: freed by unloading it.
     """
 
     id: str
@@ -36,15 +35,17 @@ class FreeGpu:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Free memory next to all models. host: bytes. gpus: of the build."""
+    """Memory that no loaded model uses. host: bytes. gpus: those of the build of llama.cpp."""
 
     host: int
     gpus: tuple[FreeGpu, ...] = ()
 
-    def without(self, residents: Iterable[Resident]) -> FreeMemory:
-        """The free memory after these have left; of several GPUs in proportion to what is free of each."""
+    def after_evicting(self, models: Iterable[LoadedModel]) -> FreeMemory:
+        """The free memory after these models are unloaded; device_bytes are split over the GPUs in proportion
+        to the free memory of each.
+        """
         host, device = self.host, 0
-        for one in residents:
+        for one in models:
             host, device = host + one.host_bytes, device + one.device_bytes
         free = sum(gpu.free for gpu in self.gpus)
         shares = [gpu.free / free if free else 1 / len(self.gpus) for gpu in self.gpus]
@@ -55,17 +56,18 @@ class FreeMemory:
 class MemoryLedger:
     """The free memory of host and GPUs. available: bytes that the system says can be allocated.
 
-    The system counts mapped files as available, also those of models in use: what they have in memory is
-    subtracted. Of GPUs is known what was free after the last load; what left since is added.
+    The system counts mapped files as available, also those of loaded models, so their resident pages are
+    subtracted. For GPUs, the free memory reported by the last load is kept, and what was unloaded since is
+    added.
     """
 
     def __init__(self, available: Callable[[], int] = available_memory) -> None:
         self._available = available
         self._gpus: tuple[DeviceInfo, ...] = ()
-        self._freed = 0  # bytes of GPUs, since then
+        self._freed = 0  # bytes of GPUs unloaded since the last load
 
     def free(self, supervisors: Iterable[Supervisor]) -> FreeMemory:
-        """What is free next to these models, all that are in memory."""
+        """The free memory. supervisors: of all loaded models."""
         host = self._available() - sum(map(_mapped, supervisors))
         total = sum(gpu.total for gpu in self._gpus) or 1
         unified = sys.platform == "darwin"
@@ -73,16 +75,16 @@ class MemoryLedger:
         return FreeMemory(max(0, host), tuple(gpus))
 
     def loaded(self, info: LoadInfo) -> None:
-        """A model was loaded."""
-        self._gpus, self._freed = info.gpus, 0
+        """Record that a model was loaded."""
+        self._gpus, self._freed = info.details.gpus, 0
 
     def unloaded(self, info: LoadInfo) -> None:
-        """A model was unloaded."""
-        self._freed += info.device_bytes
+        """Record that a model was unloaded."""
+        self._freed += info.details.device_bytes
 
 
 def _mapped(supervisor: Supervisor) -> int:
-    """Bytes of the model's file that are in memory and that the system counts as available."""
+    """Resident bytes of the model's mapped file, which the system counts as available."""
     pid = supervisor.pid
     if pid is None or not supervisor.settings.target.use_mmap:
         return 0

@@ -1,7 +1,7 @@
-"""Counters and histograms for Prometheus, in a registry of their own.
+"""Counters and histograms for Prometheus, in registries of their own.
 
-Counters grow at the end of a text, by the figures that its response reports, so that the two agree to the
-token. A text whose engine died has no figures and is not counted.
+A text is counted when it ends, by the figures that its response reports, so that the two agree to the token.
+A text whose engine died has no figures and is not counted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SPEEDUPS = (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 
 
 class HttpMetrics:
-    """What is counted for the whole server."""
+    """Counters of the whole server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         labels = ("path", "status")
-        text = "HTTP requests by path and status"
+        text = "HTTP requests, by path and status"
         self.http = Counter("specllama_http_requests", text, labels, registry=self.registry)
 
 
 class Metrics:
-    """All figures of one model. owner: of one of its owners instead, without those that tell how long the
-    texts of others are.
+    """All metrics of one model. owner: only those of this owner's requests, without the ones that would tell
+    the length of other owners' texts.
     """
 
     def __init__(self, model: str, owner: str = "") -> None:
@@ -51,60 +51,72 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"specllama_{name}", text, registry=registry, buckets=buckets)
 
-        self.refused = counter("requests_refused", "requests that found the queue full")
-        self.texts = counter("texts", "texts that ended")
-        self.prompt = counter("prompt_tokens", "tokens of prompts, each prompt counted once")
-        self.cached = counter("prompt_tokens_cached", "of these, tokens that were in the cache already")
-        self.generated = counter("generation_tokens", "tokens generated")
-        self.drafts = counter("drafts", "drafts that were verified")
-        self.drafted = counter("draft_tokens", "draft tokens that were verified")
-        self.accepted = counter("draft_tokens_accepted", "draft tokens that were emitted")
+        self.refused = counter("requests_refused", "Requests refused because the queue was full")
+        self.texts = counter("texts", "Texts generated")
+        self.prompt = counter("prompt_tokens", "Prompt tokens, counted once per prompt")
+        self.cached = counter("prompt_tokens_cached", "Prompt tokens that were in the KV cache already")
+        self.generated = counter("generation_tokens", "Tokens generated")
+        self.drafts = counter("drafts", "Drafts verified")
+        self.drafted = counter("draft_tokens", "Draft tokens verified")
+        self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
+        self.branch_drafted = counter("draft_branch_tokens", "Second candidates among the draft tokens")
+        self.branch_accepted = counter("draft_branch_tokens_accepted", "Second candidates accepted")
         self.drafted_at = counter(
-            "draft_tokens_by_position", "draft tokens verified, by position in the draft", ("position",)
+            "draft_tokens_by_position", "Draft tokens verified, by position in the draft", ("position",)
         )
         self.at_position = counter(
-            "draft_tokens_accepted_by_position", "those of them that were emitted", ("position",)
+            "draft_tokens_accepted_by_position",
+            "Draft tokens accepted, by position in the draft",
+            ("position",),
         )
-        self.drafted_by = counter("draft_tokens_by_drafter", "draft tokens verified", ("drafter",))
-        places = ("drafter", "position")
-        self.at_place = counter("draft_tokens_by_source", "guessed tokens by drafter and position", places)
-        self.accepted_at_place = counter(
-            "draft_tokens_accepted_by_source", "those of them that were emitted", places
+        self.drafted_by = counter(
+            "draft_tokens_by_drafter", "Draft tokens verified, by drafter", ("drafter",)
         )
-        self.forced = counter("forced_tokens", "tokens that a grammar forced, which are no draft tokens")
-        self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
+        labels = ("drafter", "position")
+        self.drafted_by_source = counter(
+            "draft_tokens_by_source", "Draft tokens verified, by drafter and position", labels
+        )
+        self.accepted_by_source = counter(
+            "draft_tokens_accepted_by_source", "Draft tokens accepted, by drafter and position", labels
+        )
+        self.forced = counter("forced_tokens", "Tokens forced by a grammar, which are not draft tokens")
+        self.rate = histogram("acceptance_rate", "Share of a text's draft tokens that were accepted", _RATES)
         self.speedup = histogram(
-            "speedup_over_plain", "decoding speed of a text with drafts over that without", _SPEEDUPS
+            "speedup_over_plain", "Decoding speed of a drafted text relative to plain decoding", _SPEEDUPS
         )
         self.verdicts = counter(
-            "texts_by_verdict", "texts by whether drafts made them faster than plain decoding", ("verdict",)
+            "texts_by_verdict", "Texts by whether drafting made them faster than plain decoding", ("verdict",)
         )
         self.decode_seconds = counter(
-            "compared_decode_seconds", "seconds of decoding of the texts whose gain is known, drafted or not"
+            "compared_decode_seconds", "Decoding time of the texts whose gain is known, drafted or not"
         )
         self.plain_seconds = counter(
-            "compared_plain_seconds", "seconds that decoding them without drafts would have taken"
+            "compared_plain_seconds", "Estimated time of decoding the same texts without drafts"
         )
-        self.queued = histogram("queue_seconds", "from the request to its slot", _SECONDS)
-        self.first_token = histogram("time_to_first_token_seconds", "from the request", _SECONDS)
-        self.from_disk = counter("prompt_tokens_from_disk", "those whose state was read from the disk")
-        self.between_tokens = histogram("inter_token_seconds", "between the tokens of a text", _GAPS)
-        self.seconds = histogram("request_seconds", "from the request to the end of its last text", _SECONDS)
-        self.running = gauge("texts_running", "texts that have a slot")
-        self.waiting = gauge("texts_waiting", "texts that wait for a slot")
-        self.slots = gauge("slots", "texts that can be written at once")
+        self.queued = histogram("queue_seconds", "Time from a request to its slot", _SECONDS)
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "Time from a request to its first token", _SECONDS
+        )
+        self.from_disk = counter("prompt_tokens_from_disk", "Prompt tokens whose state was read from disk")
+        self.between_tokens = histogram("inter_token_seconds", "Time between two tokens of a text", _GAPS)
+        self.seconds = histogram(
+            "request_seconds", "Time from a request to the end of its last text", _SECONDS
+        )
+        self.running = gauge("texts_running", "Texts being generated")
+        self.waiting = gauge("texts_waiting", "Texts waiting for a slot")
+        self.slots = gauge("slots", "Texts that can be generated at once")
         if not owner:
-            self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
-            self.states = gauge("prefix_states", "evaluated texts and partial states outside of that cache")
-            self.state_bytes = gauge("prefix_state_bytes", "memory that they occupy")
-        self.up = gauge("engine_up", "whether the engine process answers, of a model that shall be in memory")
-        self.loaded = gauge("model_loaded", "whether the model is in memory")
-        self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
+            self.kv = gauge("kv_used_ratio", "Share of the target's KV cache in use")
+            self.states = gauge("prefix_states", "Saved prefix states outside the KV cache")
+            self.state_bytes = gauge("prefix_state_bytes", "Memory of the saved prefix states")
+        self.up = gauge("engine_up", "Whether the engine process responds; 1 while the model is unloaded")
+        self.loaded = gauge("model_loaded", "Whether the model is in memory")
+        self.restarts = gauge("engine_restarts", "Engine processes started after another one ended")
         registry.register(_Aliases(self, model))
 
     def count(self, stats: RunStats, plain: PlainRate, first_of_prompt: bool) -> None:
-        """Count a text that has ended. plain: the speed of decoding without drafts, for the gain.
-        first_of_prompt: whether it is the first text of its prompt.
+        """Count a finished text. plain: the rate of plain decoding, for the gain. first_of_prompt:
+        whether it is its prompt's first text.
         """
         self.texts.inc()
         if first_of_prompt:
@@ -115,6 +127,8 @@ class Metrics:
         self.drafts.inc(stats.reached[0] if stats.reached else 0)
         self.drafted.inc(stats.n_drafted)
         self.accepted.inc(stats.n_accept)
+        self.branch_drafted.inc(stats.n_branch)
+        self.branch_accepted.inc(stats.n_branch_accept)
         for j, (n, accepted) in enumerate(zip(stats.reached, stats.accepted_at, strict=True)):
             self.drafted_at.labels(str(j)).inc(n)
             self.at_position.labels(str(j)).inc(accepted)
@@ -122,16 +136,16 @@ class Metrics:
             self.drafted_by.labels(name).inc(n)
         for name, counts in stats.reached_by.items():
             for j, (n, accepted) in enumerate(zip(counts, stats.accepted_by[name], strict=True)):
-                self.at_place.labels(name, str(j)).inc(n)
-                self.accepted_at_place.labels(name, str(j)).inc(accepted)
+                self.drafted_by_source.labels(name, str(j)).inc(n)
+                self.accepted_by_source.labels(name, str(j)).inc(accepted)
         self.forced.inc(stats.n_forced_accept)
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)
         self._count_gain(stats, gain(stats, plain))
 
     def _count_gain(self, stats: RunStats, found: Gain) -> None:
-        """Texts without drafts count too: they took as long as plain decoding, and what looking for drafts
-        took. Where the gain is unknown, both times are left out.
+        """Texts without drafts count too: their time is that of plain decoding plus that spent on drafters.
+        Texts of unknown gain add to neither time.
         """
         seconds = stats.decode_seconds - stats.stalled_seconds
         drafted = stats.plain_rounds < stats.rounds
@@ -154,8 +168,8 @@ Figures = TypeVar("Figures", bound=_Registered)
 
 
 class MetricsByOwner(Generic[Figures]):
-    """The figures of all owners, and of each owner where there are several. make: from the name of an owner,
-    "" for all, to its figures.
+    """Metrics of all owners together, and of each owner if there are several. make: creates those of an
+    owner, "" for all.
     """
 
     def __init__(self, make: Callable[[str], Figures], several: bool) -> None:
@@ -163,7 +177,7 @@ class MetricsByOwner(Generic[Figures]):
         self._own: dict[str, Figures] = {}
 
     def of(self, owner: str) -> Figures:
-        """What an owner may read: its own figures where there are several. "": all figures."""
+        """The metrics that an owner may read: its own if there are several owners. "": those of all."""
         if not self._several or not owner:
             return self.all
         if owner not in self._own:
@@ -171,18 +185,18 @@ class MetricsByOwner(Generic[Figures]):
         return self._own[owner]
 
     def counting(self, owner: str) -> tuple[Figures, ...]:
-        """Where the requests of an owner are counted."""
+        """The metrics in which an owner's requests are counted."""
         own = self.of(owner)
         return (self.all,) if own is self.all else (self.all, own)
 
 
 def exposition(server: HttpMetrics, models: Sequence[Metrics]) -> bytes:
-    """All figures in Prometheus' text format; those of a model have its name as the label `model`."""
+    """All metrics in Prometheus' text format; those of a model are labelled `model`."""
     return generate_latest(_Together(server, models))
 
 
 class _Together(Collector):
-    """The figures of several registries, each family once."""
+    """Merges several registries: each family once."""
 
     def __init__(self, server: HttpMetrics, models: Sequence[Metrics]) -> None:
         self._server, self._models = server, models

@@ -1,7 +1,7 @@
-"""Whether the files of a loaded model are still what was loaded.
+"""Detects changes of the files of a loaded model.
 
-llama.cpp maps them: a file that is overwritten in place changes the weights of the model in memory, and its
-answers. A file that takes the place of another one (as downloads do) leaves the mapped one as it was.
+llama.cpp maps them: overwriting a file in place changes the weights in memory, and so the answers. Replacing
+a file by another (as downloads do) leaves the mapped one intact.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _File:
 
 
 class LoadedFiles:
-    """The files that a load reads, opened before it. Those that cannot be opened are left out: the load says
-    what is wrong with them.
+    """The files that a load reads, opened before it. Files that cannot be opened are skipped: the load
+    reports them.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
@@ -41,13 +41,13 @@ class LoadedFiles:
                 self._files.append(_File(path, file, _written(file), _digest(file)))
 
     def close(self) -> None:
-        """Close them."""
+        """Close the files."""
         for one in self._files:
             one.file.close()
 
     def changed(self) -> str | None:
-        """The path of a file whose content has changed in place, None without any. A new time of the last
-        change alone, as of `touch`, is no change.
+        """The path of a file whose content was changed in place, None without any. A new modification time
+        alone, as after `touch`, does not count.
         """
         for one in self._files:
             with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class LoadedFiles:
 
 
 def files_of(settings: LoadSettings) -> Iterator[str]:
-    """The files of target, draft and adapters, all parts of split ones."""
+    """The files of target, draft and adapters, with all parts of split files."""
     for model in filter(None, (settings.target, settings.draft)):
         first = _FIRST_PART.fullmatch(model.path)
         n_parts = int(first[2]) if first is not None else 1
@@ -77,7 +77,7 @@ def _written(file: BinaryIO) -> tuple[int, int]:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    """Of blocks that are spread over the file, the first and the last one among them."""
+    """Of blocks spread evenly over the file, the first and the last included."""
     size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
     for i in range(_BLOCKS):
         at = i * max(0, size - _BLOCK_BYTES) // (_BLOCKS - 1)

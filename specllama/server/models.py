@@ -1,4 +1,4 @@
-"""The models of a server: which there are, and which one a name means. Knows no HTTP."""
+"""The models of a server, and which model a name means. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_
 from specllama.models.details import DetailsReader, ModelDetails
 from specllama.models.resolve import Library
 from specllama.server.admission import Admission, QueueLimit
+from specllama.server.lease import State
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
 from specllama.server.pulls import Pulls, PullState
-from specllama.server.residence import State
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
@@ -30,10 +30,9 @@ MakeSupervisor = Callable[[], Supervisor]
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model in a list. state: None if it is not on disk. info: of the last load, None before it. created:
-    when the server began to offer it, in seconds since the epoch. expires_in: seconds after which it is
-    unloaded if nobody uses it from now on, None for never. loading: see Supervisor. pull: of its download,
-    None without one.
+    """A model in a list. state: None if it is not on disk. info: of the last load, None before the first.
+    created: when the server began to offer it, in seconds since the epoch. expires_in: see ModelLease.
+    loading: see Supervisor. pull: its download, None without one.
     """
 
     name: str
@@ -58,9 +57,9 @@ class ListedModel:
 class ModelPool:
     """The models of a server.
 
-    make: a supervisor, whose settings are set before it runs. library: finds models; None: the server holds
-    its one model alone. loaded: called with name and description of each model that was loaded on demand.
-    ledger: the free memory.
+    make: creates a supervisor, whose settings are set before it runs. library: finds models; None for a
+    server of a single model. loaded: called with the name and description of each model that was loaded on
+    demand. ledger: tracks free memory.
     """
 
     def __init__(
@@ -87,26 +86,26 @@ class ModelPool:
         self._loader = ModelLoader(settings, self._services, say, self._library, loaded, ledger)
         self.default = self._serve(of_file(settings.load.target.path), settings.shown_names)
         self.default.supervisor.settings = settings.load
-        self.default.residence.state = "loading"
+        self.default.lease.state = "loading"
 
     @property
     def pinned(self) -> bool:
-        """Whether the server holds one model alone."""
+        """Whether the server has a single model, which stays loaded."""
         return self._library is None
 
     @property
     def services(self) -> Collection[Service]:
-        """Of all models that were asked for."""
+        """Of all models that were requested."""
         return self._services.values()
 
     @property
     def current(self) -> Service:
-        """The model that was used last of those in memory, else the default one."""
-        there = [s for s in self._services.values() if s.residence.state == "loaded"]
-        return max(there, key=lambda s: (s.residence.n_users > 0, s.residence.used_at), default=self.default)
+        """The most recently used model in memory; the default one if none is."""
+        there = [s for s in self._services.values() if s.lease.state == "loaded"]
+        return max(there, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
 
     async def look_up(self, name: str | None) -> None:
-        """Look at the disk again if this name is not known. Comes before `service` for a client's name."""
+        """Scan the disk if this name is not known. Call it before `service` for a name from a client."""
         if name is None or self._library is None or self.settings.names_it(name):
             return
         found = self._catalogue.find(name)
@@ -114,9 +113,8 @@ class ModelPool:
             await self._rescan(_RESCAN_SECONDS)
 
     def service(self, name: str | None, exact: bool = False) -> Service:
-        """The model with this name, in memory or not; None: see `current`. A server that holds one model
-        alone answers with it to any name, as llama-server does, unless its settings or `exact` forbid that.
-        Raises NotFoundError.
+        """The model with this name, loaded or not; for None, `current`. A server of a single model accepts
+        any name, as llama-server does, unless its settings or `exact` forbid it. Raises NotFoundError.
         """
         if name is None:
             return self.current
@@ -135,7 +133,7 @@ class ModelPool:
         raise NotFoundError(name)
 
     async def listed(self) -> list[ListedModel]:
-        """All models: those in memory first, then the others on disk, then those that are only known."""
+        """All models: loaded ones first, then others on disk, then models that are only known."""
         await self._rescan(_RESCAN_SECONDS)
         found = [listed(self.default, name) for name in self.default.names]
         others = {key: s for key, s in self._services.items() if s is not self.default}
@@ -148,17 +146,19 @@ class ModelPool:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
                 found.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
-        gone = [s for s in others.values() if s.residence.state == "loaded"]  # from the disk
+        gone = [s for s in others.values() if s.lease.state == "loaded"]  # from the disk
         found += [listed(service, service.name) for service in gone]
         current = self.current.name
         return sorted(found, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
 
     async def details(self, model: CatalogueModel) -> ModelDetails:
-        """What the header of a model on disk says."""
+        """Details from the header of a model on disk."""
         return await asyncio.to_thread(self._details.of, model.path)
 
     async def unloaded(self, service: Service) -> tuple[ModelDetails, int]:
-        """What the header of a model says, and the context that it would have. Raises IntegrityError."""
+        """Details from the header of a model, and the context size that a load would give it. Raises
+        IntegrityError.
+        """
         found = await self.details(service.model)
         if found.problem:
             raise IntegrityError(found.problem)
@@ -166,7 +166,7 @@ class ModelPool:
         return found, others.target.n_ctx or min(found.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 
     async def metrics(self, owner: str, name: str | None = None) -> bytes:
-        """The figures that an owner may read, of all models or of one, in Prometheus' text format. Raises
+        """The metrics that an owner may read, of all models or of one, in Prometheus' text format. Raises
         NotFoundError.
         """
         chosen = [self.service(name)] if name is not None else list(self._services.values())
@@ -174,8 +174,8 @@ class ModelPool:
         return exposition(self.http.of(owner), found)
 
     def pull(self, name: str, stop: bool = False) -> None:
-        """Begin to download a known model that is not on this disk, or stop that. Raises NotFoundError for
-        other names, UsageError while another one is downloaded, or if the server holds one model alone.
+        """Start or stop the download of a known model. Does nothing for a model on disk. Raises NotFoundError
+        for unknown names, UsageError during another download and on a server of a single model.
         """
         if self._pulls is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
@@ -186,38 +186,38 @@ class ModelPool:
             self._pulls.start(found)
 
     def keep(self, service: Service, seconds: float | None) -> None:
-        """Unload a model after so many seconds without use, None for never, until it is loaded again. Without
-        effect on the one model of a server that holds it alone.
+        """Set the idle time in seconds after which a model is unloaded, None for never, until its next load.
+        Has no effect on a server of a single model.
         """
-        in_use = service.residence.state != "unloaded" or service.jobs
+        in_use = service.lease.state != "unloaded" or service.jobs
         if not self.pinned and (seconds != 0 or in_use):
-            service.residence.keep(None if seconds is None else min(seconds, _LONGEST))
+            service.lease.set_idle_seconds(None if seconds is None else min(seconds, _LONGEST))
 
     def unload(self, service: Service) -> None:
-        """Unload a model as soon as nobody uses it. Raises UsageError if the server holds it alone."""
+        """Unload a model as soon as it is idle. Raises UsageError on a server of a single model."""
         if self.pinned:
             raise UsageError(f"this server holds {service.name} alone, and keeps it in memory")
         self.keep(service, 0.0)
 
     async def started(self) -> None:
-        """Wait until the default model is in memory for the first time."""
+        """Wait until the default model has been loaded once."""
         await self._loader.started()
 
     async def run(self) -> None:
-        """Load and unload models until cancelled. Raises what the first load of the default model raises, and
+        """Load and unload models until cancelled. Raises the error of the default model's first load, and
         ConfigError.
         """
         await self._rescan(0.0)
         await self._loader.run(self.default)
 
     def end_all(self, error: SpecllamaError) -> None:
-        """End all that runs and waits with this error."""
+        """End all running and waiting requests with this error."""
         self.admission.end_all(error)
         for service in self._services.values():
-            service.residence.refuse(error)
+            service.lease.fail_waiters(error)
 
     def _serve(self, model: CatalogueModel, names: Collection[str]) -> Service:
-        """The service of a model, made when it is asked for first."""
+        """The service of a model, created on its first request."""
         key = _key(model.path)
         if key not in self._services:
             service = Service(self.settings, model, tuple(names), self._make(), self.admission)
@@ -228,7 +228,7 @@ class ModelPool:
         return self._services[key]
 
     async def _rescan(self, seconds: float) -> None:
-        """Look at the disk, unless that was done less than `seconds` ago. Raises ConfigError."""
+        """Scan the disk unless the last scan is less than `seconds` old. Raises ConfigError."""
         if self._library is None:
             return
         loop = asyncio.get_running_loop()
@@ -240,18 +240,18 @@ class ModelPool:
 
 
 def listed(service: Service, name: str) -> ListedModel:
-    """A model that was asked for, under one of its names."""
+    """The list entry of a requested model under one of its names."""
     return ListedModel(
         name,
         service.model,
-        service.residence.state,
+        service.lease.state,
         service.supervisor.loaded,
         service.created,
-        service.residence.expires_in,
+        service.lease.expires_in,
         service.supervisor.loading,
     )
 
 
 def _key(path: str) -> str:
-    """The same for all paths to a file."""
+    """The same key for all paths to a file."""
     return os.path.realpath(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import specllama
-from specllama.server.dialects.base import ApiRoute
+from specllama.server.dialects.shared.base import ApiRoute
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -34,7 +34,7 @@ _ERROR = {
 
 
 def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
-    """The document of the routes that have a summary. keyed: whether clients need a key."""
+    """The document, with all routes that have a summary. keyed: whether clients need a key."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for route in routes:
@@ -54,7 +54,7 @@ def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
 
 
 def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
-    """One operation; the schemas that it refers to are added to `schemas`."""
+    """One operation; adds the schemas that it refers to to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     answers = {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
     found: dict[str, Any] = {

@@ -1,21 +1,25 @@
-"""The page at /: its files, and the headers that browsers get with them. Knows no models.
+"""The web page at /: its files and their headers. Knows no models.
 
-The page is HTML, CSS and JavaScript modules in static/, served as they are. The policy lets it load and
-connect to nothing but this server, and run no code that is not in one of its files, so that what a model
-writes is shown and never executed. The files need no key: the page asks for it.
+The page is HTML, CSS and JavaScript modules in static/, served unchanged. Its content security policy lets it
+load from and connect to this server only, and run no code outside its files, so that the output of a model is
+shown and never executed. The files need no key: the page asks for it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from starlette.responses import PlainTextResponse, Response
 
+from specllama.core.sampling.params import PARAMETERS
 from specllama.data import CHARTS_CSS, CHARTS_JS
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Endpoint
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {
@@ -51,8 +55,14 @@ _HEADERS = {
 }
 
 
+def generated_files() -> dict[str, str]:
+    """Modules of the page that are generated from the program's tables, by their path below /page/."""
+    names = json.dumps([name for name, parameter in PARAMETERS.items() if parameter.has_plain_value])
+    return {"parameters.js": f"export const PARAMETERS = {names};\n"}
+
+
 class _PageFile(NamedTuple):
-    """A file as it is sent. tag: of its content."""
+    """A file as it is sent. tag: its ETag, a digest of the content."""
 
     content: bytes
     media_type: str
@@ -67,12 +77,19 @@ def page_files() -> dict[str, Path]:
 
 @functools.cache
 def _read(path: Path) -> _PageFile:
-    content = path.read_bytes()
-    return _PageFile(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+    return _page_file(path.read_bytes(), path.suffix)
 
 
-def _sent(path: Path, api: ApiRequest) -> Response:
-    file = _read(path)
+@functools.cache
+def _made(text: str) -> _PageFile:
+    return _page_file(text.encode(), ".js")
+
+
+def _page_file(content: bytes, suffix: str) -> _PageFile:
+    return _PageFile(content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+
+
+def _sent(file: _PageFile, api: ApiRequest) -> Response:
     headers = _HEADERS | {"etag": file.tag}
     known = [tag.strip().removeprefix("W/") for tag in api.header("if-none-match").split(",")]
     if file.tag in known:
@@ -81,20 +98,21 @@ def _sent(path: Path, api: ApiRequest) -> Response:
 
 
 async def root(api: ApiRequest) -> Response:
-    """The page for browsers, a line for others: Ollama's clients ask so whether the server is there."""
+    """The page for browsers, a line of text for others: Ollama's clients probe the server this way."""
     if "text/html" not in api.header("accept"):
         return PlainTextResponse("specllama is running", headers={"vary": "Accept"})
-    return _sent(_STATIC / "index.html", api)
+    return _sent(_read(_STATIC / "index.html"), api)
 
 
-def _endpoint(path: Path) -> Endpoint:
+def _route(name: str, read: Callable[[], _PageFile]) -> ApiRoute:
     async def send(api: ApiRequest) -> Response:
-        return _sent(path, api)
+        return _sent(read(), api)
 
-    return send
+    return ApiRoute("GET", f"/page/{name}", send, open=True)
 
 
 ROUTES = (
     ApiRoute("GET", "/", root, open=True),
-    *(ApiRoute("GET", f"/page/{name}", _endpoint(path), open=True) for name, path in page_files().items()),
+    *(_route(name, partial(_read, path)) for name, path in page_files().items()),
+    *(_route(name, partial(_made, text)) for name, text in generated_files().items()),
 )

@@ -1,6 +1,6 @@
-"""Downloads of known models that clients ask for, one at a time, each in a thread. Knows no HTTP.
+"""Downloads of known models requested by clients, one at a time, each in a thread. Knows no HTTP.
 
-What may be downloaded is a model of the catalogue: a client chooses a name, never an address.
+Only models of the catalogue can be downloaded: a client chooses a name, never an address.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from specllama.server.supervisor import Say
 
 
 class PullStoppedError(SpecllamaError):
-    """Somebody has stopped the download."""
+    """A client has stopped the download."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """How far a download is. done, total: bytes, 0 while they are unknown. error: why it has ended without
-    the model, "" otherwise. running: whether it goes on.
+    """Progress of a download. done, total: bytes, 0 until known. error: why it ended without the model, ""
+    otherwise. running: whether it continues.
     """
 
     done: int = 0
@@ -34,7 +34,7 @@ class PullState:
 
 
 class Pulls:
-    """environ: says where models are and which hub has them. say: gets lines for the operator."""
+    """environ: determines the model directories and the hub. say: gets lines for the operator."""
 
     def __init__(self, environ: Mapping[str, str], say: Say) -> None:
         self._environ, self._say = environ, say
@@ -47,7 +47,7 @@ class Pulls:
         return self._states.get(model.id)
 
     def start(self, model: CatalogueModel) -> None:
-        """Begin to download a model, unless that is under way. Raises UsageError while another one is."""
+        """Start the download of a model unless it is running. Raises UsageError during another download."""
         with self._lock:
             running = [id_ for id_, state in self._states.items() if state.running]
             if model.id in running:
@@ -60,7 +60,7 @@ class Pulls:
         threading.Thread(target=self._run, args=(model,), daemon=True).start()
 
     def stop(self, model: CatalogueModel) -> None:
-        """End the download of a model; what has arrived is kept."""
+        """Stop the download of a model; bytes received are kept."""
         self._stopped.add(model.id)
 
     def _run(self, model: CatalogueModel) -> None:
@@ -96,7 +96,7 @@ class Pulls:
             self._states[model.id] = replace(self._states[model.id], error=error, running=False)
 
     def advance(self, model: CatalogueModel, state: DownloadState) -> None:
-        """Note how far a download is. Raises PullStoppedError."""
+        """Record the progress of a download. Raises PullStoppedError."""
         if model.id in self._stopped:
             raise PullStoppedError("the download was stopped; what has arrived is kept")
         with self._lock:
@@ -104,7 +104,7 @@ class Pulls:
 
 
 class _Progress(Silent):
-    """Hands the progress of a model's download on."""
+    """Forwards the progress of a model's download."""
 
     def __init__(self, pulls: Pulls, model: CatalogueModel) -> None:
         self._pulls, self._model = pulls, model

@@ -1,4 +1,4 @@
-"""One HTTP request in the engine: its texts, submitted together, as one stream of events."""
+"""One HTTP request in the engine: all its texts as one stream of events."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ReaderOf = Callable[[Tools | None], CallReader | None]
 
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
-    """One text to generate. prompt: index of the prompt that it answers; the requests of one prompt differ in
-    their seeds alone. splits: see EventAssembler. fields: of the request, by the parameters that they set; an
-    error of the engine about one names the field.
+    """One text to generate. prompt: index of the prompt that it answers; requests of one prompt differ only
+    in their seeds. splits: see EventAssembler. fields: names of request fields by the parameters that they
+    set, for errors of the engine about a parameter.
     """
 
     request: protocol.Generate
@@ -36,11 +36,11 @@ class CompletionSpec:
 
 
 class RequestStream:
-    """The texts of one request, which may wait for their model, and then are written by the engine.
+    """The texts of one request, from waiting for the model to the last event.
 
-    metrics: where its figures count. ended: called once when all texts have ended, for whatever reason.
-    place: see Service.start. owner: who asks. n_open: texts that have not ended. begun: whether the engine
-    has got it. n_bytes: of the request; n_held: those that are held here until then.
+    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. supersedes:
+    see Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
+    engine has the request. n_bytes: size of the request; n_held: the part held in this process until then.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class RequestStream:
         specs: Sequence[CompletionSpec],
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
-        place: str = "",
+        supersedes: str = "",
         n_bytes: int = 0,
     ) -> None:
-        self.place, self.n_held = place, n_bytes
+        self.supersedes, self.n_held = supersedes, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self._fields = specs[0].fields
@@ -75,25 +75,26 @@ class RequestStream:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the request began."""
         return self._loop.time() - self._began
 
     def start(
         self, client: LoopClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
     ) -> None:
-        """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once.
+        """Submit all texts; those of one prompt together, so that it is sent, rendered and tokenised once.
 
-        end_ids: tokens that end a text. reader: makes what reads the answer of a chat, see
+        end_ids: tokens that end a text. reader: creates the reader of a chat's answer, see
         LoadInfo.answer_reader.
         """
         self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
-        sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
+        # The prompts are not kept: they may be large, and wait for long.
+        sent = protocol.Generate(-1, protocol.TextInput(""))
         self.specs = [replace(spec, request=sent) for spec in self.specs]
 
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
-        """Submit the texts of one prompt. texts: their indices and specs."""
+        """Submit the texts of one prompt. texts: with their indices."""
         assemblers = [self._assembler(i, spec) for i, spec in texts]
         self._assemblers += assemblers
         (first, spec), *more = texts
@@ -110,25 +111,25 @@ class RequestStream:
                 self._arrive(assembler, error)
 
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
-        request = spec.request
+        request, chat = spec.request, spec.request.chat
         reader = None
-        if request.messages is not None and self._reader is not None:
-            reader = self._reader(request.tools)
+        if chat is not None and self._reader is not None:
+            reader = self._reader(chat.tools)
         return EventAssembler(
             index,
             spec.prompt,
             spec.splits,
-            bool(request.prefix or request.prefix_thought),
+            chat is not None and chat.is_begun,
             self._end_ids,
             reader,
             request.progress,
         )
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
-        """The events until all texts have ended, those that arrived together as one list.
+        """Yields events until all texts have ended; those that arrived together are one list.
 
-        whole: wait for all of them and yield them once. A list is empty after `wake`. Raises the engine's
-        error, the error given to `fail`, DeadlineError after `expire`.
+        whole: yield all events at once, at the end. A list is empty after `wake`. Raises errors of the
+        engine, the error given to `fail`, and DeadlineError after `expire`.
         """
         awaited, n_done = self._complete if whole else self._arrived, 0
         while n_done < len(self.specs):
@@ -152,16 +153,16 @@ class RequestStream:
         self._arrived.set()
 
     def expire(self) -> None:
-        """End it because it takes too long: `batches` raises DeadlineError."""
+        """End the request for exceeding its time limit: `batches` raises DeadlineError."""
         self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is its limit"))
 
     def fail(self, error: SpecllamaError) -> None:
-        """End it with an error."""
+        """End the request with an error."""
         self._put(error)
         self.cancel()
 
     def end_early(self) -> None:
-        """End its texts where they are; they count as complete, unless they wait for their model."""
+        """End the texts where they are; they count as complete, unless they wait for their model."""
         if not self.begun:
             self.fail(ResourceError("a newer request has taken the place of this one"))
         for assembler in self._assemblers:
@@ -170,7 +171,7 @@ class RequestStream:
             submission.cancel()
 
     def cancel(self) -> None:
-        """Make the engine end its texts; nothing more is yielded."""
+        """Make the engine end the texts; no more events follow."""
         self._abandoned = True
         if not self.n_open:
             return
@@ -182,7 +183,7 @@ class RequestStream:
             submission.cancel()
 
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
-        """Receive a message of the engine about one of the texts, in the event loop."""
+        """Handle a message of the engine about one text, in the event loop."""
         now = self._loop.time()
         if not isinstance(message, protocol.Started | protocol.Queued):
             self._waiting.discard(assembler.index)
@@ -205,7 +206,7 @@ class RequestStream:
             self._ended(self)
 
     def _named(self, error: SpecllamaError) -> SpecllamaError:
-        """The error with the name that the field at fault has in the request."""
+        """The error, with the request's own name for the field at fault."""
         path = self._fields.get(error.details.get("param", ""))
         if path is None:
             return error
@@ -228,7 +229,7 @@ class RequestStream:
             metrics.count(done.stats, plain_rate(done.stats, done.stored_t1, done.pace), first_of_prompt)
 
     def _observe(self, index: int, n: int, now: float) -> None:
-        """Count the times of n tokens of a choice that have arrived."""
+        """Observe the arrival of n tokens of a choice in the metrics."""
         for metrics in self._metrics:
             if index not in self._last:
                 metrics.first_token.observe(now - self._began)

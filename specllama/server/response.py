@@ -1,4 +1,4 @@
-"""An answer over HTTP: as a stream or in one piece; generation ends at once when the client leaves.
+"""Sends an answer over HTTP, streamed or in one piece; generation ends at once when the client disconnects.
 
 Knows events and a writer, no API.
 """
@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.writer import DialectWriter, to_json
 from specllama.server.events import Event, Start
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.http.timeout import IdleTimer
 from specllama.server.requests import RequestStream
+from specllama.server.writer import DialectWriter, to_json
 
 PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 
@@ -31,9 +31,9 @@ class Limits:
 
 
 class StreamingResponse(Response):
-    """The answer whose events a RequestStream yields.
+    """The answer made of the events of a RequestStream.
 
-    Errors before the first byte are raised, later ones are an event of the stream.
+    Errors before the first byte are raised; later ones become an event of the stream.
     """
 
     def __init__(self, job: RequestStream, writer: DialectWriter, stream: bool, limits: Limits) -> None:
@@ -80,7 +80,9 @@ class StreamingResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
-        """Starts are held back until the first text or ping: an error before that still sets the status."""
+        """Holds Start events back until the first text or ping, so that an error before it still sets the
+        status.
+        """
         writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""The servers of this user that run: a record of each in the cache, for `specllama ps` and `stop`.
+"""The running servers of this user: a record of each in the cache, for `specllama ps` and `stop`.
 
-A server holds a lock next to its record, which the system releases, so that a record of one that was
-killed is known from its lock. Records name no keys.
+Each server locks a file next to its record. The system releases the lock of a killed process, which marks its
+record as stale. Records contain no keys.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_BYTES = 1 << 20  # of a record
 
 @dataclass(frozen=True, slots=True)
 class ModelInMemory:
-    """state: "loaded" or "loading". n_ctx, n_slots, n_bytes: 0 where it is loading. idle_seconds: after which
-    it is unloaded if nobody uses it, None for never.
+    """state: "loaded" or "loading". n_ctx, n_slots, n_bytes: 0 while it is loading. idle_seconds: see
+    ModelLease.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ModelInMemory:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """drain_seconds: that its requests have to end after it was told to stop."""
+    """drain_seconds: time that its requests have to finish after a stop signal."""
 
     pid: int
     url: str
@@ -53,7 +53,7 @@ class RunningServer:
 
 
 def running() -> list[RunningServer]:
-    """The servers that run, by their URLs. Records of others are removed."""
+    """The running servers, sorted by URL. Removes stale records."""
     found = []
     for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -66,14 +66,14 @@ def running() -> list[RunningServer]:
 
 
 def runs(server: RunningServer) -> bool:
-    """Whether it still runs."""
+    """Whether the server is still running."""
     return any(other.pid == server.pid for other in running())
 
 
 @contextlib.contextmanager
 def recorded(models: ModelPool, url: str) -> Iterator[None]:
-    """Keep a record of this server during the block, in a running event loop. Without effect where the cache
-    cannot be written.
+    """Keeps a record of this server during the block, in a running event loop. Has no effect if the cache is
+    not writable.
     """
     record = _folder() / f"{os.getpid()}.json"
     lock = FileLock(record.with_suffix(".lock"))
@@ -88,7 +88,7 @@ def recorded(models: ModelPool, url: str) -> Iterator[None]:
 
 
 async def _keep(record: Path, models: ModelPool, url: str) -> None:
-    """Write the record where it has changed, until cancelled."""
+    """Write the record whenever it changes, until cancelled."""
     written = None
     while True:
         if (server := _of(models, url)) != written:
@@ -101,15 +101,15 @@ async def _keep(record: Path, models: ModelPool, url: str) -> None:
 def _of(models: ModelPool, url: str) -> RunningServer:
     there = []
     for service in models.services:
-        residence, info = service.residence, service.supervisor.loaded
-        if residence.state == "loading":
+        lease, info = service.lease, service.supervisor.loaded
+        if lease.state == "loading":
             there.append(ModelInMemory(service.name, service.model.path, "loading"))
-        elif residence.state == "loaded" and info is not None:
-            n_bytes = info.host_bytes + info.device_bytes
+        elif lease.state == "loaded" and info is not None:
+            n_bytes = info.details.host_bytes + info.details.device_bytes
             there.append(
                 ModelInMemory(
                     service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,
-                    residence.idle_seconds,
+                    lease.idle_seconds,
                 )
             )  # fmt: skip
     return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(there))
@@ -120,7 +120,7 @@ def _folder() -> Path:
 
 
 def _is_held(record: Path) -> bool:
-    """Whether a process holds the lock of a record."""
+    """Whether a process holds the record's lock."""
     try:
         with FileLock(record.with_suffix(".lock")).acquire(blocking=False):
             return False

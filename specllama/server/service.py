@@ -1,6 +1,6 @@
-"""One model being served: its engine, through its supervisor, its requests and its figures.
+"""One served model: its engine (through its supervisor), requests and metrics.
 
-Knows no HTTP, and no other models: server/models.py does. Everything runs in one event loop.
+Knows no HTTP and no other models: server/models.py does. Everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _GAUGE_SECONDS = 1.0  # that a scrape waits for the engine's own figures
 
 
 class Service:
-    """One model being served.
+    """One served model.
 
-    model: where it is and what it is called. names: what lists call it, the preferred one first. created:
-    seconds since the epoch. jobs: its requests that have not ended. admission: of the requests of all models.
+    model: its location and catalogue entry. names: shown in lists, the preferred one first. created: seconds
+    since the epoch. jobs: its requests that have not ended. admission: limits the requests of all models.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Service:
     ) -> None:
         self.settings, self.model, self.names = settings, model, tuple(names)
         self.supervisor, self.admission = supervisor, admission
-        self.residence = supervisor.residence
+        self.lease = supervisor.lease
         self.created = int(time.time())
         self.jobs: set[RequestStream] = set()
         several = len(set(settings.keys)) > 1
@@ -68,27 +68,27 @@ class Service:
         return self.settings.load.n_slots
 
     def start(
-        self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "", n_bytes: int = 0
+        self, specs: Sequence[CompletionSpec], n: int = 1, supersedes: str = "", n_bytes: int = 0
     ) -> RequestStream:
-        """Start n texts of each spec, with different seeds; they wait until the model is in memory. place:
-        earlier requests of the same owner with the same place, which the client needs no longer, end with the
-        text that they have, unless this one only evaluates its prompt; "" for none. n_bytes: of the
-        request.
+        """Start n texts of each spec, with different seeds; they wait until the model is loaded. supersedes:
+        a key; earlier requests of the same owner and key end with the text that they have, unless this
+        request only evaluates its prompt; "" for none. n_bytes: size of the request.
 
-        Raises BusyError if too many texts wait already, ResourceError while the server shuts down. The result
-        raises what loading the model raises, EngineDiedError without an engine, ContextLengthError.
+        Raises BusyError if too many texts are waiting, ResourceError while the server shuts down. The result
+        raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
         """
         texts = [text for spec in specs for text in _choices(spec, n)]
         owner = texts[0].request.owner
         try:
-            self.admission.check(owner, len(texts), 0 if self.residence.is_open else n_bytes)
+            self.admission.check(owner, len(texts), 0 if self.lease.is_open else n_bytes)
         except BusyError:
             for metrics in self.metrics.counting(owner):
                 metrics.refused.inc()
             raise
-        job = RequestStream(texts, self.metrics.counting(owner), self._ended, place, n_bytes)
-        if place and not texts[0].request.warm:
-            for older in [other for other in self.jobs if (other.owner, other.place) == (owner, place)]:
+        job = RequestStream(texts, self.metrics.counting(owner), self._ended, supersedes, n_bytes)
+        if supersedes and not texts[0].request.warm:
+            same = (job.owner, supersedes)
+            for older in [other for other in self.jobs if (other.owner, other.supersedes) == same]:
                 older.end_early()
         self.jobs.add(job)
         self.admission.requests.add(job)
@@ -97,12 +97,12 @@ class Service:
         return job
 
     async def read_metrics(self, owner: str) -> Metrics:
-        """The figures that an owner may read, with gauges of this moment; those that the engine does not
-        report in time stay as they are.
+        """The metrics that an owner may read, with current gauges. Gauges that the engine does not report in
+        time keep their values.
         """
         found, problem = self.metrics.of(owner), self.supervisor.problem
         found.up.set(not problem)
-        found.loaded.set(self.residence.state == "loaded")
+        found.loaded.set(self.lease.state == "loaded")
         found.restarts.set(self.supervisor.restarts)
         found.slots.set(self.n_slots)
         own = [job for job in self.jobs if job.owner == owner]
@@ -113,7 +113,7 @@ class Service:
             n_waiting = self.n_open - n_running
         found.running.set(n_running)
         found.waiting.set(n_waiting)
-        if found is self.metrics.all and not problem and self.residence.is_open:
+        if found is self.metrics.all and not problem and self.lease.is_open:
             with contextlib.suppress(SpecllamaError, TimeoutError):
                 state = await self.supervisor.peek(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
                 found.kv.set(state.n_used / max(1, state.n_ctx))
@@ -122,17 +122,18 @@ class Service:
         return found
 
     async def _launch(self, job: RequestStream) -> None:
-        """Give a request to the engine as soon as there is one. Raises why that is impossible."""
-        await self.residence.enter()
+        """Submit a request once the model is loaded. Raises the reason if that is impossible."""
+        await self.lease.acquire()
         try:
             self._begin(job, await self.supervisor.engine())
         except BaseException:
-            self.residence.leave()
+            self.lease.release()
             raise
 
     def _begin(self, job: RequestStream, client: LoopClient) -> None:
         info = self.supervisor.info
-        longest = max((len(spec.request.ids or ()) for spec in job.specs), default=0)
+        prompts = [spec.request.prompt for spec in job.specs]
+        longest = max((len(p.ids) for p in prompts if isinstance(p, protocol.TokenInput)), default=0)
         if longest >= info.n_ctx:  # the engine checks texts
             raise ContextLengthError(
                 f"the prompt has {longest} tokens, which exceeds the available context size of {info.n_ctx}",
@@ -152,17 +153,17 @@ class Service:
         job.fail(error)
 
     def _ended(self, job: RequestStream) -> None:
-        """All texts of a request have ended."""
+        """Handle the end of all texts of a request."""
         self.jobs.discard(job)
         self.admission.ended(job)
         if (launch := self._launches.pop(job, None)) is not None and not job.begun:
             launch.cancel()
         if job.begun:
-            self.residence.leave()
+            self.lease.release()
 
 
 def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
-    """The spec n times, with different seeds derived from the request's."""
+    """The spec n times, with different seeds derived from that of the request."""
     params = spec.request.params
     if n == 1:
         return [spec]

@@ -20,19 +20,18 @@ ANY_NAME = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
-    accepted and not shown. strict_model: refuse other names, where the server holds one model alone. keys:
-    API keys, one of which a client must send; () requires none. admin_keys: those of them that may unload
-    models; () for the first one. metrics_key: lets a client read the figures of all keys, "" for none.
-    share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
-    requests. queue: texts that may wait for a slot. seconds: limit of a request, 0 for none. drain_seconds:
-    for running requests to end after a SIGTERM. client_seconds: for a client to send its request, and for
-    sent bytes to be read. hosts, origins: names of this server and origins of web pages that are accepted, in
-    addition to those of the address itself. sampling, variables, verbose: defaults of requests. others: how
-    other models are loaded, with names instead of paths; None: the server holds its one model alone.
-    models_max: models in memory at once, 0 for as many as fit. idle_seconds: after which a model is unloaded
-    that nobody uses, 0 for never. slot_save_path: directory of slots that clients save, "" for none. Raises
-    UsageError.
+    """names: of the model; the first is shown, "*" accepts any. called: more accepted names, not shown.
+    strict_model: refuse other names on a server of a single model. keys: API keys, of which clients must send
+    one; () requires none. admin_keys: keys that may unload models; () for the first key. metrics_key: a key
+    for the metrics of all keys, "" for none. share_cache: reuse cached prefixes across keys. spm_infill:
+    `protocol.Infill.suffix_first` of all requests. queue: texts that may wait for a slot. seconds: time limit
+    of a request, 0 for none. drain_seconds: time for running requests to finish after SIGTERM.
+    client_seconds: time for a client to send its request, and to read sent bytes. hosts, origins: accepted
+    names of this server and origins of web pages, in addition to those of the address itself. sampling,
+    variables, verbose: defaults of requests. others: load settings of other models, with names instead of
+    paths; None for a server of a single model. models_max: models in memory at once, 0 for as many as fit.
+    idle_seconds: idle time after which a model is unloaded, 0 for never. slot_save_path: directory of slots
+    saved by clients, "" for none. Raises UsageError.
     """
 
     load: LoadSettings
@@ -101,7 +100,7 @@ class ServerSettings:
 
     @property
     def administrators(self) -> Sequence[str]:
-        """The keys that may unload models; none where the server has no keys, and everybody may."""
+        """Keys that may unload models; none on a server without keys, where everybody may."""
         return self.admin_keys or self.keys[:1]
 
     @property
@@ -116,13 +115,13 @@ class ServerSettings:
         return self.shown_names[0]
 
     def names_it(self, name: str) -> bool:
-        """Whether this is a name of the model, "*" aside. Ollama's clients add ":latest"."""
+        """Whether this is a name of the model, apart from "*". Ollama's clients append ":latest"."""
         known = {*self.shown_names, *self.names, *self.called}
         return name in known or name.removesuffix(":latest") in known
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether the address is reachable from this machine only."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Keeps an engine process running: loads it, notices its end at once, restarts it with back-off.
+"""Runs the engine process of a model: loads it, detects its end at once, restarts it with back-off.
 
 Knows no HTTP and no requests.
 """
@@ -15,8 +15,8 @@ from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.server.lease import ModelLease
 from specllama.server.model_files import LoadedFiles, files_of
-from specllama.server.residence import Residence
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
 SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
@@ -36,13 +36,12 @@ Answer = TypeVar(
 
 
 class Supervisor:
-    """One engine process after another, while the model is in memory.
+    """Runs engine processes of one model, one after another, while it is loaded.
 
-    say: gets lines for the operator. label: what they begin with. log: where llama.cpp's log goes. residence:
-    whether the model is in memory. loaded: reported by the last engine, None before that; stays when the
-    model is unloaded. loading: (part, share of it that is loaded) while the model is being loaded, None
-    otherwise. restarts: engine processes started after the end of another one; loads: those that have loaded
-    the model.
+    say: gets lines for the operator. label: their prefix. log: gets llama.cpp's log. lease: of the model.
+    loaded: reported by the latest engine, None before the first; kept when the model is unloaded. loading:
+    (part, loaded share of it) during a load, None otherwise. restarts: engine processes started after another
+    one ended; loads: successful loads.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Supervisor:
         log: IO[str] | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.settings, self.residence = settings, Residence()
+        self.settings, self.lease = settings, ModelLease()
         self.loaded: LoadInfo | None = None
         self.loading: tuple[str, float] | None = None
         self.restarts = self.loads = 0
@@ -63,7 +62,7 @@ class Supervisor:
         self._why: SpecllamaError | None = None  # why the last engine ended
 
     async def run(self) -> None:
-        """Keep an engine running until cancelled. Raises what the first load raises. May be called again."""
+        """Keep an engine running until cancelled. Raises the error of the first load. May be called again."""
         loop, in_a_row, n_loads = asyncio.get_running_loop(), 0, self.loads
         self._why = None
         while True:
@@ -88,19 +87,17 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process, None without one."""
+        """Process id of the engine, None without one."""
         return self._client.pid if self._client is not None else None
 
     async def client(self) -> LoopClient:
-        """The client of the engine, for which the model is loaded. Raises EngineDiedError, and what loading
-        raises.
-        """
-        async with self.residence.held():
+        """The client of the engine; loads the model. Raises EngineDiedError, and errors of the load."""
+        async with self.lease.acquired():
             return await self.engine()
 
     async def engine(self) -> LoopClient:
-        """The client of the engine of a model in memory; waits WAIT_SECONDS for one that is starting. Raises
-        EngineDiedError.
+        """The client of the engine of a loaded model; waits up to WAIT_SECONDS for one that is starting.
+        Raises EngineDiedError.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -112,8 +109,8 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the engine at this moment, "" if nothing: also for a model that is not wanted in
-        memory. For the operator and for clients with a key.
+        """What is wrong with the engine now, "" for nothing and for an unloaded model. For the operator and
+        clients with a key.
         """
         found = self.public_problem
         if self._client is None and self._why is not None and found:
@@ -123,8 +120,8 @@ class Supervisor:
 
     @property
     def public_problem(self) -> str:
-        """As `problem`, for everybody: it names no files, and quotes nothing."""
-        if self.residence.state == "unloaded":
+        """`problem` for everybody: without file names and quoted text."""
+        if self.lease.state == "unloaded":
             return ""
         if self._client is None:
             return "the engine ended; it is being started again" if self._why else "the model is loading"
@@ -135,22 +132,22 @@ class Supervisor:
 
     @property
     def info(self) -> LoadInfo:
-        """What is loaded, or was last. Raises EngineDiedError before the first engine is ready."""
+        """The description of the latest load. Raises EngineDiedError before the first."""
         if self.loaded is None:
             raise EngineDiedError(self.problem or "the model is not in memory")
         return self.loaded
 
     async def load(self) -> LoadInfo:
-        """What is loaded, or was last; loads a model that has never been. Raises what loading raises."""
+        """The description of the latest load; loads a model that never was. Raises errors of the load."""
         if self.loaded is None:
             await self.client()
         return self.info
 
     async def query(self, question: Callable[[int], protocol.Question], answer: type[Answer]) -> Answer:
-        """The engine's answer to a question, for which the model is loaded. question: makes it from an id;
+        """The engine's answer to a question; loads the model. question: creates the message from an id;
         answer: the type of the answer.
 
-        Raises the engine's error, and what loading the model raises.
+        Raises errors of the engine and of the load.
         """
         found: list[Answer] = []
         await self.collect(question, answer, found.append)
@@ -159,7 +156,7 @@ class Supervisor:
     async def peek(
         self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
     ) -> Answer:
-        """As `query`, of a running engine: the model is not loaded for it, nor kept in memory.
+        """`query` without loading the model or keeping it loaded.
 
         Raises EngineDiedError without an engine, TimeoutError after `seconds`.
         """
@@ -175,8 +172,8 @@ class Supervisor:
         answer: type[Answer],
         take: Callable[[Answer], None],
     ) -> None:
-        """Call `take` in the event loop with each part of the engine's answer, as it arrives. See `query`."""
-        async with self.residence.held():
+        """Call `take` in the event loop with each part of the engine's answer as it arrives. See `query`."""
+        async with self.lease.acquired():
             await self._collect(await self.engine(), question, answer, take)
 
     async def _collect(
@@ -230,7 +227,7 @@ class Supervisor:
             await asyncio.shield(asyncio.to_thread(client.close))
 
     async def _watch(self, client: LoopClient, files: LoadedFiles, ended: asyncio.Event) -> None:
-        """Wait for the end of the engine, which is ended where a file of the model has been overwritten."""
+        """Wait for the end of the engine, and end it if a file of the model is overwritten."""
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -243,7 +240,7 @@ class Supervisor:
                 return
 
     def _load_progress(self, part: str, share: float) -> None:
-        """Progress of a load, in the thread that loads."""
+        """Report the progress of a load, in the thread that loads."""
         self.loading = part, share
         if self._progress is not None:
             self._progress(part, share)

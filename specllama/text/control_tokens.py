@@ -17,7 +17,7 @@ from specllama.errors import UsageError
 
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # a Unicode plane of private-use characters
 _MARK = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
-_MAX_CANDIDATES = 500_000  # places of the messages at which a control text could begin
+_MAX_CANDIDATES = 500_000  # positions in the messages at which a control text could begin
 _FEW = 16  # texts; more of them are replaced in one pass
 _ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # by Python, by JSON
 
@@ -51,7 +51,7 @@ class ControlTexts:
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """(begin, end) of each control text, from left to right; the longest of those with the same begin.
 
-        Raises UsageError for a text with very many places that begin like one.
+        Raises UsageError for a text in which too many positions could begin one.
         """
         done = begin = 0
         for _ in range(_MAX_CANDIDATES):

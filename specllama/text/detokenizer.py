@@ -38,8 +38,7 @@ class TokenWriter:
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
     headers: those in which no stop string counts. stop_ids: tokens that end the text, and are no part of it.
-    lengths: of the text that each token pushed so far has
-    completed, in characters.
+    lengths: of the text that each token pushed so far has completed, in characters.
     """
 
     def __init__(

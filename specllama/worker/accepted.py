@@ -1,4 +1,4 @@
-"""A request between its message and the engine: what was checked and prepared of it, and whose it is."""
+"""A request between its message and the engine: the checked and prepared parts, and its owner."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prepared:
 
 @contextlib.contextmanager
 def blaming(param: str) -> Iterator[None]:
-    """Errors within name this parameter as the one at fault, if they name none."""
+    """Errors raised inside that name no parameter name this one."""
     try:
         yield
     except UsageError as error:
@@ -70,6 +70,15 @@ def choice_ids(message: protocol.Message) -> list[int]:
 
 
 def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
-    """Send an error to those who wait for these ids."""
+    """Send an error to the clients that wait for these ids."""
     for id_ in ids:
         send(protocol.Failed(error.to_dict(), id_))
+
+
+@contextlib.contextmanager
+def refusing(send: Send, message: protocol.Message) -> Iterator[None]:
+    """Send the errors within to those who wait for an answer to a message."""
+    try:
+        yield
+    except SpecllamaError as error:
+        refuse(send, error, getattr(message, "id", None), *choice_ids(message))

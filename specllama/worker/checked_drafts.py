@@ -1,4 +1,4 @@
-"""What shall draft in a load, checked against the target by headers alone."""
+"""The drafts of a load, checked against the target by their headers alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.drafters import wants_draft_model
 from specllama.errors import IncompatiblePairError, option
-from specllama.gguf.check import check_draft
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.heads import file_head
+from specllama.heads.check import check_draft
+from specllama.heads.kind import HeadInfo
 from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.heads import HeadVerdict, check_head, own_head
-from specllama.pair.overlap import Overlap, overlap, translated
+from specllama.pair.head_check import HeadVerdict, check_head, own_head
+from specllama.pair.overlap import overlap, translated
+from specllama.pair.shared_tokens import Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class CheckedDrafts:
     def own_head(self) -> HeadInfo | None:
         """The head inside the target."""
         return self.head.head if self.head is not None and not self.head.head.own_file else None
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether there is a head that reads the target's cache."""
+        return self.head is not None and self.head.head.kind.shares_cache
 
     @property
     def second(self) -> HeadInfo | None:
@@ -75,7 +81,7 @@ def checked_drafts(
             return CheckedDrafts(head=_noticed(inside, reason, send))
     header = read_model(settings.draft.path)
     check_draft(header)
-    head = read_head(header) if is_head_file(header) else None
+    head = file_head(header)
     if head is not None:
         verdict = check_head(target, head)
         own = ""
@@ -105,13 +111,13 @@ def _noticed(
 
 
 def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = "") -> None:
-    """Raises IncompatiblePairError for a pair that does not fit. other: what helps too."""
+    """Raises IncompatiblePairError for a pair that does not fit. other: other remedies, for the hint."""
     if not verdict.ok:
         hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
         raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
 
 
 def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
-    """What helps with a draft model that does not fit."""
+    """The remedy for a draft model that does not fit."""
     shared = None if pair.ok else overlap(target, draft)[0]
     return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""

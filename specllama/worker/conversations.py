@@ -54,21 +54,20 @@ class ConversationCache:
         render: Render,
         continued: Callable[[list[PromptPart]], list[PromptPart]],
         model: LlamaModel,
-        message: protocol.Generate,
+        chat: protocol.ChatInput,
         limit: TextLimit,
     ) -> list[int]:
-        """Ids of the prompt for these messages. Starts with the ids of the turn that they follow if the text
+        """Ids of the prompt of a chat. Starts with the ids of the turn that they follow if the text
         is the same. render: messages with the request's variables and tools; continued: adds the beginning of
         the answer. Raises TemplateError, UsageError, ContextLengthError.
         """
-        messages = message.messages or []
-        rendered = render(messages)
+        rendered = render(chat.messages)
         limit.check_bytes(part.text for part in rendered)
         parts = continued(rendered)
-        earlier = self._turns.get(message.follows) if message.follows is not None else None
-        if earlier is None and message.earlier is not None:
-            earlier = _turn_of(message.earlier, messages, render, model)
-        ids = _continued(render, model, earlier, message, parts) if earlier is not None else None
+        earlier = self._turns.get(chat.follows) if chat.follows is not None else None
+        if earlier is None and chat.earlier is not None:
+            earlier = _turn_of(chat.earlier, chat.messages, render, model)
+        ids = _continued(render, model, earlier, chat, parts) if earlier is not None else None
         if ids is not None:
             return ids
         return encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
@@ -103,15 +102,15 @@ def _continued(
     render: Render,
     model: LlamaModel,
     earlier: _Turn,
-    message: protocol.Generate,
+    chat: protocol.ChatInput,
     parts: Sequence[PromptPart],
 ) -> list[int] | None:
     """The ids of the earlier turn, then those of the text after its answer, or those of its prompt alone
     where the messages are the same; None if the template now renders the earlier turn differently (some drop
     its reasoning, or white space around an answer).
     """
-    messages, n = message.messages or [], len(earlier.messages)
-    if messages == earlier.messages and message.prefix == earlier.prefix:
+    messages, n = chat.messages, len(earlier.messages)
+    if messages == earlier.messages and chat.prefix == earlier.prefix:
         return earlier.ids[: earlier.n_prompt]
     if list(messages[:n]) != earlier.messages or len(messages) <= n or messages[n].get("role") != "assistant":
         return None

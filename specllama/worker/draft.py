@@ -13,9 +13,9 @@ from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.core.translation import Translation
 from specllama.errors import ResourceError
-from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
+from specllama.heads.check import check_draft, check_model
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.foreign import ForeignContext, translation
@@ -25,7 +25,8 @@ from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.pair.check import check_pair
-from specllama.pair.overlap import Overlap, overlap
+from specllama.pair.overlap import overlap
+from specllama.pair.shared_tokens import Overlap
 from specllama.pair.stand_ins import stand_ins
 from specllama.worker.profile_keys import model_key
 

@@ -66,8 +66,8 @@ class ExactMode:
         return limit is not None and epsilon == 0
 
     def _rows(self, given: int | None) -> ExactRows:
-        """The rows of decodes: as given, as stored, or those that promise most. What was stored with other
-        sizes of batches is kept: here decodes have as many of those rows as fit.
+        """The rows of decodes: as given, as stored, or the best measured ones. A value stored with other
+        batch sizes is kept; decodes then have as many of those rows as fit.
         """
         loaded, most = self._loaded, widest(self._loaded)
         profile, context = loaded.profile, loaded.context

@@ -11,32 +11,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specllama.core.sampling.params import PARAMETERS, STEPS, with_steps
+from specllama.core.sampling.params import PARAMETERS, STEP_NAMES, STEPS, with_steps
 from specllama.errors import Note
 
 Metadata = Callable[[str], str | None]
 _PREFIX = "general.sampling."
-_KEYS: Mapping[str, str] = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_last_n": "penalty_last_n",
-    "repeat_penalty": "penalty_repeat",
-}
+_KEYS: Mapping[str, str] = {name: p.file_key for name, p in PARAMETERS.items() if p.file_key}
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|inf|nan)")
 # The names of samplers in general.sampling.sequence, without "_" and "-", as letters of --sampling-seq.
 _LETTERS: Mapping[str, str] = {
-    "penalties": "e",
-    "topk": "k",
-    "topp": "p",
-    "nucleus": "p",
-    "minp": "m",
-    "infill": "i",
-    "temperature": "t",
-    "temp": "t",
-}
+    **{name.replace("_", ""): letter for letter, name in STEP_NAMES.items()}, "nucleus": "p", "temp": "t"
+}  # fmt: skip
 _NO_EFFECT = ("dry", "topnsigma", "typp", "typ", "xtc")  # at llama.cpp's defaults
 
 
@@ -49,7 +35,7 @@ def sampling_defaults(metadata: Metadata) -> dict[str, Any]:
 
 
 def sampling_notes(metadata: Metadata) -> list[Note]:
-    """What a file asks for and does not get."""
+    """The file's sampling settings that are not applied."""
     left_out = []
     for name, key in _KEYS.items():
         text = metadata(_PREFIX + key)
@@ -57,8 +43,8 @@ def sampling_notes(metadata: Metadata) -> list[Note]:
             left_out.append(f"{key} = {text[:40]}")
     for key in ("mirostat", "xtc_probability"):
         text = metadata(_PREFIX + key)
-        found = _NUMBER.match(text or "")
-        if found and float(found[0]) > 0:
+        match = _NUMBER.match(text or "")
+        if match and float(match[0]) > 0:
             left_out.append(f"{key} = {str(text)[:40]}")
     _, problem = _steps(metadata)
     if problem:

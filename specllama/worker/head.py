@@ -10,19 +10,21 @@ import numpy as np
 
 from specllama.client import protocol
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.heads import BlockHead, DraftHead, HeadRow
+from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.kept_tokens import KeptTokens
 from specllama.core.policy.config import DEFAULT
 from specllama.drafters.trimmed_head import TrimmedHead
 from specllama.errors import ResourceError
-from specllama.gguf.head import HeadInfo, HeadKind
-from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import read_trim
-from specllama.llama.block_head import BlockContext
+from specllama.heads.d2t import read_d2t
+from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
-from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
+from specllama.llama.heads.block_context import BlockContext
+from specllama.llama.heads.context import HeadContext
+from specllama.llama.heads.features import TargetFeatures
+from specllama.llama.heads.functions import unsupported
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.stand_ins import stand_ins
@@ -79,32 +81,30 @@ def open_head(
     assert planned is not None
     own = settings.draft if head.own_file else replace(settings.draft, path=settings.target.path)
     problem = unsupported()
-    is_block = head.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
-    if not problem and is_block and head.mask_id is None:
+    if not problem and head.kind.drafts_blocks and head.mask_id is None:
         problem = "its file does not name the mask token"
     if problem:
         return None, _left_out(problem, send)
     fitted, model = fitted_to(own, planned.n_gpu_layers), None
     if head.own_file:
         read_d2t(head)
-        is_mtp = head.kind in (HeadKind.MTP, HeadKind.GEMMA4_ASSISTANT)
-        model = LlamaModel(fitted, reporter("draft", send), with_head=is_mtp, is_head=True)
+        model = LlamaModel(fitted, reporter("draft", send), with_head=head.kind.nextn_layers, is_head=True)
     features = TargetFeatures(target, head.target_layers)
     context: HeadContext | BlockContext | None = None
     try:
-        if is_block:
+        if head.kind.drafts_blocks:
             context = _block_context(head, model or target.model, target, plan.n_ctx_draft, features.width)
         else:
             context = HeadContext(
                 model or target.model,
                 target,
                 plan.n_ctx_draft,
-                mtp=head.kind is not HeadKind.EAGLE3,
+                encodes=head.kind.encodes,
                 n_features=features.width,
-                reads_target=head.shares_cache,
+                reads_target=head.kind.shares_cache,
                 n_layer=head.n_chained,
             )
-            if not head.shares_cache:  # the cache that it would read is empty
+            if not head.kind.shares_cache:  # the cache that it would read is empty
                 for layer in (context, *context.following):
                     warm_up_head(layer)
     except (ResourceError, DecodeError, NoRoomError) as error:
@@ -138,7 +138,7 @@ def _block_context(
         target,
         n_ctx,
         n_draft=head.n_draft_max,
-        anchored=head.kind is HeadKind.DSPARK and head.sample_from_anchor,
+        anchored=head.anchored,
         causal=head.causal,
         mask_id=head.mask_id,
         n_features=n_features,

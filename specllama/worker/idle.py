@@ -42,7 +42,7 @@ class IdleMeasurer:
             self._products = RowTimeMeasurer(loaded.row_times, clock)
 
     def generation_ended(self, g: Generation) -> bool:
-        """Measure on the cache of this generation from now on. Whether something is missing."""
+        """Measure on the cache of this generation from now on. Returns whether measurements are missing."""
         self._ids, self._slot, self._ended_at = g.history[: g.n_past], g.seq_id, self._clock()
         n_past = g.n_past if g.seq_id >= 0 else 0
         if self._products is not None:

@@ -50,8 +50,8 @@ def infill_ids(model: LlamaModel, infill: Infill, n_ctx: int, n_batch: int) -> l
 
 
 def infill_boundaries(model: LlamaModel, ids: Sequence[int]) -> list[Boundary]:
-    """The places of such a prompt that later ones may share: the end of the other texts, and that of the text
-    before the gap, which grows there; and those at growing distances from the end.
+    """The positions up to which later prompts may share such a prompt: the end of the other texts, and that
+    of the text before the gap, which grows there; and those at growing distances from the end.
     """
     fim, n = fim_tokens(model), len(ids)
     starts = sorted(n - 1 - ids[::-1].index(i) for i in (fim.prefix, fim.suffix) if i in ids)

@@ -86,7 +86,8 @@ class RequestIntake:
         or sends the error later.
         """
         received = running_time()
-        size += _PART_BYTES * len(message.parts or ())
+        if isinstance(message.prompt, protocol.MixedInput):
+            size += _PART_BYTES * len(message.prompt.parts)
         accepted = attempt(lambda: self._accepted(message, received))
         if self._post is None or size <= LARGE:
             self._queue(accepted, attempt(lambda: self._prepare(accepted)), accepted.choices)
@@ -124,12 +125,12 @@ class RequestIntake:
         """
         message, model = accepted.message, self._loaded.model
         prompt = self.prompts.prompt(message)
-        tools, calls = message.tools, self.prompts.calls
-        goes_on = bool(message.prefix_thought) and not message.prefix  # reasoning that has begun
+        chat, calls = message.chat, self.prompts.calls
+        tools = chat.tools if chat is not None else None
+        is_begun = chat is not None and chat.is_begun
+        goes_on = chat is not None and is_begun and not chat.prefix  # reasoning that has begun
         tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
-        begun = not tag and (
-            bool(message.prefix) or goes_on or calls.reasoning_is_over(spelt_end(model, prompt.ids))
-        )
+        begun = not tag and (is_begun or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
         is_open, params, notes = self._loaded.settings.schema_open, accepted.params, list[str]()
         if isinstance(params.json_schema, str):
             used, problem = answer_schema(params.json_schema, message.strict_schema, is_open)
@@ -139,7 +140,7 @@ class RequestIntake:
             tools = tools if is_open else with_closed_schemas(tools)
             notes.append(calls.note(tools))
         grammar = None
-        if message.messages is not None:
+        if chat is not None:
             grammar = calls.grammar(tools, params, tag, begun)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
         made = Prepared(prompt, tag, grammar, schema, [note for note in notes if note])
@@ -152,7 +153,8 @@ class RequestIntake:
         if made.schema is not None and made.grammar is not None:
             with blaming("json_schema"):
                 compiled.mask(json_schema=made.schema, scope=scope)
-        blamed = "tools" if accepted.message.tools is not None else "json_schema"
+        chat = accepted.message.chat
+        blamed = "tools" if chat is not None and chat.tools is not None else "json_schema"
         with blaming("grammar" if params.grammar is not None else blamed):
             return compiled.mask(
                 json_schema=made.schema, grammar=params.grammar, tools=made.grammar, scope=scope
@@ -213,9 +215,9 @@ class RequestIntake:
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))
-        chat, calls = message.messages is not None, self.prompts.calls
-        shown = calls.shown(message.tools) if chat else {}
-        headers = calls.headers if chat else None
+        chat, calls = message.chat, self.prompts.calls
+        shown = calls.shown(chat.tools) if chat is not None else {}
+        headers = calls.headers if chat is not None else None
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
@@ -246,8 +248,9 @@ class RequestIntake:
             generation.stats.n_from_disk = len(stored.ids) if stored is not None else 0
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
-            output = SequenceOutput(choice.id, generation, writer, message.messages)
-            output.prefix = message.prefix
+            output = SequenceOutput(choice.id, generation, writer)
+            if chat is not None:
+                output.messages, output.prefix = chat.messages, chat.prefix
             output.progress, output.show_prompt = message.progress, message.show_prompt
             output.show_rejected = message.show_rejected
             self._running.append(output)

@@ -85,7 +85,7 @@ class KeptPrefixes:
         return self.due_in == 0.0 and self._clock() - self._since > BUSY_SECONDS
 
     def generation_ended(self) -> None:
-        """Copy what is worth it once the engine has been idle for a moment."""
+        """Copy worthwhile texts once the engine has been idle for a moment."""
         now = self._clock()
         self._since = now if self._due is None else self._since
         self._due = now + IDLE_SECONDS
@@ -162,7 +162,7 @@ class KeptPrefixes:
                 self._put(text.scope, text.ids, parts)
 
     def close(self) -> None:
-        """Write what is worth it, in bounded time."""
+        """Write worthwhile texts, in bounded time."""
         until = self._clock() + END_SECONDS
         self.keep()
         while (due := self.due_in) is not None and self._disk is not None and self._clock() < until:
@@ -188,7 +188,7 @@ class KeptPrefixes:
         return self._put(slot.scope, as_ids(slot.ids), parts)
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
-        """Whether reading what no text on disk has of these ids would cost enough."""
+        """Whether the ids that no text on disk covers are expensive enough to evaluate."""
         row_seconds = self._engine.store.row_seconds
         can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
         if not can or len(ids) * row_seconds < self._kept_seconds:
@@ -212,8 +212,8 @@ class KeptPrefixes:
         n = min(candidate.n_tokens, most)
         if not self._engine.store.needs_partials or n == candidate.n_state:
             return n
-        places = (_place(name) for name in candidate.parts)
-        return max((place[0] for place in places if place is not None and place[0] <= n), default=0)
+        keys = (_partial_key(name) for name in candidate.parts)
+        return max((key[0] for key in keys if key is not None and key[0] <= n), default=0)
 
 
 def draft_part(key: str) -> str:
@@ -230,8 +230,8 @@ def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_n
     return {WHOLE: saved, **drafts} | {f"{_AT} {p.n} {p.kind}": p.state for p in there[: MAX_PARTS - 2]}
 
 
-def _place(name: str) -> tuple[int, str] | None:
-    """(The place, the kind) in the name of a part."""
+def _partial_key(name: str) -> tuple[int, str] | None:
+    """(Number of ids, kind) from the name of a part."""
     words = name.split(" ")
     if len(words) != 3 or words[0] != _AT or not words[1].isdecimal() or words[2] not in KINDS:
         return None
@@ -241,8 +241,8 @@ def _place(name: str) -> tuple[int, str] | None:
 def partials_of(record: PrefixRecord, priority: float) -> list[PartialState]:
     """The partial states of a record."""
     partials, before = list[PartialState](), 0
-    places = [(place, part) for name, part in record.parts.items() if (place := _place(name)) is not None]
-    for (n, kind), part in sorted(places, key=lambda one: one[0][0]):
+    parts = [(key, part) for name, part in record.parts.items() if (key := _partial_key(name)) is not None]
+    for (n, kind), part in sorted(parts, key=lambda one: one[0][0]):
         partials.append(PartialState(n, kind, part, len(part), n - before, priority))  # type: ignore[arg-type]
         before = n
     return partials

@@ -8,17 +8,16 @@ import os
 import re
 from collections.abc import Sequence
 
-from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
-from specllama.config.load import AUTO, LoadSettings
+from specllama.client.model_info import BuildInfo, DeviceInfo, LoadDetails, LoadInfo, ModelInfo
+from specllama.config.load import AUTO
 from specllama.config.store import Store
 from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
-from specllama.llama.context import LlamaContext
+from specllama.llama.branches import why_no_branches
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
-from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
@@ -49,14 +48,12 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
-        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
-        forced=tuple(d.name for d in loaded.drafters if d.forces),
         memory=loaded.memory is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
         notes=(
             *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
-            *_settings_notes(s, model, context),
+            *_settings_notes(loaded),
             *_small_draft_context(loaded),
             *sampling_notes(model.metadata),
             *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
@@ -74,13 +71,22 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
         eos_token=model.token_text(model.eos_id),
-        architecture=header.architecture,
-        n_layer=header.n_layer,
+        details=_details(loaded, calls),
+    )
+
+
+def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
+    header, plan = loaded.header, loaded.plan
+    return LoadDetails(
+        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
+        forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),
         template_tools=calls.abilities.tools,
         template_reasons=calls.reasons,
-        infill=not fim_tokens(model).missing,
+        infill=not fim_tokens(loaded.model).missing,
+        architecture=header.architecture,
+        n_layer=header.n_layer,
         host_bytes=plan.host,
         device_bytes=plan.device,
         gpus=tuple(found for found in _devices() if found.gpu),
@@ -93,8 +99,9 @@ def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
     return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
-def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaContext) -> list[Note]:
+def _settings_notes(loaded: Loaded) -> list[Note]:
     """Notes for the user about settings that have no effect, or not the expected one."""
+    settings, model, context = loaded.settings, loaded.model, loaded.context
     notes = []
     offloaded = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
@@ -128,6 +135,10 @@ def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaCon
             "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "
             "as a whole are evaluated again"
         )
+    reads_target = loaded.head is not None and loaded.head.head.kind.shares_cache
+    reason = "the head reads the target's cache" if reads_target else why_no_branches(model)
+    if settings.draft_tree and reason:
+        notes.append(f"{option('draft_tree')} has no effect, drafts are chains: {reason}")
     return [Note(note) for note in notes]
 
 

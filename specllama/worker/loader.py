@@ -13,11 +13,11 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import Drafter, RememberingDrafter
+from specllama.core.head_interfaces import is_feature_reader
+from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.block import BlockDrafter
-from specllama.drafters.head import HeadDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
@@ -26,11 +26,18 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
+from specllama.models.memory.load_plan import (
+    branch_sequences,
+    on_gpus,
+    plan_load,
+    rollback,
+    rows_of_logits,
+    spare_cells,
+)
 from specllama.models.memory.plan import MemoryPlan
 from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
-from specllama.pair.heads import HeadVerdict
+from specllama.pair.head_check import HeadVerdict
 from specllama.prefix_disk.model_key import FileIdentity
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
@@ -86,6 +93,19 @@ class Loaded:
         """The most tokens of a draft that fit into a decode and can be rolled back."""
         return min(self.context.n_outputs_max - self.settings.n_slots, self.context.max_rollback)
 
+    def policy(self) -> Policy:
+        """The policy that the settings ask for; the planner is always the same one."""
+        s, drafters = self.settings, self.drafters
+        for drafter in drafters:
+            if isinstance(drafter, ConfidentDrafter):
+                drafter.confident = s.draft_max is None or s.draft_p_min > 0
+        if s.draft_max == 0 or not drafters:
+            return Fixed([], 0)
+        if s.draft_max is None:
+            return self.profile.planner_of(drafters)
+        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
+        return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
+
     def drop_draft(self, policy: Policy | None) -> None:
         """Free the draft model and the head after one of them failed. policy: the planner, from which their
         drafters are removed too, since it need not be the policy in use.
@@ -122,7 +142,8 @@ def load(
     files = _model_files(settings, header, fitted)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
-    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare)
+    n_branches = 0 if checked.reads_target else branch_sequences(settings)
+    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
         head, problem = open_head(settings, checked.head.head, header, context, plan, send)
@@ -167,7 +188,7 @@ def load(
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
-    """What tells a model's files from others, () where that is not known, or held by other machines. own: the
+    """An identity of the model's files; () where it is unknown, or the model is on other machines. own: the
     model's settings.
     """
     try:
@@ -177,7 +198,7 @@ def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> 
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:
-    """Why there is no drafter. problem: why the draft model or the head cannot be used, "" if it can."""
+    """The reason why there is no drafter. problem: of the draft model or head, "" if it can be used."""
     if settings.draft_max == 0:
         return option("draft_max", 0)
     if not settings.drafters:
@@ -246,5 +267,5 @@ def _drafters(
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:
-        head.features.reader = next((d for d in made if isinstance(d, HeadDrafter | BlockDrafter)), None)
+        head.features.reader = next((d for d in made if is_feature_reader(d)), None)
     return made

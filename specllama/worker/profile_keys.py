@@ -11,8 +11,9 @@ from typing import Any
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.drafters import words_of
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.gguf.identity import identity
+from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import compiled
@@ -28,7 +29,7 @@ def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[s
     placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
     overrides = [list(override) for override in s.override_tensor]
     return {
-        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        "model": identity(header),
         "lora": [list(one) for one in s.lora],
         "n_gpu_layers": s.n_gpu_layers,
         "placed": [*placed, overrides],
@@ -49,9 +50,7 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
 
 def head_key(head: HeadInfo) -> dict[str, Any]:
     """A head, wherever its layers are, in types that JSON preserves."""
-    header = head.header
-    identity = [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
-    return {"head": head.kind.value, "model": identity}
+    return {"head": head.kind.name, "model": identity(head.header)}
 
 
 def pair_key(

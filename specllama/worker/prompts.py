@@ -66,20 +66,20 @@ class Prompts:
 
     def check(self, message: protocol.Generate) -> None:
         """Raises ContextLengthError for a prompt that cannot fit, without tokenising it."""
-        if message.ids is not None:
-            if len(message.ids) >= self._n_ctx:
-                raise context_length_error(len(message.ids), self._n_ctx)
-        elif message.prompt is not None:
-            self.limit.check(message.prompt, parse_special=True)
-        elif message.parts is not None:
-            self._check_parts(message.parts)
-        elif (gap := message.infill) is not None:
-            self.limit.check_bytes(
-                [gap.prompt] if gap.extra is not None else [gap.prefix, gap.suffix, gap.prompt]
-            )
-        else:
-            self.limit.check_messages(message.messages or [])
-            self.limit.check_tools(message.tools)
+        match message.prompt:
+            case protocol.TokenInput(ids):
+                if len(ids) >= self._n_ctx:
+                    raise context_length_error(len(ids), self._n_ctx)
+            case protocol.TextInput(text):
+                self.limit.check(text, parse_special=True)
+            case protocol.MixedInput(parts):
+                self._check_parts(parts)
+            case protocol.Infill() as gap:
+                whole = [gap.prefix, gap.suffix, gap.prompt]
+                self.limit.check_bytes([gap.prompt] if gap.extra is not None else whole)
+            case protocol.ChatInput() as chat:
+                self.limit.check_messages(chat.messages)
+                self.limit.check_tools(chat.tools)
         if isinstance(message.forced, str):
             self.limit.check(message.forced, parse_special=False)
 
@@ -89,42 +89,51 @@ class Prompts:
         forced = message.forced
         if isinstance(forced, str):  # tokenised on its own, without control tokens
             forced = self._model.tokenize(forced, False, False)
-        ids = self._ids(message)
+        ids = self._ids(message.prompt)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        boundaries = self._boundaries(message, ids) if self._with_boundaries else ()
-        return Prompt(ids, forced, boundaries, self._digest(message, ids) if message.show_ids else "")
+        boundaries = self._boundaries(message.prompt, ids) if self._with_boundaries else ()
+        digest = self._digest(message.chat, ids) if message.chat is not None and message.show_ids else ""
+        return Prompt(ids, forced, boundaries, digest)
 
-    def _digest(self, message: protocol.Generate, ids: Sequence[int]) -> str:
-        """What shows that these ids are of this prompt, "" without messages. Raises as `_ids`."""
-        if message.messages is None:
-            return ""
-        text = "".join(part.text for part in self._render(message, message.messages))
+    def _digest(self, chat: protocol.ChatInput, ids: Sequence[int]) -> str:
+        """What shows that these ids are of this prompt. Raises as `_ids`."""
+        text = "".join(part.text for part in self._render(chat, chat.messages))
         return prompt_digest(text, (token_bytes(self._model, i) for i in ids))
 
-    def _render(self, message: protocol.Generate, messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
-        """Messages through the template, with the variables and tools of a request."""
-        return self.calls.render(
-            self.template, messages, message.variables, message.tools, message.prefix_thought
-        )
+    def _render(self, chat: protocol.ChatInput, messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
+        """Messages through the template, with the variables and tools of a chat."""
+        return self.calls.render(self.template, messages, chat.variables, chat.tools, chat.prefix_thought)
 
-    def _boundaries(self, message: protocol.Generate, ids: Sequence[int]) -> Sequence[Boundary]:
+    def _continued(self, chat: protocol.ChatInput, parts: Sequence[PromptPart]) -> list[PromptPart]:
+        """A rendered chat with the beginning of its answer."""
+        return self.calls.continued(self.template, parts, chat.prefix, chat.prefix_thought)
+
+    def rendered(self, chat: protocol.ChatInput) -> list[PromptPart]:
+        """A chat through the template, with the beginning of its answer. Raises UsageError, TemplateError,
+        ContextLengthError.
+        """
+        self.limit.check_messages(chat.messages)
+        self.limit.check_tools(chat.tools)
+        return self._continued(chat, self._render(chat, chat.messages))
+
+    def _boundaries(self, prompt: protocol.PromptInput, ids: Sequence[int]) -> Sequence[Boundary]:
         """The places of a chat's prompt, or of one that fills a gap. Raises as `_ids`."""
-        if message.infill is not None:
+        if isinstance(prompt, protocol.Infill):
             return infill_boundaries(self._model, ids)
-        if message.messages is None or len(ids) < GAP:
+        if not isinstance(prompt, protocol.ChatInput) or len(ids) < GAP:
             return ()
-        template, thought, model = self.template, message.prefix_thought, self._model
+        chat, model = prompt, self._model
 
         def render(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
-            return self._render(message, messages)
+            return self._render(chat, messages)
 
-        parts = self.calls.continued(template, render(message.messages), message.prefix, thought)
-        return chat_boundaries(
-            ChatPrompt(
-                message.messages, parts, ids, render, lambda some: encode(some, model.tokenize, "", False)
-            )
-        )
+        parts = self._continued(chat, render(chat.messages))
+
+        def ids_of(some: Sequence[PromptPart]) -> list[int]:
+            return encode(some, model.tokenize, "", False)
+
+        return chat_boundaries(ChatPrompt(chat.messages, parts, ids, render, ids_of))
 
     def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
         n = sum(len(part) for part in parts if not isinstance(part, str))
@@ -135,30 +144,35 @@ class Prompts:
         for text in texts:
             self.limit.check(text, parse_special=True)
 
-    def _ids(self, message: protocol.Generate) -> list[int]:
+    def _ids(self, prompt: protocol.PromptInput) -> list[int]:
         model = self._model
-        if message.ids is not None:
-            return self._checked(message.ids)
-        if message.parts is not None:
-            found: list[int] = []
-            for i, part in enumerate(message.parts):
-                if isinstance(part, str):
-                    found += model.tokenize(part, model.adds_bos and i == 0, True)
-                else:
-                    found += self._checked(part)
-            return found
-        if message.infill is not None:
-            return infill_ids(model, message.infill, self._n_ctx, self._n_batch)
-        if message.prompt is None:
-            template, thought = self.template, message.prefix_thought
-            return self.turns.ids(
-                lambda messages: self._render(message, messages),
-                lambda parts: self.calls.continued(template, parts, message.prefix, thought),
-                model,
-                message,
-                self.limit,
-            )
-        ids = model.tokenize(message.prompt, model.adds_bos, True)
+        match prompt:
+            case protocol.TokenInput(ids):
+                return self._checked(ids)
+            case protocol.TextInput(text):
+                return self._of_text(text)
+            case protocol.MixedInput(parts):
+                found: list[int] = []
+                for i, part in enumerate(parts):
+                    if isinstance(part, str):
+                        found += model.tokenize(part, model.adds_bos and i == 0, True)
+                    else:
+                        found += self._checked(part)
+                return found
+            case protocol.Infill():
+                return infill_ids(model, prompt, self._n_ctx, self._n_batch)
+            case protocol.ChatInput() as chat:
+                return self.turns.ids(
+                    lambda messages: self._render(chat, messages),
+                    lambda parts: self._continued(chat, parts),
+                    model,
+                    chat,
+                    self.limit,
+                )
+
+    def _of_text(self, text: str) -> list[int]:
+        model = self._model
+        ids = model.tokenize(text, model.adds_bos, True)
         if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
             del ids[0]  # the prompt has a BOS of its own
         return ids

@@ -54,22 +54,11 @@ def answer_query(
         for text, more in _texts(_detokenized(model, question, prompts)):
             yield protocol.Detokenized(question.id, text, more)
     elif isinstance(question, protocol.Render):
-        prompts.limit.check_messages(question.messages)
-        prompts.limit.check_tools(question.tools)
-        template, calls, thought = prompts.template, prompts.calls, question.prefix_thought
-        parts = calls.render(template, question.messages, question.variables, question.tools, thought)
-        parts = calls.continued(template, parts, question.prefix, thought)
+        parts = prompts.rendered(question.chat)
         for text, more in _texts("".join(part.text for part in parts)):
             yield protocol.Rendered(question.id, text, more)
     elif isinstance(question, protocol.CountTokens):
-        request = protocol.Generate(
-            question.id,
-            messages=question.messages,
-            variables=question.variables,
-            prefix=question.prefix,
-            tools=question.tools,
-            prefix_thought=question.prefix_thought,
-        )
+        request = protocol.Generate(question.id, question.chat)
         yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))
 
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from specllama.core.heads import HeadRow
+from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.warm_up import warm_up
 from specllama.drafters import HEAD, MODEL
-from specllama.llama.heads import HeadContext
+from specllama.llama.heads.context import HeadContext
 from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from specllama import LLM, SamplingParams, SpecllamaError
 from specllama.api import prompts
 from specllama.api.base import BaseLLM
 from specllama.api.prompts import PromptSource
-from specllama.config.arguments import NAMED, LoadOptions
+from specllama.client import wire
+from specllama.config.arguments import NAMED, OPTIONS
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.load_options import LoadOptions
 from specllama.config.options import as_argument
 from specllama.errors import NotFoundError, UsageError, option, spelled
 from specllama.text.template_variables import template_variables
@@ -117,9 +120,16 @@ class TestOptions:
         arguments = {"target", "draft", "n_slots", "drafters", "draft_max", "exact", "chat_template"}
         load = {f.name for f in fields(LoadSettings)} - arguments
         known = set(LoadOptions.__annotations__)
+        assert known == set(OPTIONS)
         assert {name for name in known if not name.endswith("_draft")} == model | load
         of_the_draft = {name.removesuffix("_draft") for name in known if name.endswith("_draft")}
         assert of_the_draft <= {f.name for f in fields(ModelSettings)}
+
+    def test_what_may_be_none_may_be_given_as_none(self, model: Path) -> None:
+        optional = [name for name, hint in LoadOptions.__annotations__.items() if "None" in str(hint)]
+        assert "swa_full" in optional
+        given: Any = dict.fromkeys(optional)
+        assert Unloaded(model, **given).settings == Unloaded(model).settings
 
     def test_options_reach_the_engine(self, model: Path, draft: Path) -> None:
         settings = Unloaded(
@@ -187,7 +197,7 @@ class TestOptions:
             calibrate=False,
             chat_template="{{ messages }}",
         )
-        assert LoadSettings.from_dict(settings.to_dict()) == settings
+        assert wire.from_plain(LoadSettings, json.loads(wire.to_json(settings))) == settings
 
     def test_all_named_arguments_are_known_to_hints(self) -> None:
         parameters = inspect.signature(BaseLLM.__init__).parameters
@@ -233,7 +243,7 @@ class TestOptions:
             ({"calibrate": 1}, "calibrate must be true or false"),
             ({"seed": -1}, "seed must be"),
             ({"n_threads": 1.5}, "n_threads must be a whole number"),
-            ({"n_threads": 10**6}, "n_threads must be 512 at most"),
+            ({"n_threads": 10**6}, "n_threads must be a whole number from 0 to 512"),
             ({"flash_attn": True}, "flash_attn must be a text"),
             ({"flash_attn": "off", "cache_type_v": "q8_0"}, "omit flash_attn='off'"),
             ({"flash_attn": "maybe"}, "flash_attn must be one of on, off, auto"),

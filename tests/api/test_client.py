@@ -16,6 +16,7 @@ from specllama.config.arguments import settings_of_arguments
 from specllama.errors import EngineDiedError, UsageError
 from specllama.models import prepare
 from specllama.models.resolve import Library
+from tests.support.generations import generate
 from tests.support.processes import SOON
 
 Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
@@ -48,9 +49,7 @@ def client() -> Iterator[EngineClient]:
 
 
 def ask(client: EngineClient, n: int) -> m.Generate:
-    return m.Generate(
-        client.next_id(), prompt="def ", params={"max_tokens": n, "ignore_eos": True, "seed": 1}
-    )
+    return generate(client.next_id(), prompt="def ", params={"max_tokens": n, "ignore_eos": True, "seed": 1})
 
 
 def until_done(inbox: Inbox) -> list[m.Message]:
@@ -107,17 +106,17 @@ class TestDelivery:
 
     def test_an_error_is_delivered_once(self, client: EngineClient) -> None:
         inbox = Inbox()
-        client.submit(m.Generate(client.next_id(), prompt="a", params={"temperature": -1}), inbox.put)
+        client.submit(generate(client.next_id(), prompt="a", params={"temperature": -1}), inbox.put)
         assert isinstance(inbox.get(timeout=SOON), UsageError)
         assert inbox.empty()
 
     def test_what_cannot_be_sent_is_raised_and_not_delivered(self, client: EngineClient) -> None:
         inbox = Inbox()
         with pytest.raises(UsageError, match="cannot be written as JSON"):
-            client.submit(m.Generate(client.next_id(), prompt="a", variables={"a": object()}), inbox.put)
+            client.submit(generate(client.next_id(), prompt="a", variables={"a": object()}), inbox.put)
         running = client.submit(ask(client, 30000), inbox.put)
         with pytest.raises(UsageError, match=f"there is a request {running.id} already"):
-            client.submit(m.Generate(running.id, prompt="a"), Inbox().put)
+            client.submit(generate(running.id, prompt="a"), Inbox().put)
         running.discard()
         assert client.submit(ask(client, 1), inbox.put).id != running.id
 

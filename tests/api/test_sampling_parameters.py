@@ -8,7 +8,7 @@ generation started with.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,59 @@ TEXTS = {
     "json_schema": Sample('{"type": "object"}', {"type": "object"}, '{"type": "object"}'),
     "grammar": Sample('root ::= "a"+', 'root ::= "a"+', 'root ::= "a"+'),
 }
-FORMS = {"logprobs": ({"logprobs": 3}, {"logprobs": True, "top_logprobs": 3})}  # of completions and of chat
+CHAT = [{"role": "user", "content": "import os"}]
+FLAG = {"logprobs": True, "top_logprobs": 3}
+FORMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "logprobs": {
+        "/v1/completions": {"logprobs": 3},
+        "/v1/chat/completions": FLAG,
+        "/v1/responses": {"top_logprobs": 3},
+        "/completion": {"n_probs": 3},
+        "/api/chat": FLAG,
+        "/api/generate": FLAG,
+    }
+}
+"""Bodies by path for parameters whose form differs from API to API; Messages has no log probabilities."""
+SHOWN: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": lambda value: [{"token": int(token), "bias": bias} for token, bias in value.items()],
+}
+"""From the value that the engine used to the one in llama-server's settings, where they differ."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route that writes a text, with a body. options: whether parameters stand in `options` instead."""
+
+    path: str
+    body: Mapping[str, Any]
+    options: bool = False
+
+    def bodies(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """The path and a body for each name of a parameter, and for Ollama both places."""
+        if name in FORMS:
+            form = FORMS[name].get(self.path)
+            return [] if form is None else [(self.path, {**self.body, **FEW, **form})]
+        found = []
+        for field in PARAMETERS[name].api_fields:
+            given = {field: SAMPLES[name].value}
+            few = {} if name == "max_tokens" else FEW
+            if self.options:
+                found.append((self.path, {**self.body, "options": {**few, **given}}))
+            found.append((self.path, {**self.body, **few, **given}))
+        return found
+
+
+OLLAMA = {"stream": False}
+ROUTES = (
+    Route("/v1/completions", {"prompt": "import os"}),
+    Route("/v1/chat/completions", {"messages": CHAT}),
+    Route("/v1/responses", {"input": "import os"}),
+    Route("/v1/messages", {"messages": CHAT}),
+    Route("/completion", {"prompt": "import os"}),
+    Route("/api/chat", {"messages": CHAT, **OLLAMA}, options=True),
+    Route("/api/generate", {"prompt": "import os", **OLLAMA}, options=True),
+)
+N_OPTIONS = sum(route.options for route in ROUTES)
 
 
 def sample(parameter: Parameter) -> Sample:
@@ -159,16 +211,29 @@ def test_python(llm: LLM, record: Record, name: str) -> None:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_http(server: Server, record: Record, name: str) -> None:
-    forms = FORMS.get(name)
-    sent = [(form, form) for form in ({f: SAMPLES[name].value} for f in PARAMETERS[name].api_fields)]
-    assert forms or sent, "a parameter that no request can carry"
-    for completion, chat in sent or [forms]:  # type: ignore[list-item]
-        body = {**({} if "n_predict" in completion else FEW), "prompt": "import os", **completion}
-        assert server.ask("POST", "/v1/completions", body).status == 200
-        body = {**({} if "n_predict" in chat else FEW), **chat}
-        body["messages"] = [{"role": "user", "content": "import os"}]
-        assert server.ask("POST", "/v1/chat/completions", body).status == 200
-        assert [params[name] for params in record.take()] == [SAMPLES[name].used] * 2
+    """Under each of its names, on every route that writes a text; /infill has the fields of /completion."""
+    sent = [one for route in ROUTES for one in route.bodies(name)]
+    assert name in FORMS or len(sent) == (len(ROUTES) + N_OPTIONS) * len(PARAMETERS[name].api_fields) > 0
+    for path, body in sent:
+        answer = server.ask("POST", path, body)
+        assert answer.status == 200, (path, body, answer.body)
+    used = [(path, params[name]) for (path, _), params in zip(sent, record.take(), strict=True)]
+    assert used == [(path, SAMPLES[name].used) for path, _ in sent]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_answers_show_them(server: Server, record: Record, name: str) -> None:
+    """llama-server's answers show the value used, /props the default, Ollama's description of a model too."""
+    body = {"prompt": "import os", **FEW, name: SAMPLES[name].value}
+    used = server.post("/completion", body).json["generation_settings"]
+    (params,) = record.take()
+    if name == "infill_sampling":  # it is among the samplers
+        assert "infill" in used["samplers"]
+        return
+    assert used[name] == SHOWN.get(name, lambda value: value)(params[name])
+    assert name in server.get("/props").json["default_generation_settings"]["params"]
+    if PARAMETERS[name].is_number and name not in ("max_tokens", "seed"):
+        assert f"\n{name} " in f"\n{server.post('/api/show', {'model': ''}).json['parameters']}"
 
 
 def test_defaults_are_the_same_everywhere(tmp_path: Path, llm: LLM, server: Server, record: Record) -> None:

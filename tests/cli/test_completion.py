@@ -15,7 +15,8 @@ import pytest
 
 from specllama.cli.completion import completer, model_names
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.options import CHAT, GGUF, LIST, RUN
+from specllama.config.option import GGUF, LIST
+from specllama.config.options import CHAT, RUN
 from specllama.models import manifest
 from tests.support.command import Command
 

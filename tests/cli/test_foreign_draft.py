@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from specllama import LLM, SamplingParams
+from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IncompatiblePairError, UsageError
+from specllama.gguf.header import read_header
+from specllama.gguf.identity import identity
+from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
 from tests.support import tinygguf, tinyheads
 from tests.support.command import Command, assert_error
 from tests.support.foreign import permuted
@@ -51,6 +56,58 @@ def test_a_head_is_not_translated(command: Command) -> None:
         "run", "-m", str(target), "-md", str(head), "--draft-vocab", "auto", "-p", "x", "-n", "1"
     )
     assert_error(result, 7, "reads layer 9", "--draft-vocab is of no use to a head")
+
+
+def record(command: Command, draft: str, speedup: float, without: float = 1.0) -> None:
+    """Store a measurement of the draft for the embedded target under another name."""
+    target = Path(shutil.copy(EMBEDDED_TARGET, command.home / "big.gguf"))
+    found = DraftRecord(
+        draft, identity(read_header(draft)), "tune", speedup, without, 640, acceptance=0.4, needed=0.5
+    )
+    MeasuredDrafts(read_header(target), Store(command.cache / "drafts")).put(found)
+
+
+def test_auto_uses_it_where_it_was_measured_to_pay(command: Command, draft: str) -> None:
+    record(command, draft, 1.32)
+    run = ("run", "-m", "big.gguf", *ASKED)
+    plain = command(*run, "-md", "none", "--drafters", "none").json
+    strict = command(*run)
+    assert strict.json["draft"] is None
+    assert "--draft-vocab auto would use the draft other.gguf, of another vocabulary" in strict.err
+    found = command(*run, "--draft-vocab", "auto")
+    assert "the draft other.gguf, of another vocabulary" in found.err
+    assert "is used: specllama tune predicted 1.32 x plain decoding, 1.00 x without it" in found.err
+    assert found.json["draft"]["path"] == draft
+    assert found.json["text"] == strict.json["text"] == plain["text"]
+    record(command, draft, 1.32, without=1.3)
+    assert command(*run, "--draft-vocab", "auto").json["draft"] is None
+
+
+def test_pair_check_says_whether_it_pays(command: Command, draft: str) -> None:
+    shutil.copy(EMBEDDED_TARGET, command.home / "big.gguf")
+
+    def said(*more: str) -> str:
+        return " ".join(command("pair-check", "big.gguf", *more).out.split())
+
+    assert "-md auto uses it only if it was measured to pay here, from 1.05 x: specllama tune" in said(draft)
+    record(command, draft, 1.02)
+    text = said(draft)
+    assert (
+        "predicted 1.02 x plain decoding, 1.00 x without it: -md auto leaves it out, as it needs 1.05" in text
+    )
+    assert "40 % of its tokens were right, and drafts pay from 50 % here" in text
+    record(command, draft, 1.32)
+    assert "-md auto uses it, with --draft-vocab auto" in said(draft)
+    assert command("pair-check", "big.gguf", "--draft-vocab", "auto").code == 0
+    assert command("pair-check", "big.gguf").code == 2
+
+
+def test_tune_tries_those_that_were_measured(command: Command, draft: str) -> None:
+    record(command, draft, 1.0)
+    args = ("-m", "big.gguf", "-n", "8", "--workloads", "free", "--json", "--ignore-load")
+    found = command("tune", *args, "--draft-vocab", "auto").json
+    paths = [one["path"] for one in (*found["ranking"], *found["not_ranked"])]
+    assert sorted(map(str, paths)) == sorted([draft, "None"])
 
 
 def test_python(draft: str) -> None:

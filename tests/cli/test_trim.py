@@ -120,6 +120,7 @@ BAD: list[tuple[Sequence[str], int, Sequence[str]]] = [
     ((D, D), 2, ["the draft itself"]),
     ((D, "there.txt"), 2, ["is there already", "--force"]),
     ((D, "."), 2, ["is a folder"]),
+    ((D, ""), 2, ["OUT is empty"]),
     ((D, "nowhere/OUT"), 2, ["no such folder"]),
     ((D, "OUT", "--texts", "nothing.txt"), 3, ["nothing.txt"]),
     ((D, "OUT", "--texts", "empty.txt"), 2, ["empty.txt", "no text"]),

@@ -12,7 +12,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from scripts.bench.measuring.json_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, MaskError
@@ -20,6 +19,8 @@ from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.grammar import GrammarMask, Grammars
 from tests.support.front import Front
+from tests.support.generations import generate
+from tests.support.json_schemas import SCHEMAS
 from tests.unit.core.test_sampling import log_softmax
 
 ASK = [{"role": "user", "content": "Describe shutil.copytree as JSON."}]
@@ -347,8 +348,8 @@ class TestConversations:
         self.say(front, 22, second, follows=21)
         model, core = model_of(front), front.core
         assert core.loaded is not None
-        kept = core._ids(m.Generate(23, messages=second, follows=21))
-        fresh = core._ids(m.Generate(24, messages=second))
+        kept = core.loaded_engine.ids(generate(23, messages=second, follows=21))
+        fresh = core.loaded_engine.ids(generate(24, messages=second))
         spelled = [
             b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, fresh)
         ]
@@ -366,6 +367,6 @@ class TestConversations:
             second[0] = {"role": "user", "content": "What does os.path.split do?"}
         follows = 999 if change == "unknown turn" else 31
         core = front.core
-        assert core._ids(m.Generate(32, messages=second, follows=follows)) == core._ids(
-            m.Generate(33, messages=second)
-        )
+        assert core.loaded_engine.ids(
+            generate(32, messages=second, follows=follows)
+        ) == core.loaded_engine.ids(generate(33, messages=second))

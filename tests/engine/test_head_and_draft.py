@@ -17,12 +17,12 @@ from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.core.policy.base import Draft
+from specllama.core.policy.base import CHAINS, Draft, TreeLimits
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.gguf.header import read_model
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from specllama.models.memory.load_plan import ROLLBACK, plan_load
 from specllama.worker import head as worker_head
 from specllama.worker import loader
@@ -39,9 +39,11 @@ NOT_USED = "the head of the model is not used: "
 class InTurn(Fixed):
     """The head drafts in one round, the draft model in the next."""
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
         self.drafters.reverse()
-        return super().draft(rooms, seconds)
+        return super().draft(rooms, seconds, tree)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def ready(front: Front) -> m.LoadInfo:
 
 def generate(seed: int, temperature: float, **more: Any) -> m.Generate:
     params = {"max_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
-    return m.Generate(seed, ids=list(range(20 + seed, 50 + seed)), params={**params, **more})
+    return m.Generate(seed, m.TokenInput(list(range(20 + seed, 50 + seed))), {**params, **more})
 
 
 def answers(front: Front, *requests: m.Generate) -> tuple[list[list[int]], Counter[str], Counter[str]]:
@@ -211,11 +213,11 @@ def test_what_is_reported(front: Callable[..., Front], files: dict[str, Path]) -
         str(files["mimo2 draft"]), "MTP, 1 layer", True,
     )  # fmt: skip
     assert (info.has_draft_model, info.verdict, info.n_ctx_draft) == (True, "identical", 512)
-    assert (info.drafters, info.priced) == (("grammar", "copy", "model"), ("model",))
+    assert (info.drafters, info.details.priced) == (("grammar", "copy", "model"), ("model",))
     assert notices(one) == []
     plan = loaded(one).plan
     assert plan.head is not None
-    assert info.host_bytes == plan.host
+    assert info.details.host_bytes == plan.host
     without = front(files["mimo2"], files["mimo2"]), front(files["promise"], files["mimo2 draft"])
     keys = [loaded(one).profile.pair for one in (one, *without)]
     assert keys[0]["draft"] == keys[2]["draft"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.gguf.header import Header, read_header
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from specllama.models.memory.plan import MemoryPlan, PlanSettings, plan_memory
 from tests.support import tinygguf, tinyheads, tinymtp
 

@@ -19,9 +19,9 @@ import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.heads import HeadRow
+from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, PaddedDrafting
-from specllama.core.policy.base import Draft, Policy
+from specllama.core.policy.base import CHAINS, Draft, Policy, TreeLimits
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -32,10 +32,12 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.head import HeadDrafter
-from specllama.llama.block_head import BlockContext
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import LimitError
-from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
+from specllama.llama.heads.block_context import BlockContext
+from specllama.llama.heads.context import HeadContext
+from specllama.llama.heads.features import TargetFeatures
+from specllama.llama.heads.functions import unsupported
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import TableMask
@@ -105,7 +107,7 @@ class Pair:
             self.drafter = BlockDrafter(self.context, self.model.n_vocab)
         else:
             self.context = HeadContext(
-                self.head_model, self.target, N_CTX, mtp=is_mtp, n_features=self.features.width,
+                self.head_model, self.target, N_CTX, encodes=not is_mtp, n_features=self.features.width,
                 reads_target=kind == "gemma4", n_layer=3 if kind == "step35" else 1,
             )  # fmt: skip
             self.drafter = HeadDrafter(self.context, self.model.n_vocab)
@@ -190,11 +192,13 @@ class Filled(Fixed):
     def width(self, n_rows: int) -> int:
         return n_rows + 3
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
         for drafter in self.drafters:
             if isinstance(drafter, PaddedDrafting):
                 drafter.pad_to = 6
-        return super().draft(rooms, seconds)
+        return super().draft(rooms, seconds, tree)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,7 +286,7 @@ def test_a_head_in_a_file_of_its_own_has_the_threads_of_its_settings(tmp_path: P
     for given, expected in (({}, (3, 4)), ({"n_threads": 2, "n_threads_batch": 2}, (2, 2))):
         own = LlamaModel(replace(settings(head), **given), is_head=True)
         found = HeadContext(
-            own, context, N_CTX, mtp=False, n_features=3 * llama.llama_model_n_embd(own.handle)
+            own, context, N_CTX, encodes=True, n_features=3 * llama.llama_model_n_embd(own.handle)
         )
         assert (llama.llama_n_threads(found.handle), llama.llama_n_threads_batch(found.handle)) == expected
         found.close()

@@ -26,6 +26,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
 from tests.support import tinygguf
 from tests.support.front import Front
+from tests.support.generations import generate
 
 Make = Callable[..., LlamaContext]
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
@@ -368,7 +369,7 @@ class TestEngineCore:
 
     def test_a_cancelled_request_ends(self, front: Front) -> None:
         front.messages.clear()
-        front.core.handle(m.Generate(1, messages=ZIP, params={**FEW, "max_tokens": 400}))
+        front.core.handle(generate(1, messages=ZIP, params={**FEW, "max_tokens": 400}))
         while not any(isinstance(message, m.Tokens) for message in front.messages):
             front.core.step()
         front.core.handle(m.Cancel(1))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo_pair import llm
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
@@ -17,6 +16,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.llama.context import LlamaContext
+from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import WIDTHS, Calibration, measure
 
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.skipif(
 
 def quantized(kind: str, directory: Path) -> Path:
     """The embedded target, requantized to `kind`."""
-    params = llm.lc.llama_model_quantize_default_params()
-    params.ftype = getattr(llm.lc, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     params.nthread, params.allow_requantize = 2, True
     out = directory / f"{kind}.gguf"
     source = str(EMBEDDED_TARGET).encode()
-    assert llm.lc.llama_model_quantize(source, str(out).encode(), ctypes.byref(params)) == 0
+    assert llama.llama_model_quantize(source, str(out).encode(), ctypes.byref(params)) == 0
     return out
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.demo_pair.mimo2 import mimo2_of
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_TARGET
@@ -24,6 +23,7 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.headloop import N_DRAFT, PROMPT
+from tests.support.mimo2 import mimo2_of
 from tests.support.paths import ROOT
 
 Build = Callable[[Path], tuple[Path, Path]]

@@ -19,6 +19,7 @@ from specllama.config.options import as_flag
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import UsageError
 from tests.support.command import Command, CommandLine, assert_error
+from tests.support.generations import generate
 
 HUGE = "9" * 40
 RANGE = "must be a whole number from 0"
@@ -175,7 +176,7 @@ def test_a_loaded_engine_rejects_them() -> None:
             needles = (needle,) if isinstance(needle, str) else needle
             assert any(one in raised.value.message for one in needles)
         client.configure(4, 2, 0.5)
-        request = protocol.Generate(client.next_id(), prompt="zip", params={"max_tokens": 3})
+        request = generate(client.next_id(), prompt="zip", params={"max_tokens": 3})
         assert isinstance(list(client.generate(request))[-1], protocol.Done)
 
 

@@ -23,6 +23,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
 from tests.support.command import Command
+from tests.support.generations import generate
 from tests.support.loads import load_info
 from tests.support.processes import SOON, child_of, is_gone, use_cpu
 
@@ -192,7 +193,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
 
 def ask(client: EngineClient, n: int = 20, **more: object) -> m.Generate:
     params = {"max_tokens": n, "ignore_eos": True, "seed": 1, **more}
-    return m.Generate(client.next_id(), messages=[{"role": "user", "content": "zip"}], params=params)
+    return generate(client.next_id(), messages=[{"role": "user", "content": "zip"}], params=params)
 
 
 def finished(client: EngineClient, request: m.Generate) -> tuple[str, list[int], m.Done]:
@@ -268,8 +269,8 @@ class TestClient:
         )
         for params, needle in cases:
             with pytest.raises(UsageError, match=needle):
-                list(client.generate(m.Generate(client.next_id(), prompt="zip", params=params)))
-        for request in (m.Generate(client.next_id(), ids=[4096]), m.Generate(client.next_id(), ids=[])):
+                list(client.generate(generate(client.next_id(), prompt="zip", params=params)))
+        for request in (generate(client.next_id(), ids=[4096]), generate(client.next_id(), ids=[])):
             with pytest.raises(UsageError):
                 list(client.generate(request))
         assert finished(client, ask(client, 3))[2].reason == "length"

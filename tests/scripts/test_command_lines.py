@@ -1,55 +1,60 @@
-"""Every script starts: its help names the module, and bad input is one line."""
+"""Every script starts, and bad input is one line; pages that scripts write are up to date."""
 
 from __future__ import annotations
 
-import argparse
-import runpy
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from scripts import cli
+from tests.support.paths import ROOT
 
 MODULES = (
-    "scripts.bench.adversarial", "scripts.bench.engine", "scripts.bench.losses", "scripts.bench.make_pair",
-    "scripts.bench.memory", "scripts.bench.peers", "scripts.bench.pull", "scripts.bench.renames",
+    "scripts.bench.kernels", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
     "scripts.bench.prefix_ages", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
-    "scripts.bench.random_shapes", "scripts.bench.server", "scripts.bench.slots",
-    "scripts.bench.structured", "scripts.bench.turns",
-    "scripts.demo_pair", "scripts.demo_pair.head", "scripts.demo_pair.head.acceptance",
-    "scripts.demo_pair.head.write", "scripts.demo_pair.make_data", "scripts.soak",
+    "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
+    "scripts.replay", "tests.fuzz", "tests.kernel_checks", "tests.soak",
+    "training", "training.head", "training.head.acceptance", "training.head.write", "training.make_data",
 )  # fmt: skip
 
 
-def run(module: str, *args: str) -> object:
-    """The exit code of `python -m module`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [module, *args])
-        patch.delitem(sys.modules, module, raising=False)  # another test may have imported it
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return ended.value.code
+def run(module: str, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(module, "--help") == 0
-    out = capsys.readouterr().out
-    assert f"usage: python -m {module}" in out
-    assert "options:" in out
+def test_an_unknown_option_is_one_line(module: str) -> None:
+    done = run(module, "--no-such-option")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"python -m {module}: ")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_an_unknown_option_is_one_line(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(module, "--no-such-option") == cli.EXIT_USAGE
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert err.startswith(f"python -m {module}: ")
+def test_help_is_the_docstring_and_every_option() -> None:
+    done = run("scripts.bench.make_pair", "--help")
+    assert done.returncode == 0
+    assert "usage: python -m scripts.bench.make_pair" in done.stdout
+    assert "options:" in done.stdout
 
 
-def test_lists_of_numbers() -> None:
-    parse = cli.whole_list(1)
-    assert parse("1,2,8-11, 2") == [1, 2, 8, 9, 10, 11]
-    for text in ("", ",", "0", "1,x", "x-3"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            parse(text)
+def test_the_page_and_the_types_of_options_are_up_to_date() -> None:
+    assert run("scripts.options_page", "--check").returncode == 0, "python -m scripts.options_page"
+
+
+def test_with_more_memory_replayed_sessions_evaluate_less(tmp_path: Path) -> None:
+    """Of the recorded ones that are given, and of those that are made up."""
+    messages = [{"role": "system", "content": "s" * 400}, {"role": "user", "content": "u" * 40}]
+    more = [*messages, {"role": "assistant", "content": "a"}, {"role": "user", "content": "v" * 40}]
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps([{"messages": messages}, {"messages": more}]), "utf-8")
+    for given in ((), ("--file", path)):
+        done = run("scripts.bench.prefix_ages", "--seeds", 1, *given)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        for memory in ("full", "rollback"):
+            evaluated = [found[f"{memory} {budget}"]["by_kind_and_age"] for budget in (1000, 3000, 10_000)]
+            assert evaluated == sorted(evaluated, reverse=True)
+            assert evaluated[-1] > 0

@@ -1,4 +1,4 @@
-"""The head that comes with specllama, from its header; scripts.demo_pair.head makes it."""
+"""The head that comes with specllama, from its header; training.head makes it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import gguf
 import numpy as np
 
 from specllama.data import EMBEDDED_TARGET
-from specllama.gguf.head import HeadKind
-from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import read_header
-from specllama.gguf.heads import read_head
+from specllama.heads import EAGLE3, read_head
+from specllama.heads.d2t import read_d2t
 
 FILE = EMBEDDED_TARGET.with_name("smollm2-eagle3.gguf")
 
@@ -19,7 +18,7 @@ def test_the_shipped_head_fits_smollm2_135m() -> None:
     head = read_head(read_header(FILE))
     assert head is not None
     read_d2t(head)
-    assert head.kind == HeadKind.EAGLE3
+    assert head.kind is EAGLE3
     assert (head.n_embd, head.n_embd_target, head.n_vocab) == (576, 576, 49_152)
     assert head.target_layers == (2, 22, 29)
     assert not head.own_embeddings

@@ -1,4 +1,4 @@
-"""The installation of a checkout by scripts/setup.sh and scripts/installation, without a network."""
+"""The installation of a checkout by scripts/setup.sh and installer, without a network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from scripts.installation import demo, errors, ready_made, request, wheels
-from scripts.installation.main import locked
-from scripts.installation.processes import Children
-from scripts.installation.progress import BuildProgress, Progress
-from scripts.installation.request import Request
-from scripts.installation.tools import Tools
-from scripts.installation.trial import link_duplicates
+from installer import demo, errors, ready_made, request, wheels
+from installer.main import locked
+from installer.processes import Children
+from installer.progress import BuildProgress, Progress
+from installer.request import Request
+from installer.tools import Tools
+from installer.trial import link_duplicates
 from specllama.config import store
 from specllama.models.demo import SMOLLM2
 from tests.support.fake_checkout import VERSION, FakeCheckout, sdist, wheel
@@ -435,8 +435,8 @@ def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from scripts.installation.main import locked
-from scripts.installation.progress import Progress
+from installer.main import locked
+from installer.progress import Progress
 with locked(Path(sys.argv[1]), Progress(sys.stderr, False)):
     print("locked", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -489,7 +489,7 @@ compiler.wait()
 """
 WATCHED = f"""
 import os, sys
-from scripts.installation.processes import Children
+from installer.processes import Children
 children = Children(open(os.devnull, "wb"), os.environ)
 children.start([sys.executable, "-c", {NINJA_LIKE!r}], sys.stdout.fileno())
 os.read(0, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.soak.bystander import Bystander
+from tests.soak.bystander import Bystander
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.alone

@@ -254,7 +254,7 @@ class TestHowMany:
             assert [answer(link) for link in held] == [OK] * 3
 
 
-def test_idle_connections_keep_nobody_out(tmp_path, links) -> None:
+def test_idle_connections_block_no_client(tmp_path, links) -> None:
     """More of them than the server holds: the next client is served."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 1024 <= hard:

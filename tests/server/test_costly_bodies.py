@@ -1,7 +1,7 @@
 """Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route
 and for every command that a client can send to the engine (tests/support/costly_bodies.py).
 
-`python -m scripts.soak --costly 2` measures the bounds themselves; here they are wider, for a busy machine.
+`python -m tests.soak --costly 2` measures the bounds themselves; here they are wider, for a busy machine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import get_args
 
 import pytest
 
-from scripts.figures import quantile
-from scripts.soak.bystander import MB, Bystander
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
 from specllama.server.app import ROUTES
-from tests.support.costly_bodies import BODIES, CostlyBody
+from tests.soak.bystander import MB, Bystander
+from tests.support.costly_bodies import BODIES
+from tests.support.health import quantile
 from tests.support.serving import Server, first_event
 
 pytestmark = pytest.mark.alone
 P99_SECONDS, LONGEST_SECONDS = 0.2, 0.75  # of /health, for all bodies together and for each
 GAP_SECONDS, GROWTH = 2.0, 200 * MB
-SETTLE = 0.1  # seconds before and after a request
+SETTLE = 0.1  # seconds before and after the requests to a route
 OF_THE_OPERATOR = {
     protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Tune
 }  # fmt: skip
@@ -55,25 +55,35 @@ def test_every_route_and_every_command_has_bodies() -> None:
     assert {body.command for body in BODIES if body.command} | WITHOUT_BODY == sent - OF_THE_OPERATOR
 
 
-@pytest.mark.parametrize("body", BODIES, ids=str)
-def test_a_costly_body_stops_nobody(watched: Watched, body: CostlyBody) -> None:
+@pytest.mark.parametrize("path", list(dict.fromkeys(body.path for body in BODIES)))
+def test_costly_bodies_delay_no_other_request(watched: Watched, path: str) -> None:
     server, bystander = watched.server, watched.bystander
     time.sleep(SETTLE)
-    began = time.monotonic()
-    status = body.send(server)
+    first = time.monotonic()
+    for body in BODIES:
+        if body.path != path:
+            continue
+        began = time.monotonic()
+        status = body.send(server)
+        check(watched, str(body), began)
+        assert status in (200, 400, 404, 413, 501), (str(body), status)
     time.sleep(SETTLE)
-    noticed = bystander.noticed(began, time.monotonic())
-    assert status in (200, 400, 404, 413, 501), status
-    assert noticed.unanswered == 0
-    assert noticed.health_max < LONGEST_SECONDS, noticed
-    assert noticed.gap < GAP_SECONDS, noticed
-    assert noticed.growth < GROWTH, noticed
-    assert server.engine().pid == watched.pid
-    assert bystander.lost == []
-    watched.latencies += bystander.latencies(began)
+    check(watched, path, first)
+    watched.latencies += bystander.latencies(first)
 
 
-def test_clients_that_leave_and_questions_stop_nobody(watched: Watched) -> None:
+def check(watched: Watched, what: str, began: float) -> None:
+    """Nobody was stopped since a monotonic time."""
+    noticed = watched.bystander.noticed(began, time.monotonic())
+    assert noticed.unanswered == 0, what
+    assert noticed.health_max < LONGEST_SECONDS, (what, noticed)
+    assert noticed.gap < GAP_SECONDS, (what, noticed)
+    assert noticed.growth < GROWTH, (what, noticed)
+    assert watched.server.engine().pid == watched.pid, what
+    assert watched.bystander.lost == [], what
+
+
+def test_disconnects_and_queries_delay_no_other_request(watched: Watched) -> None:
     server, began = watched.server, time.monotonic()
     for _ in range(20):
         first_event(server.begin(prompt="zip", max_tokens=500, ignore_eos=True, stream=True))

@@ -15,10 +15,10 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.checks import content_type_conformance, status_code_conformance
 
-from scripts.fuzz.campaign import input_of, judged
-from scripts.fuzz.parts.http import Http
 from specllama.server.app import ROUTES
 from specllama.server.openapi import document
+from tests.fuzz.campaign import input_of, judged
+from tests.fuzz.parts.http import Http
 from tests.support.serving import Server
 
 THOROUGH = "FUZZ_EXAMPLES" in os.environ
@@ -85,7 +85,7 @@ def test_lengths_are_bounded_and_their_validation_is_not() -> None:
 
 @pytest.mark.timeout(1800 if THOROUGH else 120)
 def test_raw_requests_get_documented_statuses(server: Server) -> None:
-    """Those of `python -m scripts.fuzz --only http`, fewer of them."""
+    """Those of `python -m tests.fuzz --only http`, fewer of them."""
     part = Http(server)
     part.set_up()
     for index in range(3 * EXAMPLES):

@@ -18,6 +18,7 @@ from specllama.client.client import EngineClient
 from specllama.client.loop_client import LoopClient
 from specllama.errors import EngineDiedError, SpecllamaError
 from tests.faults.test_process import SETTINGS
+from tests.support.generations import generate
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes that a loop watches")
 SAYS = r"""#!/bin/sh
@@ -127,7 +128,7 @@ class Heard:
 
 
 class TestLoopClient:
-    REQUEST = m.Generate(1, prompt="def f(", params={"max_tokens": 20, "ignore_eos": True, "seed": 1})
+    REQUEST = generate(1, prompt="def f(", params={"max_tokens": 20, "ignore_eos": True, "seed": 1})
 
     async def loaded(self, ended: Callable[[], None]) -> LoopClient:
         client = LoopClient(None, lambda _: None, ended)
@@ -162,7 +163,7 @@ class TestLoopClient:
             failed: list[object] = []
             asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
             client, heard = await self.loaded(lambda: None), Heard()
-            client.submit(m.Generate(2, prompt="def g(", params={"max_tokens": 3}), fail)
+            client.submit(generate(2, prompt="def g(", params={"max_tokens": 3}), fail)
             client.submit(self.REQUEST, heard)
             try:
                 return await heard.text(), len(failed)
@@ -177,7 +178,7 @@ class TestLoopClient:
         async def main() -> None:
             ended = asyncio.Event()
             client, heard = await self.loaded(ended.set), Heard()
-            client.submit(m.Generate(1, prompt="x", params={"max_tokens": 2000, "ignore_eos": True}), heard)
+            client.submit(generate(1, prompt="x", params={"max_tokens": 2000, "ignore_eos": True}), heard)
             os.kill(client.pid, signal.SIGKILL)
             async with asyncio.timeout(5):
                 with pytest.raises(EngineDiedError, match="SIGKILL"):

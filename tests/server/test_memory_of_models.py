@@ -11,9 +11,9 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError, SpecllamaError
 from specllama.models.resolve import Library
+from specllama.server.eviction import prepare_load
 from specllama.server.memory import FreeMemory, MemoryLedger
 from specllama.server.models import ModelPool
-from specllama.server.placement import newcomer
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 from tests.support import tinygguf
@@ -60,7 +60,7 @@ async def ask(models: ModelPool, name: str) -> int:
 
 
 def in_memory(models: ModelPool) -> set[str]:
-    return {service.name for service in models.services if service.residence.state == "loaded"}
+    return {service.name for service in models.services if service.lease.state == "loaded"}
 
 
 def run(home: Path, test: Callable[[ModelPool, Limit, list[str]], Awaitable[None]], n_ctx: int = 512) -> None:
@@ -79,9 +79,9 @@ def run(home: Path, test: Callable[[ModelPool, Limit, list[str]], Awaitable[None
     asyncio.run(main())
 
 
-def test_models_stay_together_as_far_as_memory_allows(tmp_path: Path) -> None:
+def test_models_stay_loaded_together_as_far_as_memory_allows(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
-        needed = newcomer(models.settings.load, None).plan(FreeMemory(PLENTY)).host
+        needed = prepare_load(models.settings.load, None).plan(FreeMemory(PLENTY)).host
         limit.bytes = needed - (1 << 20)
         assert await ask(models, OTHER) > 0
         assert in_memory(models) == {OTHER}
@@ -94,7 +94,7 @@ def test_models_stay_together_as_far_as_memory_allows(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_model_that_never_fits_is_an_error_and_nobody_leaves(tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_an_error_and_evicts_none(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
         limit.bytes = 1000
         found: list[SpecllamaError] = []

@@ -81,7 +81,7 @@ def test_gauges(server: Server) -> None:
     server.until(lambda: server.samples()["specllama_texts_running"] == 0)
 
 
-def test_paths_that_nobody_knows_are_one_series(server: Server) -> None:
+def test_unknown_paths_are_one_series(server: Server) -> None:
     for i in range(5):
         server.get(f"/unknown/{i}")
     assert not any("/unknown" in name for name in server.samples())

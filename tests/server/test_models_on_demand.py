@@ -102,7 +102,7 @@ def answered_by(reply: Reply) -> str:
 
 
 class TestList:
-    def test_models_on_disk_and_known_ones(self, both: Server) -> None:
+    def test_lists_models_on_disk_and_known_models(self, both: Server) -> None:
         found = both.get("/v1/models?known=true").json
         first = found["data"][0]
         assert (first["id"], first["status"]) == (PYDOC, {"value": "loaded"})
@@ -277,7 +277,7 @@ class TestFailingLoads:
 class TestOneAfterTheOther:
     """Memory for one model."""
 
-    def test_the_other_one_leaves(self, single: Server) -> None:
+    def test_the_other_model_is_evicted(self, single: Server) -> None:
         for name in (TINY, PYDOC, OTHER):
             assert answered_by(single.complete(model=name, max_tokens=2)) == name
             assert loaded(single) == [name]
@@ -291,7 +291,7 @@ class TestOneAfterTheOther:
             assert rest(running)[-1]["choices"][0]["finish_reason"] == "length"
             assert answered_by(waiting.result()) == PYDOC
 
-    def test_a_client_that_leaves_while_it_waits_costs_nobody_its_model(self, single: Server) -> None:
+    def test_a_client_that_disconnects_while_waiting_causes_no_eviction(self, single: Server) -> None:
         running = first_event(single.begin(model=TINY, stream=True, **ENDLESS))
         waiting = single.begin(model=PYDOC, prompt="x")
         single.until(lambda: single.samples()["specllama_texts_waiting"] == 1)
@@ -304,7 +304,7 @@ class TestOneAfterTheOther:
         single.until(lambda: single.samples()["specllama_texts_running"] == 0)
         assert loaded(single) == [TINY]
 
-    def test_nobody_starves(self, single: Server) -> None:
+    def test_no_model_starves(self, single: Server) -> None:
         """Two clients want different models again and again: each gets its turn."""
         order: list[str] = []
 
@@ -319,7 +319,7 @@ class TestOneAfterTheOther:
         turns = [order.index(OTHER), order[::-1].index(TINY)]
         assert max(turns) <= 2, order
 
-    def test_those_who_wait_for_one_model_share_one_load(self, single: Server) -> None:
+    def test_waiters_for_one_model_share_one_load(self, single: Server) -> None:
         single.complete(model=PYDOC, max_tokens=1)
         n = sum(f"{TINY} is in memory" in line for line in single.lines)
         with ThreadPoolExecutor(4) as pool:
@@ -338,7 +338,7 @@ class TestOneAfterTheOther:
 
 
 class TestIdle:
-    def test_a_model_that_nobody_uses_is_unloaded(self, tmp_path: Path, disk: Path) -> None:
+    def test_an_idle_model_is_unloaded(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk, "--idle-unload", "0.5") as one:
             one.until(lambda: loaded(one) == [])
             assert engines(one) == []
@@ -420,7 +420,7 @@ class TestTheEnd:
         gone, alive = psutil.wait_procs(there, timeout=3)
         assert (len(gone), alive) == (n + 1, [])
 
-    def test_keys_are_apart_and_a_drain_serves_those_who_wait(self, single: Server) -> None:
+    def test_keys_are_apart_and_a_drain_serves_waiting_requests(self, single: Server) -> None:
         with ThreadPoolExecutor(1) as threads:
             assert single.complete(model="pydoc", max_tokens=3).status == 200
             single.key = "second"

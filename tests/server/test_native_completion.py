@@ -343,7 +343,7 @@ def test_another_model(server: Server) -> None:
     assert (reply.status, reply.error["type"]) == (404, "not_found_error")
 
 
-def test_a_client_that_leaves(server: Server) -> None:
+def test_a_client_that_disconnects(server: Server) -> None:
     first_event(server.begin("/completion", prompt="x", stream=True, ignore_eos=True, n_predict=1500))
     assert server.n_busy() == 1
     server.hang_up()

@@ -218,7 +218,7 @@ class TestChat:
         ]
         assert prompts[0] == prompts[1]
 
-    def test_an_answer_goes_back_as_it_came(self, server: Server) -> None:
+    def test_an_answer_can_be_sent_back_unchanged(self, server: Server) -> None:
         answer = server.chat(max_tokens=5).json["choices"][0]["message"]
         again = server.chat([*QUESTION, answer, *QUESTION], max_tokens=5)
         assert again.status == 200, again.body

@@ -68,6 +68,8 @@ class DeviceContext(TableContext):
             tags.append(hash((before, len(batch), visible)))
             if row.output:
                 logits = table_row(cells, self.n_vocab, self.model_seed)
-                rounding = np.random.default_rng(tags[-1] & (2**63 - 1)).standard_normal(self.n_vocab)
-                out.append(logits + (self.noise * rounding).astype(np.float32))
+                if self.noise:
+                    rounding = np.random.default_rng(tags[-1] & (2**63 - 1)).standard_normal(self.n_vocab)
+                    logits = logits + (self.noise * rounding).astype(np.float32)
+                out.append(logits)
         return out

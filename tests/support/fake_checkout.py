@@ -110,7 +110,8 @@ class FakeCheckout:
         ):
             folder.mkdir(parents=True, exist_ok=True)
         scripts = self.root / "scripts"
-        shutil.copytree(ROOT / "scripts" / "installation", scripts / "installation")
+        shutil.copytree(ROOT / "installer", self.root / "installer")
+        scripts.mkdir()
         for name in ("setup.sh", "specllama", "install.py"):
             shutil.copy2(ROOT / "scripts" / name, scripts / name)
         for name in ("__init__.py", "clock.py"):

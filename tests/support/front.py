@@ -12,6 +12,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.worker.engine_core import EngineCore
+from tests.support.generations import generate
 
 
 class Front:
@@ -40,7 +41,7 @@ class Front:
     def ask(self, id_: int = 1, **request: object) -> list[m.Message]:
         """All messages about one request."""
         self.messages.clear()
-        self.core.handle(m.Generate(id_, **request))  # type: ignore[arg-type]
+        self.core.handle(generate(id_, **request))  # type: ignore[arg-type]
         while self.core.busy:
             self.core.step()
         return list(self.messages)
@@ -58,7 +59,7 @@ class Front:
         """The ids of several requests that are answered at once."""
         self.messages.clear()
         for id_, one in enumerate(requests, 1):
-            self.core.handle(m.Generate(id_, **one))
+            self.core.handle(generate(id_, **one))
         while self.core.busy:
             self.core.step()
         items = [i for message in self.messages if isinstance(message, m.Tokens) for i in message.items]
@@ -70,7 +71,7 @@ class Front:
 
     def prompt_ids(self, **request: object) -> Sequence[int]:
         """The ids of the prompt."""
-        return self.core._ids(m.Generate(1, **request))  # type: ignore[arg-type]
+        return self.core.loaded_engine.ids(generate(1, **request))  # type: ignore[arg-type]
 
     def fails(self, **request: object) -> str:
         (only,) = self.ask(**request)  # type: ignore[arg-type]

@@ -25,13 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import SpecllamaError
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from tests.support import tinygguf
+from tests.support.generations import generate
 
 PHASES = ("written", "renamed", "removed", "read", "any")
 _BUDGET = 1_000_000  # bytes: about three of the texts
@@ -141,7 +141,7 @@ class Campaign:
 
 def _answer(client: EngineClient, text: str) -> str:
     params = {"max_tokens": 12, "seed": 3, "temperature": 0.8, "ignore_eos": True}
-    return fold(list(client.generate(m.Generate(client.next_id(), prompt=text, params=params)))).text
+    return fold(list(client.generate(generate(client.next_id(), prompt=text, params=params)))).text
 
 
 def _names() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -23,8 +24,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
     "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
-    "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client", "worker",
-    "api", "bench", "server", "cli", "__main__",
+    "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client",
+    "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 BASICS = ("errors", "wording", "clock", "python_command")
@@ -46,6 +47,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
+    "heads": ("errors", "wording", "gguf"),
     "data": (),
     "prefix_disk": ("errors", "clock", "large_memory", "config"),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
@@ -53,25 +55,25 @@ ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         FRONTS,
         (
-            *(*BASICS, *LIGHT_CORE, "gguf", "rpc", "config", "pair", "text", "calls", "data"),
+            *(*BASICS, *LIGHT_CORE, "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
             *("models", "client", "prefix_disk"),
         ),
     ),
     "worker": (
-        *(*BASICS, "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
-        *("llama", "prefix_disk"),
+        *(*BASICS, "core", "drafters", "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
+        *("models", "llama", "prefix_disk"),
         *("client.protocol", "client.model_info", "client.tune_messages", "client.trim_messages"),
     ),
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
-    "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
+    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
+    "config/options.py": "the one table of other options, one row each",
     "core/interfaces.py": "all that the algorithm asks of the outside",
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
-    "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",
     "client/protocol.py": "one small class a message, and the union of them all",
     "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
@@ -95,9 +97,14 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path) for path in FILES}
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[Import]:
     """All imports in a file, those inside functions and under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -116,12 +123,19 @@ def imports_of(path: Path) -> Iterator[Import]:
             yield Import(module_name(path), name, node.lineno)
 
 
-ALL_IMPORTS = [i for path in FILES for i in imports_of(path)]
-OURS = [
-    i._replace(imported=i.imported.removeprefix("specllama."))
-    for i in ALL_IMPORTS
-    if i.imported.startswith("specllama.")
-]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [i for path in FILES for i in imports_of(path)]
+
+
+@functools.cache
+def ours() -> list[Import]:
+    """Those of the package, by names without `specllama.`."""
+    return [
+        i._replace(imported=i.imported.removeprefix("specllama."))
+        for i in all_imports()
+        if i.imported.startswith("specllama.")
+    ]
 
 
 def folder(module: str) -> str:
@@ -147,7 +161,7 @@ def fault(importer: str, imported: str) -> str | None:
 
 
 def test_no_import_points_up() -> None:
-    found = [(fault(i.importer, i.imported), i.line) for i in OURS]
+    found = [(fault(i.importer, i.imported), i.line) for i in ours()]
     assert [f"{why} (line {line})" for why, line in found if why] == []
 
 
@@ -158,6 +172,8 @@ def test_no_import_points_up() -> None:
         ("core.engine", "config.load"),
         ("core.engine", "testing"),
         ("drafters.copy", "llama.context"),
+        ("heads.mtp", "llama.context"),
+        ("gguf.check", "heads"),
         ("errors", "core.sampling.params"),
         ("llama.context", "worker.engine_core"),
         ("models.prepare", "cli.run"),
@@ -197,7 +213,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 def test_modules_form_no_circle() -> None:
     """Imports for type checkers alone included."""
     graph: dict[str, set[str]] = {}
-    for i in OURS:
+    for i in ours():
         if i.importer:
             graph.setdefault(i.importer, set()).add(i.imported)
     assert circle(graph) == []
@@ -205,18 +221,42 @@ def test_modules_form_no_circle() -> None:
 
 
 def test_nobody_imports_the_worker() -> None:
-    assert [i for i in OURS if folder(i.imported) == "worker" and folder(i.importer) != "worker"] == []
+    assert [i for i in ours() if folder(i.imported) == "worker" and folder(i.importer) != "worker"] == []
+
+
+DIALECTS = "server.dialects"
+
+
+def dialect(module: str) -> str:
+    """The dialect that a module belongs to, "shared" for what they share, "" for other modules."""
+    return module.removeprefix(f"{DIALECTS}.").split(".")[0] if within(module, DIALECTS) else ""
+
+
+def dialect_fault(importer: str, imported: str) -> str | None:
+    """Why a module may not import this one of a dialect. server/app.py alone knows the dialects."""
+    other = dialect(imported)
+    if other in ("", "shared", dialect(importer)) or importer == "server.app":
+        return None
+    return f"{importer} may not import {imported}: what dialects share is in {DIALECTS}.shared"
+
+
+def test_no_dialect_imports_another() -> None:
+    assert [why for i in ours() if (why := dialect_fault(i.importer, i.imported))] == []
+    assert dialect_fault("server.dialects.ollama.writer", "server.dialects.openai.writer")
+    assert dialect_fault("server.dialects.shared.base", "server.dialects.openai.errors")
+    assert dialect_fault("server.response", "server.dialects.openai.writer")
+    assert not dialect_fault("server.dialects.lm_studio", "server.dialects.shared.base")
 
 
 def test_only_the_seam_knows_llama_cpp_and_nobody_knows_click() -> None:
-    assert {folder(i.importer) for i in ALL_IMPORTS if i.imported.split(".")[0] == "llama_cpp"} <= {"llama"}
-    assert [i for i in ALL_IMPORTS if i.imported.split(".")[0] == "click"] == []
+    assert {folder(i.importer) for i in all_imports() if i.imported.split(".")[0] == "llama_cpp"} <= {"llama"}
+    assert [i for i in all_imports() if i.imported.split(".")[0] == "click"] == []
 
 
 def test_core_needs_numpy_and_the_standard_library_only() -> None:
     foreign = {
         i.imported.split(".")[0]
-        for i in ALL_IMPORTS
+        for i in all_imports()
         if folder(i.importer) == "core" and i.imported.split(".")[0] not in sys.stdlib_module_names
     }
     assert foreign <= {"numpy", "specllama"}
@@ -225,7 +265,7 @@ def test_core_needs_numpy_and_the_standard_library_only() -> None:
 def test_fronts_do_not_need_numpy() -> None:
     fronts = ("cli", "server", "client", "config", "errors", *LIGHT_CORE)
     assert [
-        i for i in ALL_IMPORTS if i.imported == "numpy" and any(within(i.importer, f) for f in fronts)
+        i for i in all_imports() if i.imported == "numpy" and any(within(i.importer, f) for f in fronts)
     ] == []
 
 
@@ -237,7 +277,7 @@ def test_only_the_console_writes_to_the_streams_of_a_front() -> None:
         name = module_name(path)
         if folder(name) not in FRONTS or name == "cli.console":
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(tree(path)):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or re.fullmatch(r"sys\.std(out|err)\.(buffer\.)?write", called):
                 found.add(f"{name}, line {node.lineno}: {called}")
@@ -250,7 +290,7 @@ def test_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for path in FILES
-        for node in ast.parse(path.read_text("utf-8")).body
+        for node in tree(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, n in names.items() if n > 1} == set()
@@ -290,9 +330,9 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
 
-@pytest.mark.parametrize("module", LIGHT_CORE)
-def test_parts_of_core_that_fronts_import_are_light(module: str) -> None:
-    assert loaded_after(f"import specllama.{module}", *HEAVY) == set()
+def test_parts_of_core_that_fronts_import_are_light() -> None:
+    imports = "\n".join(f"import specllama.{module}" for module in LIGHT_CORE)
+    assert loaded_after(imports, *HEAVY) == set()
 
 
 def test_a_server_loads_no_engine() -> None:
@@ -303,15 +343,15 @@ def test_no_front_renders_a_template() -> None:
     """A template of a downloaded file runs in the engine process, which can be ended."""
     fronts = ("cli", "server", "api", "bench", "client")
     rendering = ("text.chat_template", "text.sandbox", "text.template_worker", "text.template_process")
-    found = [i for i in OURS if i.imported in rendering]
+    found = [i for i in ours() if i.imported in rendering]
     assert [i for i in found if folder(i.importer) in fronts] == []
     assert found
 
 
 def test_templates_run_in_their_process_alone() -> None:
     """Nothing that runs with them in one process could be limited."""
-    assert {i.importer for i in OURS if i.imported == "text.chat_template"} == {"text.template_worker"}
-    assert {i.importer for i in ALL_IMPORTS if i.imported.split(".")[0] == "jinja2"} == {"text.sandbox"}
+    assert {i.importer for i in ours() if i.imported == "text.chat_template"} == {"text.template_worker"}
+    assert {i.importer for i in all_imports() if i.imported.split(".")[0] == "jinja2"} == {"text.sandbox"}
 
 
 def test_one_clock_measures_time() -> None:
@@ -325,7 +365,7 @@ def test_one_clock_measures_time() -> None:
     found = {
         (module_name(path), node.attr)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("time", "asyncio")
         if node.attr in ("time", "monotonic", "monotonic_ns", "time_ns", "perf_counter", "run")
     }
@@ -343,7 +383,7 @@ def test_public_names_are_sorted_and_there() -> None:
     with pytest.raises(AttributeError):
         specllama.nothing_of_this_name  # noqa: B018
     for path in FILES:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names = ast.literal_eval(node.value)
                 assert names == sorted(names), path
@@ -355,7 +395,7 @@ def test_type_hints_are_shipped() -> None:
 
 def test_every_module_says_what_it_knows() -> None:
     for path in FILES:
-        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), f"{path} has no docstring"
+        assert ast.get_docstring(tree(path)), f"{path} has no docstring"
 
 
 def test_files_are_short() -> None:
@@ -373,9 +413,36 @@ def test_tests_mirror_the_package() -> None:
     tests = ROOT / "tests"
     kinds = {p.name for p in tests.iterdir() if p.is_dir() and not p.name.startswith("_")}
     with_processes = {"agents", "api", "browser", "cli", "engine", "faults", "scripts", "server", "worker"}
-    assert kinds == {"unit", "support"} | with_processes
-    units = {p.name for p in (tests / "unit").iterdir() if p.is_dir() and not p.name.startswith("_")}
-    assert units <= set(LAYERS)
+    campaigns = {"fuzz", "kernel_checks", "soak"}  # commands of their own
+    assert kinds == {"unit", "support"} | with_processes | campaigns
+    units = {p.parent.relative_to(tests / "unit") for p in (tests / "unit").rglob("test_*.py")}
+    assert [str(unit) for unit in units if not (PACKAGE / unit).is_dir()] == []
+
+
+# Scripts that need a browser, agents or models of the tests.
+WITH_THE_TESTS_SUPPORT = {"scripts/bench/reuse.py", "scripts/bench/server/page.py", "scripts/screenshots.py"}
+
+
+IMPORTED = re.compile(r"^\s*(?:from|import) (\w+)", re.M)  # the top package, also in functions and templates
+
+
+def test_neither_scripts_nor_tests_import_each_other() -> None:
+    """Tests run the scripts' commands. The installer and the training are of neither."""
+    folders = ("scripts", "tests", "installer", "training")
+    may = {
+        "scripts": {"scripts", "installer"},
+        "tests": {"tests", "installer"},
+        "installer": set(),
+        "training": {"training", "scripts"},
+    }
+    found = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            imported = set(IMPORTED.findall(path.read_text("utf-8")))
+            found |= {(name, top) for top in imported & set(folders) - may[folder]}
+    assert {one for one in found if one[0] not in WITH_THE_TESTS_SUPPORT} == set()
+    assert {name for name, _ in found} == WITH_THE_TESTS_SUPPORT
 
 
 def tracked_files() -> list[Path]:

@@ -12,6 +12,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.data import EMBEDDED_TARGET
 from tests.support.front import Front
+from tests.support.generations import generate
 
 REQUEST = {"prompt": "def read(", "params": {"max_tokens": 50, "seed": 5, "ignore_eos": True}}
 
@@ -61,7 +62,7 @@ def test_output_without_drafts_and_of_cancelled_requests_is_kept(load: Callable[
     ask(front, speculate=False)
     assert ask(front)[1]["memory"] > 30
     other = {**REQUEST, "prompt": "class Reader"}
-    front.core.handle(m.Generate(9, **other))  # type: ignore[arg-type]
+    front.core.handle(generate(9, **other))  # type: ignore[arg-type]
     for _ in range(20):
         front.core.step()
     front.core.handle(m.Cancel(9))

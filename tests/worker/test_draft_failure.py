@@ -14,6 +14,7 @@ from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext
 from tests.support.front import Front
+from tests.support.generations import generate
 
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
 RENAME = [{"role": "user", "content": f"Rename `result` to `payload` in this code:\n{CODE}"}]
@@ -137,7 +138,7 @@ def test_the_draft_is_freed_if_the_request_is_cancelled(tmp_path: Path) -> None:
     front = Front.of_pair(tmp_path, 5)
     try:
         failing = Failing(front, 3)
-        front.core.handle(m.Generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
+        front.core.handle(generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
         while failing.n_decodes < 4:
             front.core.step()
         front.core.handle(m.Cancel(1))

@@ -19,6 +19,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.prefix.boundaries import GAP
 from specllama.prefix_disk.directory import default_directory
 from tests.support import tinygguf, tinymtp
+from tests.support.generations import generate
 
 KINDS = {"llama": tinygguf.llama, "qwen35": tinymtp.qwen35}
 TEXT = "The machine sorts letters by their stamps, and keeps those without one. " * 8
@@ -34,7 +35,7 @@ def settings(path: Path, **more: Any) -> LoadSettings:
 
 def ask(client: EngineClient, messages: list[dict[str, Any]], **more: Any) -> GenerationResult:
     params = {"max_tokens": 40, "seed": 3, "temperature": 1.5, "top_k": 0, "ignore_eos": True}
-    request = m.Generate(client.next_id(), messages=messages, params=params, show_ids=True, **more)
+    request = generate(client.next_id(), messages=messages, params=params, show_ids=True, **more)
     return fold(client.generate(request))
 
 

@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol as m
+from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama.foreign import ForeignContext
+from specllama.models.measured_drafts import MeasuredDrafts
+from specllama.worker.measured_gain import store_answers
+from specllama.worker.tuning import drafts as tuning_drafts
+from specllama.worker.tuning import prompts as tuning_prompts
+from specllama.worker.tuning import tuner
 from tests.support import tinygguf
 from tests.support.foreign import permuted
 from tests.support.front import Front
+from tests.support.generations import generate
 
 N_SLOTS = 4
 EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
@@ -93,7 +100,7 @@ def test_four_requests_at_once(front: Front, temperature: float) -> None:
     plain = [front.ids(**one, speculate=False) for one in requests]
     front.messages.clear()
     for id_, one in enumerate(requests, 1):
-        front.core.handle(m.Generate(id_, **one))
+        front.core.handle(generate(id_, **one))
     while front.core.busy:
         front.core.step()
     items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]
@@ -129,11 +136,16 @@ def test_text_beyond_ascii_and_split_characters(front: Front) -> None:
             assert front.ids(**request) == front.ids(**request, speculate=False)
 
 
-def test_a_planner_drafts_with_it(tmp_path: Path) -> None:
-    draft = permuted(Path(EMBEDDED_DRAFT), tmp_path / "draft.gguf")
+def planned(folder: Path) -> Front:
+    """With a draft whose ids alone differ, by the planner."""
+    draft = permuted(Path(EMBEDDED_DRAFT), folder / "draft.gguf")
     settings = [ModelSettings(path=str(path), n_ctx=1024, **EXACT) for path in (EMBEDDED_TARGET, draft)]
     load = LoadSettings(target=settings[0], draft=settings[1], draft_vocab="auto", memory=False)
-    front = Front(load, Store(tmp_path / "store"))
+    return Front(load, Store(folder / "store"))
+
+
+def test_a_planner_drafts_with_it(tmp_path: Path) -> None:
+    front = planned(tmp_path)
     try:
         loaded = front.core.loaded
         assert loaded is not None
@@ -176,3 +188,59 @@ def test_a_random_model_with_other_tokens(tmp_path: Path) -> None:
             assert front.ids(**asked(1, temperature)) == front.ids(**asked(1, temperature), speculate=False)
     finally:
         front.close()
+
+
+def test_what_tune_predicts_is_kept_for_later_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (tuner, "CURVE_SECONDS"),
+        (tuner, "THREAD_SECONDS"),
+        (tuning_drafts, "STEP_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, 0.0)
+    monkeypatch.setattr(tuning_prompts, "_MIN_COMPARE_SECONDS", 0.1)
+    draft = permuted(Path(EMBEDDED_DRAFT), tmp_path / "draft.gguf")
+    settings = [ModelSettings(path=str(path), n_ctx=512, **EXACT) for path in (EMBEDDED_TARGET, draft)]
+    load = LoadSettings(target=settings[0], draft_vocab="auto", memory=False)
+    front = Front(load, Store(tmp_path / "store"), open_draft=False)
+    try:
+        front.core.handle(Tune(7, [("a", PROMPTS[0])], settings[1:], 24, raw=True, ignore_load=True))
+        while front.core.busy:
+            front.core.step()
+        assert isinstance(front.messages[-1], Tuned)
+        assert front.core.loaded is not None
+        (kept,) = measured_drafts(front, tmp_path).all()
+    finally:
+        front.close()
+    assert (kept.path, kept.source) == (str(draft), "tune")
+    assert 0 < kept.n_tokens <= 24
+    assert kept.speedup > 0
+    assert kept.without >= 1
+    assert kept.acceptance is not None
+
+
+def test_answers_are_kept_once_there_are_enough(tmp_path: Path) -> None:
+    front = planned(tmp_path)
+    try:
+        loaded = front.core.loaded
+        assert loaded is not None
+        assert loaded.profile.planner is not None
+        learnt = loaded.profile.planner.learnt
+        store_answers(loaded)
+        assert measured_drafts(front, tmp_path).all() == []
+        for i in range(40):
+            learnt.tables["model"].observe(9, i % 4 > 0)
+        learnt.priced["model"].gain.restore([0.6, None, None], [0.2, None, None])
+        front.core.shut_down()
+        (kept,) = measured_drafts(front, tmp_path).all()
+        assert (kept.source, kept.speedup, kept.without, kept.pays) == ("answers", 1.5, 1.0, True)
+        assert kept.acceptance == pytest.approx(0.75, abs=0.01)
+    finally:
+        front.close()
+
+
+def measured_drafts(front: Front, folder: Path) -> MeasuredDrafts:
+    """What was stored next to a profile in `folder`."""
+    assert front.core.loaded is not None
+    return MeasuredDrafts(front.core.loaded.header, Store(folder / "drafts"))

@@ -11,7 +11,7 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.gguf.header import read_header
-from specllama.gguf.heads import read_head
+from specllama.heads import read_head
 from specllama.models.memory.load_plan import plan_load
 from specllama.worker.head import LoadedHead
 from specllama.worker.loader import Loaded, load

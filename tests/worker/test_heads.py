@@ -7,13 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.gguf.header import read_header
+from specllama.gguf.trimmed import read_trim
+from specllama.llama.heads.block_context import BlockContext
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
+from tests.support.generations import generate
 from tests.support.trimming import N_VOCAB, trimmed
 
 N_SLOTS, NOISE = 4, 0.2  # noise in what a head reads, so that it is right now and then
@@ -58,6 +64,17 @@ def trimmed_eagle3(folder: Path) -> Files:
     return target, trimmed(head)
 
 
+def trimmed_blocks(**more: Any) -> Callable[[Path], Files]:
+    def write(folder: Path) -> Files:
+        target = tinygguf.llama(folder / "model.gguf", n_vocab=N_VOCAB)
+        if more.get("markov"):
+            more["copy_of"] = target
+        head = tinyheads.dflash(folder / "head.gguf", n_vocab=N_VOCAB, own_embeddings=True, **more)
+        return target, trimmed(head)
+
+    return write
+
+
 KINDS: dict[str, Callable[[Path], Files]] = {
     "mimo2": inside(tinymtp.mimo2, LAST),
     "qwen35": inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)),
@@ -68,6 +85,9 @@ KINDS: dict[str, Callable[[Path], Files]] = {
     "dflash 2": blocks(4),
     "trimmed mtp": trimmed_sidecar,
     "trimmed eagle3": trimmed_eagle3,
+    "trimmed dflash": trimmed_blocks(),
+    "trimmed dflash 2": trimmed_blocks(top_k=4),
+    "trimmed dspark": trimmed_blocks(markov=True),
 }
 
 
@@ -124,7 +144,7 @@ def test_a_grammar_allows_the_same_text(front: Front, request: pytest.FixtureReq
     expected = front.text(prompt="hex", params=params, speculate=False)
     assert front.text(prompt="hex", params=params) == expected
     assert len(expected) in (20, 30)
-    few_candidates = request.node.callspec.params["front"] == "dflash 2"
+    few_candidates = request.node.callspec.params["front"].endswith("dflash 2")
     assert drafted(front) > 3 or few_candidates  # none of which may be legal
 
 
@@ -132,7 +152,7 @@ def test_a_conversation_goes_on_after_it_was_cancelled(front: Front) -> None:
     one = asked(7, n=120)
     whole = front.ids(**one, speculate=False)
     front.messages.clear()
-    front.core.handle(m.Generate(1, **one))
+    front.core.handle(generate(1, **one))
     for _ in range(12):
         front.core.step()
     front.core.handle(m.Cancel(1))
@@ -153,3 +173,46 @@ def _reused(front: Front) -> int:
     done = front.messages[-1]
     assert isinstance(done, m.Done)
     return done.stats.n_reused
+
+
+@pytest.mark.parametrize("more", [{}, {"markov": True}, {"top_k": 4}], ids=["dflash", "dspark", "dflash 2"])
+def test_a_trimmed_block_drafter_has_its_sources_logits(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Of the tokens that it kept, bit for bit; it has none of others."""
+    target = tinygguf.llama(tmp_path / "model.gguf", n_vocab=N_VOCAB)
+    head = tinyheads.dflash(tmp_path / "head.gguf", n_vocab=N_VOCAB, own_embeddings=True, **more)
+    copy = trimmed(head)
+    trim = read_trim(read_header(copy))
+    assert trim is not None
+    kept = set(trim.ids.tolist())
+    n_compared = 0
+    rows = [_block_logits(target, path, tmp_path / path.stem) for path in (head, copy)]
+    for whole, ours in zip(*rows, strict=True):
+        said = set(np.flatnonzero(np.isfinite(ours)).tolist())
+        assert said <= kept
+        assert said == kept or "top_k" in more
+        both = sorted(said & set(np.flatnonzero(np.isfinite(whole)).tolist()))
+        assert np.array_equal(ours[both], whole[both])
+        n_compared += len(both)
+    assert n_compared > 4  # DFlash 2 has four candidates a token
+
+
+def _block_logits(target: Path, head: Path, folder: Path) -> list[NDArray[np.float32]]:
+    """The logits of the first token of blocks after random features: those of further ones depend on it."""
+    settings = [ModelSettings(path=str(path), n_ctx=256, n_threads=1) for path in (target, head)]
+    front = Front(LoadSettings(target=settings[0], draft=settings[1], memory=False), Store(folder))
+    try:
+        loaded = front.core.loaded
+        assert loaded is not None
+        assert loaded.head is not None
+        blocks, rng = loaded.head.drafting, np.random.default_rng(0)
+        assert isinstance(blocks, BlockContext)
+        rows = []
+        for token in (270, 40, 599):
+            blocks.inject(0, 0, rng.standard_normal((4, blocks.n_features)).astype(np.float32))
+            row = blocks.draft({0: (token, 4)})[0].logits([])
+            assert row is not None
+            rows.append(row.copy())
+            blocks.truncate(0, 0)
+        return rows
+    finally:
+        front.close()

@@ -15,13 +15,14 @@ from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.prefix_disk.directory import default_directory
 from tests.support import tinygguf, tinymtp
+from tests.support.generations import generate
 
 TEXT = "The machine sorts letters by their stamps, and keeps those without one. " * 20
 
 
 def ask(client: EngineClient, text: str, temperature: float) -> tuple[m.Done, str]:
     params = {"max_tokens": 30, "seed": 3, "temperature": temperature, "ignore_eos": True}
-    events = list(client.generate(m.Generate(0, prompt=text, params=params)))
+    events = list(client.generate(generate(0, prompt=text, params=params)))
     done = events[-1]
     assert isinstance(done, m.Done)
     return done, fold(events).text

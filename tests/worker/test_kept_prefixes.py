@@ -16,6 +16,7 @@ from specllama.prefix_disk.directory import default_directory
 from specllama.worker import kept_prefixes, prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
+from tests.support.generations import generate
 
 BUILDERS = {
     "llama": tinygguf.llama,
@@ -60,7 +61,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def end(front: Front) -> None:
     """End the engine as a front that leaves does."""
     front.core.shut_down()
-    front.core._kept = None
+    front.core.loaded_engine.kept = None
 
 
 def ask(front: Front, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
@@ -110,9 +111,9 @@ def test_texts_are_written_once_the_engine_is_idle(opened):
     assert due is not None
     time.sleep(due)
     front.core.step()
-    assert front.core._kept is not None
-    assert front.core._kept.disk.flush(10.0)
-    assert front.core._kept.disk.stats.n_written == 1
+    assert front.core.loaded_engine.kept is not None
+    assert front.core.loaded_engine.kept.disk.flush(10.0)
+    assert front.core.loaded_engine.kept.disk.n_written == 1
     assert front.core.step_due_in is None
     assert list(default_directory().glob("*.state"))
 
@@ -147,17 +148,17 @@ def test_without_memory_for_prompts_the_disk_is_used(opened):
 def test_a_busy_engine_writes_too(opened):
     front = opened("llama", n_slots=2)
     ask(front)
-    kept = front.core._kept
+    kept = front.core.loaded_engine.kept
     assert kept is not None
     more = {"max_tokens": 2000, "ignore_eos": True}
-    front.core.handle(m.Generate(9, prompt="Once", params=more, kept=False))
+    front.core.handle(generate(9, prompt="Once", params=more, kept=False))
     front.core.step()
     assert kept._disk is None, "a next turn may follow at once"
     kept._due, kept._since = 0.0, kept._since - 100.0  # it has not been idle for so long
     front.core.step()
     assert front.core.decoding
     assert kept.disk.flush(20)
-    assert kept.disk.stats.n_written == 1
+    assert kept.disk.n_written == 1
 
 
 def test_prompts_of_another_scope_are_not_read(opened):

@@ -18,6 +18,7 @@ from specllama.text import grammar
 from specllama.worker.engine_core import EngineCore
 from specllama.worker.preparer import LARGE
 from tests.support.front import Front
+from tests.support.generations import generate
 
 SOON = 30.0
 N_CTX = 512
@@ -44,7 +45,7 @@ class Threaded(Front):
     def sent_at_once(self, parts: list[str | list[int]]) -> m.Message | None:
         """The first message about a small request, None where it is prepared in the thread."""
         self.messages.clear()
-        self.core.handle(m.Generate(1, parts=parts, params=OF_ONE), 100)
+        self.core.handle(generate(1, parts=parts, params=OF_ONE), 100)
         first = self.messages[0] if self.messages else None
         self.rest()
         return first
@@ -102,13 +103,13 @@ class TestRefused:
         long = "é" * (limit(one) // 2 + 1)
         said = [{"role": "user", "content": long}]
         for message in (
-            m.Generate(1, prompt=long),
-            m.Generate(1, messages=said),
-            m.Generate(1, ids=[5] * N_CTX),
-            m.Generate(1, parts=["x", [5] * N_CTX]),
-            m.Generate(1, parts=[long[1:], [5], "é"]),
+            generate(1, prompt=long),
+            generate(1, messages=said),
+            generate(1, ids=[5] * N_CTX),
+            generate(1, parts=["x", [5] * N_CTX]),
+            generate(1, parts=[long[1:], [5], "é"]),
             m.Tokenize(1, long),
-            m.Render(1, said),
+            m.Render(1, m.ChatInput(said)),
         ):
             self.refused(one, message)
         assert calls == []
@@ -117,7 +118,7 @@ class TestRefused:
         """llama.cpp's time is quadratic in their number."""
         text = "<|im_start|>" * (N_CTX + 1)
         assert len(text) < limit(one)
-        error = self.refused(one, m.Generate(1, prompt=text))
+        error = self.refused(one, generate(1, prompt=text))
         assert error["message"].startswith(f"the prompt has at least {N_CTX + 1} tokens")
         assert calls == []
 
@@ -128,14 +129,14 @@ class TestRefused:
         self.refused(one, m.Detokenize(1, [longest] * (N_CTX * 2)))
 
     def test_a_text_that_only_seems_to_fit_is_counted(self, one: Threaded, calls: list[str]) -> None:
-        error = self.refused(one, m.Generate(1, prompt="zip " * N_CTX * 2))
+        error = self.refused(one, generate(1, prompt="zip " * N_CTX * 2))
         assert "at least" not in error["message"]
         assert len(calls) == 1
 
 
 class TestPrepared:
     def test_the_text_is_that_of_a_small_request(self, one: Threaded) -> None:
-        request = m.Generate(1, prompt="def read(", params={"max_tokens": 12, "temperature": 0})
+        request = generate(1, prompt="def read(", params={"max_tokens": 12, "temperature": 0})
         small, large = (fold(one.send(request, size)).text for size in (0, LARGE + 1))
         assert small == large != ""
 
@@ -143,14 +144,14 @@ class TestPrepared:
         choices = [m.Choice(2, 1, 7), m.Choice(3, 2, 8)]
         for size in (0, LARGE + 1):
             calls.clear()
-            found = one.send(m.Generate(1, prompt="def read(", params=OF_ONE, choices=choices), size)
+            found = one.send(generate(1, prompt="def read(", params=OF_ONE, choices=choices), size)
             assert calls == ["def read("]
             seeds = {f.id: f.params.seed for f in found if isinstance(f, m.Started)}
             assert seeds == {1: 1, 2: 7, 3: 8}
             assert sorted(f.id for f in found if isinstance(f, m.Done)) == [1, 2, 3]
 
     def test_all_choices_get_the_error(self, one: Threaded) -> None:
-        request = m.Generate(1, prompt="zip " * 600, params=OF_ONE, choices=[m.Choice(2, 1, 7)])
+        request = generate(1, prompt="zip " * 600, params=OF_ONE, choices=[m.Choice(2, 1, 7)])
         for size in (0, LARGE + 1):
             found = one.send(request, size)
             assert [f.id for f in found if isinstance(f, m.Failed)] == [1, 2]
@@ -168,9 +169,9 @@ class TestPrepared:
             return tokenize(text, add_special, parse_special)
 
         one.messages.clear()
-        one.core.handle(m.Generate(1, prompt="def f(", params={"max_tokens": 40, "ignore_eos": True}))
+        one.core.handle(generate(1, prompt="def f(", params={"max_tokens": 40, "ignore_eos": True}))
         monkeypatch.setattr(model, "tokenize", slow)
-        one.core.handle(m.Generate(2, prompt="def g(", params=OF_ONE), LARGE + 1)
+        one.core.handle(generate(2, prompt="def g(", params=OF_ONE), LARGE + 1)
         while len(steps) < 20:
             one.core.step()
             steps.append(1)
@@ -188,7 +189,7 @@ class TestPrepared:
         monkeypatch.setattr(grammar, "with_large_stack", noted)
         for size, name in ((0, "small"), (LARGE + 1, "large")):
             tools = Tools([Tool(name)], "required")
-            request = m.Generate(1, messages=[{"role": "user", "content": "x"}], params=OF_ONE, tools=tools)
+            request = generate(1, messages=[{"role": "user", "content": "x"}], params=OF_ONE, tools=tools)
             assert isinstance(one.send(request, size)[0], m.Started)
         assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
@@ -196,7 +197,7 @@ class TestPrepared:
         assert one.core.loaded is not None
         monkeypatch.setattr(one.core.loaded.model, "tokenize", lambda *_: time.sleep(0.3) or [5, 6])
         one.messages.clear()
-        request = m.Generate(1, prompt="zip", params=OF_ONE, choices=[m.Choice(2, 1, 7)])
+        request = generate(1, prompt="zip", params=OF_ONE, choices=[m.Choice(2, 1, 7)])
         one.core.handle(request, LARGE + 1)
         one.core.handle(m.Cancel(1))
         assert [(f.id, f.reason) for f in one.messages if isinstance(f, m.Done)] == [(1, "cancel")]
@@ -263,14 +264,14 @@ class TestParts:
         assert failed.error["message"].startswith("token ids must be from 0 to")
 
     def sent(self, one: Threaded, parts: list[str | list[int]], **more: Any) -> list[m.Message]:
-        return one.send(m.Generate(1, parts=parts, params=OF_ONE, **more), size=100)
+        return one.send(generate(1, parts=parts, params=OF_ONE, **more), size=100)
 
 
 def test_biases_of_texts(one: Threaded) -> None:
     assert one.core.loaded is not None
     ids = one.core.loaded.model.tokenize(" read", False, False)
     biases = {" read": -3.0}
-    message = m.Generate(1, prompt="x", params={**OF_ONE, "logit_bias": {ids[0]: 2.0}}, text_biases=biases)
+    message = generate(1, prompt="x", params={**OF_ONE, "logit_bias": {ids[0]: 2.0}}, text_biases=biases)
     started = one.send(message)[0]
     assert isinstance(started, m.Started)
     assert started.params.logit_bias == dict.fromkeys(ids, -3.0) | {ids[0]: 2.0}
@@ -282,11 +283,11 @@ class TestUnexpectedErrors:
     @pytest.mark.parametrize("size", [0, LARGE + 1])
     def test_of_a_request(self, one: Threaded, size: int) -> None:
         wrong: dict[Any, float] = {5: 1.0}  # no text
-        (only,) = one.send(m.Generate(1, prompt="x", text_biases=wrong, params=OF_ONE), size)
+        (only,) = one.send(generate(1, prompt="x", text_biases=wrong, params=OF_ONE), size)
         assert isinstance(only, m.Failed)
         assert only.id == 1
         assert only.error["kind"] == "EngineError"
-        assert isinstance(one.send(m.Generate(2, prompt="x", params=OF_ONE), size)[-1], m.Done)
+        assert isinstance(one.send(generate(2, prompt="x", params=OF_ONE), size)[-1], m.Done)
 
     @pytest.mark.parametrize("size", [0, LARGE + 1])
     def test_of_a_query(self, one: Threaded, size: int) -> None:
@@ -314,7 +315,7 @@ def test_schemas_of_any_form(one: Threaded, keyword: str, inside: bool) -> None:
         if inside:
             schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": schema}}
         said, tools = [{"role": "user", "content": "x"}], Tools([Tool("f", "", schema)])
-        *_, last = one.send(m.Generate(1, messages=said, tools=tools, params=OF_ONE), size=0)
+        *_, last = one.send(generate(1, messages=said, tools=tools, params=OF_ONE), size=0)
         if not isinstance(last, m.Done):
             assert isinstance(last, m.Failed)
             assert (last.error["kind"], last.error["details"]["param"]) == ("UsageError", "tools"), value

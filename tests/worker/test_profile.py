@@ -19,6 +19,7 @@ from specllama.worker import idle, profile, profile_keys
 from specllama.worker.calibrate import TIMED, Calibration
 from specllama.worker.profile import ModelProfile
 from tests.support.front import Front
+from tests.support.generations import generate
 
 ZIP = [{"role": "user", "content": "zip"}]
 FEW = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
@@ -177,7 +178,7 @@ def test_the_profile_is_stored_when_the_front_closes(tmp_path: Path, monkeypatch
     with EngineClient() as client:
         client.load(PAIR)
         for _ in range(2):
-            request = m.Generate(client.next_id(), messages=ZIP, params=LONGER)
+            request = generate(client.next_id(), messages=ZIP, params=LONGER)
             assert isinstance([*client.generate(request)][-1], m.Done)
     (file,) = (tmp_path / "calibration").glob("*.json")
     stored = json.loads(file.read_text())

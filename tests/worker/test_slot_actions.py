@@ -10,6 +10,7 @@ import pytest
 from specllama.client import protocol as m
 from specllama.worker import slot_actions
 from tests.support.front import Front
+from tests.support.generations import generate
 from tests.worker.test_kept_prefixes import ask, opened  # noqa: F401
 
 PATH_ERROR = "the slot cannot be restored"
@@ -78,7 +79,7 @@ def test_states_beyond_the_free_memory_are_neither_saved_nor_restored(
 
 def test_a_slot_in_use_is_saved_once_it_is_idle(opened: Callable[..., Front], tmp_path: Path):  # noqa: F811
     front = opened("llama", cache_disk=0)
-    front.core.handle(m.Generate(1, prompt="abc " * 100, params={"max_tokens": 20, "ignore_eos": True}))
+    front.core.handle(generate(1, prompt="abc " * 100, params={"max_tokens": 20, "ignore_eos": True}))
     front.core.step()
     front.core.handle(m.SaveSlot(9, 0, str(tmp_path / "slots" / "a.bin")))
     assert not any(isinstance(one, m.SlotDone) for one in front.messages)

@@ -4,6 +4,7 @@ chance, whatever tokens the text has.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import numpy as np
 import pytest
 
 from specllama.client import protocol as m
+from specllama.client.trim_messages import Trim
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow
+from specllama.errors import IntegrityError, UsageError
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
 from specllama.llama.trimmed import TrimmedContext
+from specllama.worker.trim.run import VERIFYING, WRITING, trim
 from tests.support import tinygguf
 from tests.support.front import Front
-from tests.support.trimming import N_VOCAB, trimmed
+from tests.support.trimming import N_VOCAB, trim_file, trimmed
 
 N_SLOTS = 4
 MAKE: dict[str, Callable[..., Path]] = {"llama": tinygguf.llama, "gemma3": tinygguf.gemma3}
@@ -142,3 +146,25 @@ def test_a_draft_without_the_other_embeddings_drafts_with_stand_ins(tmp_path: Pa
         assert text[found.ids[found.own_ids([lacking])[0]]] == text[lacking][-1:]
     finally:
         front.close()
+
+
+def test_the_draft_itself_is_never_overwritten(tmp_path: Path) -> None:
+    draft = tinygguf.llama(tmp_path / "draft.gguf", n_vocab=N_VOCAB)
+    before = draft.read_bytes()
+    with pytest.raises(UsageError, match="a part of the draft"):
+        trim_file(draft, draft)
+    assert (draft.read_bytes(), list(tmp_path.iterdir())) == (before, [draft])
+
+
+@pytest.mark.parametrize("at", [WRITING, VERIFYING])
+def test_a_draft_that_changes_meanwhile_is_not_trimmed(tmp_path: Path, at: str) -> None:
+    draft = tinygguf.llama(tmp_path / "draft.gguf", n_vocab=N_VOCAB)
+
+    def change(message: m.Message) -> None:
+        if isinstance(message, m.Loading) and message.model == at:
+            os.utime(draft, (1, 1))
+
+    out = tmp_path / "out.gguf"
+    with pytest.raises(IntegrityError, match="was changed while it was trimmed"):
+        trim(Trim(str(draft), str(out), f"{out}.tmp", keep=320, n_threads=1), change)
+    assert list(tmp_path.iterdir()) == [draft]

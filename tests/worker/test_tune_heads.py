@@ -153,6 +153,25 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     assert both.profile.planner.learnt.priced[MODEL.name].steps.predict(1, 1.0) == pytest.approx(small.step)
 
 
+def test_a_trimmed_copy_of_the_head_inside_the_model_is_tried(
+    front: Callable[..., Front], tmp_path: Path
+) -> None:
+    model = tinymtp.mimo2(tmp_path / "model.gguf", n_vocab=600, adds=LAST, copied=True)
+    one = front(model, inside=True)
+    _, found = tuned(one, model)
+    assert (found.problem, found.head) == ("", "MTP, 1 layer")
+    assert found.trimmed is not None
+    assert (found.trimmed.n_kept, found.trimmed.n_vocab) == (320, 600)
+    assert found.trimmed.step > 0
+    assert found.forecast is not None
+    whole, trimmed = found.forecast.acceptance, found.trimmed.forecast.acceptance
+    assert whole == pytest.approx(1.0, abs=0.1)
+    assert trimmed is not None
+    assert 0.1 < trimmed < whole
+    assert one.ids(prompt="zip", params={"max_tokens": 4, "ignore_eos": True})
+    assert not list(tmp_path.rglob("*tune.gguf*"))
+
+
 def test_a_cancelled_trial_leaves_nothing_open(front: Callable[..., Front], tmp_path: Path) -> None:
     target, head = write("eagle3", tmp_path)
     one = front(target)
@@ -177,7 +196,7 @@ def test_heads_that_cannot_be_used_do_not_affect_the_others(
     assert "damaged.gguf" in broken.problem
     assert "no head" in without.problem
     assert good.forecast is not None
-    monkeypatch.setattr("specllama.worker.tuning.heads.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("specllama.worker.tuning.head_trial.available_memory", lambda: 1 << 20)
     _, full = tuned(one, head)
     assert "not enough memory" in full.problem
     assert full.forecast is None

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from scripts.replay.hindsight import MACHINES
 from specllama.client import protocol as m
 from specllama.client.tune_messages import (
     MeasuredDraft,
@@ -42,6 +41,8 @@ from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
 from tests.support import tinygguf
 from tests.support.front import Front
+from tests.support.generations import generate
+from tests.support.machines import MACHINES
 from tests.support.scrambled import scramble
 
 TARGET = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
@@ -97,7 +98,7 @@ def tuned(
             }
         )
     )
-    active, n_checked = front.core.tuner, 0
+    active, n_checked = front.core.loaded_engine.tuner, 0
     assert active is not None, front.messages
     while front.core.busy:
         front.core.step()
@@ -360,7 +361,7 @@ def test_products_of_rows_are_measured_where_they_are_missing(
 def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:
     one = front()
     one.core.handle(Tune(1, PROMPTS))
-    for request in (Tune(2, PROMPTS), m.Generate(2, prompt="x")):
+    for request in (Tune(2, PROMPTS), generate(2, prompt="x")):
         one.messages.clear()
         one.core.handle(request)
         (refused,) = one.messages

@@ -34,11 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts import cli
-from scripts.bench.measuring import CHATML
 from scripts.bench.peers import environment
 from scripts.bench.peers.build import tools
 from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, together
-from scripts.bench.peers.points import HEADS, OURS, SIMPLE, Case, grid
+from scripts.bench.peers.points import CHATML, HEADS, OURS, SIMPLE, Case, grid
 from scripts.bench.peers.raw import OtherSettings, Raw, replace
 from scripts.bench.peers.table import TITLE, line, markdown, summary, totals
 from specllama.bench.workloads import WORKLOADS

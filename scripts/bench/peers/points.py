@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+CHATML = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"  # the template of the embedded pair
 DRAFTS = [(n, 0.0) for n in (1, 2, 3, 5, 7, 11, 15)] + [(7, 0.8), (15, 0.8)]  # n_max, p_min
 HEAD_DRAFTS = [(n, 0.0) for n in range(1, 8)]
 SIMPLE, HEADS = (

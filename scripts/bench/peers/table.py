@@ -1,13 +1,19 @@
-"""The summary of each cell, the totals and the page. Figures in, text out."""
+"""The summary of each cell, the totals and the page. Figures in, text out.
+
+usage: python -m scripts.bench.peers.table FIGURES.json    # prints the page
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts import cli
 from scripts.bench.peers.cells import Figures
 from scripts.bench.peers.points import OUR_PLAIN, OURS, PLAIN
 
@@ -248,3 +254,20 @@ def _cells(cells: Sequence[Summary]) -> Iterator[str]:
         best = f"{s.best:.2f} | {s.best_name}"
         row = f"| {s.label} | {s.rate:.1f} | {s.plain:.2f} | {default} | {best} | {ttft} |"
         yield row + (f" {letters[s.machine]} |" if several else "")
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("figures", type=Path, help="as `python -m scripts.bench.peers` writes them")
+    path = parser.parse_args().figures
+    raw = json.loads(path.read_text("utf-8"))
+    found, settings = [Figures.from_dict(cell) for cell in raw["cells"]], raw["settings"]
+    of_page = {
+        "commits": sorted({f.commit for f in found}), "dates": " to ".join(sorted({f.date for f in found})),
+        "peer_points": settings["points"], "planned": len(found), "raw": path.name,
+    }  # fmt: skip
+    print(markdown(found, {**raw["about"], **settings, **of_page}))
+
+
+if __name__ == "__main__":
+    main()

@@ -160,7 +160,7 @@ def _measure(
 
 def _drafters(info: LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
-    return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
+    return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
 
 
 def _was_busy(results: BenchResults) -> bool:

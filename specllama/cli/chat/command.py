@@ -96,7 +96,7 @@ def chat(given: Mapping[str, Any]) -> int:
 
 
 def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | None) -> ChatSaver:
-    """Where the conversation is saved: by itself where somebody types it, from a pipe where it has a name.
+    """Saves the conversation: always where it is typed at a terminal, from a pipe only if it has a name.
     Raises ResourceError where another chat has the conversation.
     """
     typed = sys.stdin is not None and sys.stdin.isatty()
@@ -110,8 +110,8 @@ def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | N
 
 
 def _may_drop(reader: InputReader, always: bool) -> Callable[[], bool] | None:
-    """Whether the oldest turns may go where the context is full: a user is asked, for whom Ctrl-C is no; a
-    script has an option.
+    """Whether the oldest turns may be dropped when the context is full: the user is asked (Ctrl-C means no),
+    a script uses --drop-oldest.
     """
     if always or not reader.interactive:
         return (lambda: True) if always else None
@@ -224,9 +224,7 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
 
 
 def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
-    """Ask whoever leaves for a file, where the conversation could not be saved. Ctrl-C and Ctrl-D leave at
-    once.
-    """
+    """Ask the user for a file if the conversation could not be saved. Ctrl-C and Ctrl-D leave at once."""
     while session.interactive and session.may_rescue and session.unsaved:
         n = counted(len(session.conversation.turns), "turn")
         console.note(f"{n} not saved: type the name of a file that keeps the conversation, or Enter for none")

@@ -66,9 +66,8 @@ class ChatEngine:
 
     def _check_template(self) -> None:
         """Raise the engine's error where the template cannot be used: without one there is no chat."""
-        request = protocol.Generate(
-            self._client.next_id(), messages=[{"role": "user", "content": "Hello"}], params={"max_tokens": 1}
-        )
+        chat = protocol.ChatInput([{"role": "user", "content": "Hello"}])
+        request = protocol.Generate(self._client.next_id(), chat, {"max_tokens": 1})
         try:
             generate(self._client, request)
         except SpecllamaError as error:
@@ -122,17 +121,16 @@ class ChatEngine:
         """Answer the last message; returns the id of the generation. prefix: the beginning of the answer, if
         it is there. Raises what `generate` raises.
         """
-        request = protocol.Generate(
-            self._client.next_id(),
-            messages=conversation.messages(answered=False),
-            params=dict(params),
-            speculate=speculate,
-            variables=dict(variables),
+        chat = protocol.ChatInput(
+            conversation.messages(answered=False),
+            dict(variables),
+            self.tools,
+            prefix,
             follows=conversation.follows,
             earlier=conversation.tokens if conversation.follows is None else None,
-            prefix=prefix,
-            tools=self.tools,
-            show_ids=True,
+        )
+        request = protocol.Generate(
+            self._client.next_id(), chat, dict(params), speculate=speculate, show_ids=True
         )
         generate(self._client, request, show, result, hold_notices=True)
         return request.id
@@ -141,7 +139,8 @@ class ChatEngine:
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], prefix: str = ""
     ) -> int | None:
         """Tokens of a prompt; None where it has more than the context. Raises TemplateError."""
-        question = protocol.CountTokens(self._client.next_id(), messages, dict(variables), prefix, self.tools)
+        chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix)
+        question = protocol.CountTokens(self._client.next_id(), chat)
         inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]()
         self._client.submit(question, inbox.put)
         answer = inbox.get()

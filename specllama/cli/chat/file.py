@@ -1,5 +1,5 @@
 """Conversations as files: JSON of the schema specllama.chat/1, written whole or not at all, checked when
-read. Knows no place where they are; library.py does.
+read. Does not know where they are stored; library.py does.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ _MORE_KEYS = {
 
 
 def _check(where: str, message: Any, role: str) -> None:
-    """Raises UsageError for a message that has not this role, or other content than its role has."""
+    """Raises UsageError for a message of another role, or with content that its role does not allow."""
     allowed = {"role", "content", *_MORE_KEYS[role]}
     if not isinstance(message, dict) or not {"role", "content"} <= set(message):
         raise UsageError(f"{where} must have role and content, not {_short(message)}")

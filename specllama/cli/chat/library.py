@@ -140,8 +140,8 @@ class ChatLibrary:
     def _sweep(self) -> None:
         """Remove what killed chats have left half-written."""
         for name in os.listdir(self.path):
-            if (found := _LEFT_OVER.fullmatch(name)) is not None:
-                with contextlib.suppress(OSError, ResourceError), held(self.path / found[1]):
+            if (match := _LEFT_OVER.fullmatch(name)) is not None:
+                with contextlib.suppress(OSError, ResourceError), held(self.path / match[1]):
                     (self.path / name).unlink(missing_ok=True)
 
     def remove(self, chats: Iterable[SavedChat]) -> None:
@@ -222,9 +222,9 @@ def _folded(name: str) -> str:
 def _name_in(path: Path) -> str:
     """The name at the beginning of a file, that of the file where there is none; quicker than all of it."""
     with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        found = _NAME.match(file.read(_HEAD_BYTES))
-        if found is not None:
-            return clean(str(json.loads(found[1])))
+        match = _NAME.match(file.read(_HEAD_BYTES))
+        if match is not None:
+            return clean(str(json.loads(match[1])))
     return path.stem
 
 

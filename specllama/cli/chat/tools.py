@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.calls import definitions
-from specllama.calls.reading import ReadCall
+from specllama.calls.pieces import ReadCall
 from specllama.calls.tools import Tools
 from specllama.cli.chat.screen import Screen
 from specllama.config.text_file import read_text

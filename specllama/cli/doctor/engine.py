@@ -79,8 +79,8 @@ def demo_model(problems: list[Problem]) -> dict[str, Any]:
 
 def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
     """Whether the models that come with specllama are intact and fit into memory."""
-    from specllama.gguf.check import check_model
     from specllama.gguf.header import read_model
+    from specllama.heads.check import check_model
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
 

@@ -136,8 +136,8 @@ def yaml_item(name: str, item: Mapping[str, Any]) -> Callable[[str | None], str]
             raise _cannot_extend(block)
         before = text[: ends[same[0]]] if same else text.rstrip("\n") + "\n"
         after = before + block + (text[ends[same[0] + 1] :] if same else "")
-        place = same[0] if same else len(old)
-        if _yaml_list(after) != [*old[:place], dict(item), *old[place + 1 :]]:
+        index = same[0] if same else len(old)
+        if _yaml_list(after) != [*old[:index], dict(item), *old[index + 1 :]]:
             raise _cannot_extend(block)
         return after
 
@@ -172,8 +172,8 @@ def _yaml_list(text: str) -> list[Any]:
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        place = " ".join(str(error).split())
-        raise UsageError(f"is not YAML: {place}", "it was left as it is; correct or move it") from None
+        reason = " ".join(str(error).split())
+        raise UsageError(f"is not YAML: {reason}", "it was left as it is; correct or move it") from None
     if found is None:
         return []
     if not isinstance(found, list):

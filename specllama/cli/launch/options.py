@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specllama.cli.launch.names import NAMES
-from specllama.config.options import SERVE, Option, row, table
+from specllama.config.option import Option, row, table
+from specllama.config.options import SERVE
 
 _ARGUMENTS = [
     Option(

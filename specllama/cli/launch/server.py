@@ -145,7 +145,7 @@ class OwnServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it: running requests have no client any more."""
+        """End it; its client has exited, so requests need not finish."""
         assert self._process.stdin is not None
         with self._process.stdin:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
@@ -165,8 +165,8 @@ class OwnServer:
                     if not line.endswith("\n"):
                         break
                     say(line.rstrip("\n"))
-                    if found := _SERVING.match(line):
-                        return found[1]
+                    if match := _SERVING.match(line):
+                        return match[1]
                     line = ""
                 if ended:
                     return None

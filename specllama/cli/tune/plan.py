@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.cli.bench.plan import make_plan as bench_plan
-from specllama.cli.download import prepared
+from specllama.cli.download import library, prepared
 from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.sources import Values
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import read_head, unusable_head
-from specllama.pair.heads import own_head
+from specllama.heads import read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
+from specllama.models.foreign_drafts import foreign_candidates
+from specllama.models.prepare import prepare_if_on_disk
+from specllama.models.resolve import Library
+from specllama.pair.head_check import own_head
 from specllama.pair.overlap import check_translated
 
 # tune sets these itself: it measures with all drafters, at all lengths.
@@ -74,9 +77,9 @@ def _prepared(values: Values, draft: str) -> LoadSettings:
 
 
 def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:
-    """The drafts of these names, "none" left out."""
+    """The drafts of these names, "none" left out. Raises UsageError."""
     found: list[ModelSettings] = []
-    for name in names:
+    for name in _with_candidates(names, values, target):
         settings = _prepared(values, name)
         if not settings.wants_draft_model and name not in ("auto", "none"):
             raise UsageError(f"--drafters leaves the draft model out, and -md gives one: {name}")
@@ -94,6 +97,20 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
             raise UsageError(f"-md {name} is given twice")
         found.append(draft)
     return found
+
+
+def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[str]:
+    """The names of drafts to try. Where "auto" finds none, and tokens may be translated, drafts of another
+    vocabulary that can draft for the target stand for it.
+    """
+    strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
+    if "auto" not in names or values.get("draft_vocab") != "auto" or not strict.wants_draft_model:
+        return list(names)
+    known = prepare_if_on_disk(Library(), strict)
+    if known is None or known.draft is not None:
+        return list(names)
+    candidates = foreign_candidates(library(), read_model(target))
+    return [*(name for name in names if name != "auto"), *candidates]
 
 
 def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str, str]:

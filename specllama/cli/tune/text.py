@@ -147,7 +147,8 @@ def _trimming(results: TuneResults, width: int | None) -> Iterator[str]:
         )
         pays = trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0)
         if pays and not results.disturbed:
-            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf --texts FILE"
+            inside = " --head" if draft.inside else ""
+            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf{inside} --texts FILE"
         yield ""
         yield from wrapped(f"{text}.", width)
 

@@ -7,91 +7,20 @@ Knows drafters by their attributes only; no models, no clock and no files.
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
+from specllama.core.interfaces import Alternative
+from specllama.core.policy.acceptance_table import AcceptanceTable
 from specllama.core.policy.budget import SpeculationBudget
 from specllama.core.policy.candidates import CandidateDraft
-from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 
 ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what a priced drafter competes with: no draft, or a copy
 _MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
-
-
-class AcceptanceTable:
-    """The chance that a token is right, by bin: the mean of a Beta distribution with exponential forgetting.
-
-    priors: the chance of each bin before any observation. weight: the number of observations that the prior
-    is worth. forget: weight of an observation one observation later. max_chance: upper limit of a chance.
-    """
-
-    def __init__(
-        self,
-        priors: Sequence[float],
-        weight: float = DEFAULT.prior_weight,
-        forget: float = DEFAULT.forget,
-        max_chance: float = DEFAULT.max_chance,
-    ) -> None:
-        self.priors, self.weight, self.forget, self.max_chance = tuple(priors), weight, forget, max_chance
-        self._right = [0.0] * len(self.priors)
-        self._seen = [0.0] * len(self.priors)
-        self.chances = [min(max_chance, p) for p in self.priors]
-
-    def observe(self, bin_: int, right: bool) -> None:
-        """Count one drafted token; all tokens before it were right."""
-        self._right[bin_] = self._right[bin_] * self.forget + right
-        self._seen[bin_] = self._seen[bin_] * self.forget + 1
-        self._update(bin_)
-
-    def observe_run(self, bins: Sequence[int], last: bool) -> None:
-        """Count several tokens in a row, all of them right except possibly the last."""
-        if before := bins[:-1]:  # forgetting n observations sums up to a geometric series
-            for bin_, n in Counter(before).items():
-                kept = self.forget**n
-                new = (1 - kept) / (1 - self.forget) if kept < 1 else n
-                self._right[bin_] = self._right[bin_] * kept + new
-                self._seen[bin_] = self._seen[bin_] * kept + new
-                self._update(bin_)
-        self.observe(bins[-1], last)
-
-    def _update(self, bin_: int) -> None:
-        mean = (self._right[bin_] + self.weight * self.priors[bin_]) / (self._seen[bin_] + self.weight)
-        self.chances[bin_] = min(self.max_chance, mean)
-
-    @property
-    def n_seen(self) -> float:
-        """Total weight of the observations."""
-        return sum(self._seen)
-
-    def first_tokens(self, n_bins: int) -> tuple[list[float], list[float]]:
-        """The weights of right and of all observations in the first `n_bins` bins, those of first tokens."""
-        return self._right[:n_bins], self._seen[:n_bins]
-
-    @property
-    def rate(self) -> float | None:
-        """The share of right tokens, by weight; None without observations."""
-        return sum(self._right) / self.n_seen if self.n_seen else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data to be stored: right and seen by bin, rounded."""
-        return {"right": [round(x, 3) for x in self._right], "seen": [round(x, 3) for x in self._seen]}
-
-    def restore(self, data: object) -> bool:
-        """Continue from what `to_dict` wrote; False, and nothing changes, where `data` is something else."""
-        if not isinstance(data, Mapping):
-            return False
-        limit = 1.01 / (1 - self.forget)
-        right, seen = (numbers(data.get(name), len(self.priors), 0, limit) for name in ("right", "seen"))
-        if right is None or seen is None or any(r > s for r, s in zip(right, seen, strict=True)):
-            return False
-        self._right, self._seen = right, seen
-        for bin_ in range(len(self.priors)):
-            self._update(bin_)
-        return True
 
 
 @dataclass(slots=True)
@@ -196,6 +125,8 @@ class LearntFrom(Protocol):
     @property
     def priced(self) -> bool: ...
     @property
+    def forces(self) -> bool: ...
+    @property
     def prior(self) -> Sequence[float] | None: ...
     @property
     def n_places(self) -> int: ...
@@ -203,7 +134,8 @@ class LearntFrom(Protocol):
 
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
-    each place in a draft that is learnt apart. priced: by name, what else is learnt about a drafter whose
+    each place in a draft that is learnt apart. seconds: the same of second candidates, and in the last bin of
+    the tokens that follow them. priced: by name, what else is learnt about a drafter whose
     tokens cost decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is
     kept.
     """
@@ -212,10 +144,12 @@ class PairState:
         self.config = config
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
+        self.seconds = {d.name: self._seconds_table(d) for d in drafters if not d.forces}
         self._last_place = {d.name: d.n_places - 1 for d in drafters}
         self.priced = {d.name: PricedState(config) for d in drafters if d.priced}
         self.budget = SpeculationBudget(config)
         self._kept: dict[str, Any] = {}
+        self._kept_seconds: dict[str, Any] = {}
 
     def _table(self, drafter: LearntFrom) -> AcceptanceTable:
         c = self.config
@@ -225,6 +159,13 @@ class PairState:
             return self._weighted(c.chances * drafter.n_places)
         return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
 
+    def _seconds_table(self, drafter: LearntFrom) -> AcceptanceTable:
+        c = self.config
+        priors = (*(min(p, c.max_second_chance) for p in c.chances), c.chance_after_second)
+        if drafter.priced:
+            return self._weighted(priors)
+        return AcceptanceTable(priors, c.free_prior_weight, c.free_forget, c.max_chance)
+
     def _weighted(self, priors: Sequence[float]) -> AcceptanceTable:
         c = self.config
         return AcceptanceTable(priors, c.prior_weight, c.forget, c.max_chance)
@@ -233,6 +174,26 @@ class PairState:
         """The bin of a token in the drafter's table. n_before: tokens before it in the draft."""
         place = min(n_before, self._last_place[name])
         return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
+
+    def add_branch(self, draft: CandidateDraft, at: int, name: str, other: Alternative) -> None:
+        """Add a second candidate in place of token `at` of the draft, which the drafter so named knows."""
+        bin_, chances = bisect(self.config.confidence_edges, other.confidence), self.seconds[name].chances
+        after = [chances[-1]] * (len(other.tokens) - 1)
+        draft.add_branch(at, other.tokens, name, bin_, [chances[bin_], *after])
+
+    def observe_seconds(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
+        """Compare the second candidates of a draft, verified or not, with the committed tokens."""
+        n_right = common_length(draft.tokens, tokens)
+        for branch in draft.branches:
+            if branch.at > n_right or branch.at >= len(tokens):
+                continue
+            table = self.seconds[branch.source]
+            right = common_length(branch.tokens, tokens[branch.at :])
+            table.observe(branch.bin, right > 0)
+            if right:
+                n_known = min(right + 1, len(branch.tokens), len(tokens) - branch.at)
+                for i in range(1, n_known):
+                    table.observe(len(table.chances) - 1, i < right)
 
     def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
         """Compare a model-free draft, verified or not, with the committed tokens."""
@@ -265,6 +226,7 @@ class PairState:
         """Plain data to be stored."""
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
+            "seconds": self._kept_seconds | {name: table.to_dict() for name, table in self.seconds.items()},
             "priced": {name: state.to_dict() for name, state in self.priced.items()},
             "credit": self.budget.stored_credit,
         }
@@ -273,18 +235,31 @@ class PairState:
         """Continue from what `to_dict` wrote; invalid parts are ignored."""
         if not isinstance(data, Mapping):
             return
-        stored = data.get("tables")
-        tables = stored if isinstance(stored, Mapping) else {}
-        for name, table in self.tables.items():
-            table.restore(tables.get(name))
-        self._kept = {
-            name: table for name, table in tables.items() if name not in self.tables and _is_table(table)
-        }
+        self._kept = _restored(self.tables, data.get("tables"))
+        self._kept_seconds = _restored(self.seconds, data.get("seconds"))
         states = data.get("priced")
         for name, state in states.items() if isinstance(states, Mapping) else ():
             if name in self.priced or isinstance(state, Mapping):
                 self.priced.setdefault(name, PricedState(self.config)).restore(state)
         self.budget.restore(data.get("credit"))
+
+
+def _restored(tables: Mapping[str, AcceptanceTable], stored: object) -> dict[str, Any]:
+    """Restore the tables from stored ones; returns those of drafters that are not loaded."""
+    found = stored if isinstance(stored, Mapping) else {}
+    for name, table in tables.items():
+        table.restore(found.get(name))
+    return {name: table for name, table in found.items() if name not in tables and _is_table(table)}
+
+
+def common_length(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the drafted tokens, from the first on, are the committed ones."""
+    n = 0
+    for drafted, token in zip(draft, tokens, strict=False):
+        if drafted != token:
+            break
+        n += 1
+    return n
 
 
 def _is_table(data: object) -> bool:

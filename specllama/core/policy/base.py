@@ -11,30 +11,83 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from specllama.core.interfaces import CachingDrafter, Drafter, Mask, RememberingDrafter, Sampler
+from specllama.core.interfaces import (
+    CachingDrafter,
+    Drafter,
+    Mask,
+    OffersAlternatives,
+    RememberingDrafter,
+    Sampler,
+)
 
 N_STEADY = 3  # the place from which decodes in a row of one width take equally long
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBranch:
+    """A second candidate of a draft and what follows it, in place of the draft's tokens from index `at` on.
+    source: its drafter.
+    """
+
+    at: int
+    tokens: Sequence[int]
+    source: str
 
 
 @dataclass(slots=True)
 class Draft:
     """Tokens to verify and the name of the drafter of each. n_discarded: tokens of a priced drafter that were
-    drafted and are not among them.
+    drafted and are not among them. branches: second candidates to verify in the same decode.
     """
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     n_discarded: int = 0
+    branches: list[DraftBranch] = field(default_factory=list)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that verify it, besides that of the last token."""
+        return len(self.tokens) + self.n_in_branches
+
+    @property
+    def n_in_branches(self) -> int:
+        """Tokens of its branches."""
+        return sum(len(branch.tokens) for branch in self.branches)
+
+    def cut(self, n: int) -> None:
+        """Keep the first n tokens, and the branches that follow them."""
+        del self.tokens[n:], self.sources[n:]
+        self.branches = [branch for branch in self.branches if branch.at <= n]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """What the target allows in a round. n_branches: most branches of a draft. n_tokens: most tokens of a
+    draft, those of branches included. forced: verify as many branches as there are, whether or not they are
+    expected to pay. n_again: rows of tokens that an earlier round has accepted in branches.
+    """
+
+    n_branches: int = 0
+    n_tokens: int = 1 << 30
+    forced: bool = False
+    n_again: int = 0
+
+
+CHAINS = TreeLimits()  # no branches
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The outcome of a round for one sequence, which emitted n_emitted tokens, n_accept of them drafted."""
+    """The outcome of a round for one sequence, which emitted n_emitted tokens, n_accept of them drafted.
+    n_branch: those of n_accept that are tokens of a branch.
+    """
 
     seq_id: int
     draft: Draft
     n_accept: int
     n_emitted: int
+    n_branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +132,7 @@ class Policy(Protocol):
     """Calls the drafters before each decode and learns from the outcome."""
 
     drafters: list[Drafter]
+    with_alternatives: bool  # whether drafts may have branches now
 
     @property
     def forced_sources(self) -> frozenset[str]:
@@ -112,10 +166,12 @@ class Policy(Protocol):
         """The sequence ended; unknown ones are ignored."""
         ...
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
-        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft.
-        seconds: how long the round may take; a round without drafts is accepted. Raises DecodeError where a
-        drafter fails, MaskError where a grammar does.
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
+        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft one
+        after another. seconds: how long the round may take; a round without drafts is accepted. Raises
+        DecodeError where a drafter fails, MaskError where a grammar does.
         """
         ...
 
@@ -154,6 +210,15 @@ class PolicyBase:
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
         self.forcing = next((d for d in drafters if d.forces), None)
+        self.with_alternatives = False
+
+    def _use_alternatives(self, wanted: bool) -> None:
+        """Let the drafters name second candidates, or not."""
+        if wanted != self.with_alternatives:
+            self.with_alternatives = wanted
+            for drafter in self.drafters:
+                if isinstance(drafter, OffersAlternatives):
+                    drafter.with_alternatives = wanted
 
     @property
     def forced_sources(self) -> frozenset[str]:

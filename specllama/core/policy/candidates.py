@@ -10,6 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
+from operator import mul
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateBranch:
+    """A second candidate in place of the token at index `at`, and what follows it. bin: of the first token in
+    the acceptance table of second candidates. path_probs: as in `CandidateDraft`, for its own tokens.
+    """
+
+    at: int
+    tokens: Sequence[int]
+    source: str
+    bin: int
+    path_probs: Sequence[float]
 
 
 @dataclass(slots=True)
@@ -19,6 +34,7 @@ class CandidateDraft:
     sources: name of the drafter of each token. bins: its bin in the acceptance table. path_probs: probability
     that it and all tokens before it are accepted. expected: sum of `path_probs` up to it, the number of
     accepted tokens expected if the draft ends there. forced: the first token is forced by a grammar.
+    branches: second candidates, which are not part of these lists.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -27,6 +43,7 @@ class CandidateDraft:
     path_probs: list[float] = field(default_factory=list)
     expected: list[float] = field(default_factory=list)
     forced: bool = False
+    branches: list[CandidateBranch] = field(default_factory=list)
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
         """Append one token. chance: that it is right if all tokens before it are."""
@@ -52,6 +69,16 @@ class CandidateDraft:
             self.path_probs.append(path)
             self.expected.append(expected)
 
+    def add_branch(
+        self, at: int, tokens: Sequence[int], source: str, bin_: int, chances: Sequence[float]
+    ) -> None:
+        """Add a second candidate in place of token `at`, and what follows it. chances: of each of its tokens
+        if all before it are right.
+        """
+        path = accumulate(chances, mul, initial=self.path_probs[at - 1] if at else 1.0)
+        next(path)
+        self.branches.append(CandidateBranch(at, tokens, source, bin_, list(path)))
+
     def expected_accepted(self, n: int) -> float:
         """Expected number of accepted tokens among the first n."""
         return self.expected[n - 1] if n else 0.0
@@ -59,8 +86,9 @@ class CandidateDraft:
 
 @dataclass(slots=True)
 class RoundBudget:
-    """Time of a round. seconds[n] * scale: of a decode of n rows. upper_bound: cautious seconds of n rows.
-    max_seconds: the longest that this round may take. spent: seconds that drafting has used already.
+    """Time of a round. seconds[n] * scale: of a decode of n rows, besides those that are evaluated again.
+    upper_bound: cautious seconds of n rows. max_seconds: the longest that this round may take. spent: seconds
+    that drafting has used already.
     """
 
     seconds: Sequence[float]

@@ -70,6 +70,10 @@ class PolicyConfig:
     free_prior_weight: float = 8.0  # the same two for drafters that cost no decode
     free_forget: float = 0.995
 
+    # Second candidates
+    max_second_chance: float = 0.3  # prior: largest chance of one
+    chance_after_second: float = 0.85  # prior: of a token after an accepted one
+
     # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
     request_rate: float = 0.1  # weight of a round in the average gain of a request

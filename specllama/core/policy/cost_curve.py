@@ -251,6 +251,11 @@ class CostCurve:
             self._planned = planned
         return self._plan
 
+    @property
+    def fills(self) -> bool:
+        """Whether decodes may be filled up."""
+        return bool(self.changes.change)
+
     def plain_width(self, n: int) -> int:
         """How many rows a round of n sequences without drafts has, where it is the reference."""
         return n

@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import CatchingUp, Drafter, Proposal
-from specllama.core.policy.base import Draft, PolicyBase, Round
+from specllama.core.policy.base import CHAINS, Draft, DraftBranch, PolicyBase, Round, TreeLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.errors import UsageError, option
 
@@ -94,8 +94,12 @@ class Fixed(PolicyBase):
         known = min((n for n in self._seconds if n >= n_rows), default=None)
         return 0.0 if known is None else self._seconds[known]
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
+        """As in `Policy`; only forced branches are used."""
         active, n_max = len(rooms), self.n_max
+        self._use_alternatives(tree.forced and tree.n_branches > 0)
         while seconds < inf and n_max and self.predict(active * (1 + n_max)) > seconds:
             n_max -= 1
         limits = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
@@ -119,6 +123,7 @@ class Fixed(PolicyBase):
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
                 draft.n_discarded += run.n_discarded if drafter.priced else 0
+                draft.branches = _best_branches(run, tree)
         return drafts
 
     def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
@@ -127,3 +132,18 @@ class Fixed(PolicyBase):
 
     def observe(self, done: Round) -> None:
         self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds
+
+
+def _best_branches(run: DraftRun, tree: TreeLimits) -> list[DraftBranch]:
+    """The most confident second candidates of a draft, as many as there may be."""
+    if not tree.forced:
+        return []
+    found = [(p.other, at) for at, p in enumerate(run.proposals) if p.other is not None]
+    found.sort(key=lambda one: -one[0].confidence)
+    branches, room = [], tree.n_tokens - len(run.proposals)
+    for other, at in found[: tree.n_branches]:
+        tokens = list(other.tokens[: max(0, room)])
+        room -= len(tokens)
+        if tokens:
+            branches.append(DraftBranch(at, tokens, run.sources[at]))
+    return branches

@@ -15,10 +15,10 @@ from specllama.core.policy.acceptance import (
     ALONE,
     LIKELY_COPY,
     UNLIKELY_COPY,
-    AcceptanceTable,
     PairGain,
     PairState,
 )
+from specllama.core.policy.acceptance_table import AcceptanceTable
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 
@@ -205,6 +205,8 @@ class ModelDraftLoop:
                 if proposal is not None:
                     bin_ = self.pair.bin_of(name, proposal.confidence, len(draft.tokens))
                     draft.add(proposal.token, name, bin_, chances[bin_])
+                    if proposal.other is not None:
+                        self.pair.add_branch(draft, len(draft.tokens) - 1, name, proposal.other)
                     if len(draft.tokens) < limits[seq]:
                         best[seq], rate = best_length(draft.expected, budget, *rest[seq], best[seq])
                         step = 0.0 if in_block else steps.predict(len(open_), t1)

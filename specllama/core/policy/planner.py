@@ -2,8 +2,8 @@
 
 Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. The cost of
 decodes is in cost_curve.py, acceptance in acceptance.py, how much of a candidate to verify in candidates.py,
-when to use a draft model or a head in model_draft.py, which of several in priced.py, what may still be lost
-in budget.py.
+its second candidates in tree.py, when to use a draft model or a head in model_draft.py, which of several in
+priced.py, what may still be lost in budget.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from math import inf
 
 from specllama.core.interfaces import Drafter, Mask, Sampler, SpanDrafter
 from specllama.core.policy.acceptance import ALONE, PairState
-from specllama.core.policy.base import Draft, PolicyBase, Round, VerifyResult
+from specllama.core.policy.base import (
+    CHAINS,
+    Draft,
+    DraftBranch,
+    PolicyBase,
+    Round,
+    TreeLimits,
+    VerifyResult,
+)
 from specllama.core.policy.candidates import (
     CandidateDraft,
     RoundBudget,
@@ -32,6 +40,7 @@ from specllama.core.policy.model_draft import (
     prior_gains,
 )
 from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
+from specllama.core.policy.tree import best_branches
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
@@ -92,6 +101,7 @@ class Planner(PolicyBase):
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
         self._free_rate = 0.0  # tokens per second of the best round without priced drafters
+        self._n_again = 0  # rows of the round in progress that are evaluated again
         self._unpadded = False  # whether the round in progress is decoded without further rows
         self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
@@ -136,9 +146,11 @@ class Planner(PolicyBase):
             return
         if plan.free.tokens:
             self.learnt.observe_model_free(plan.free, tokens)
+            self.learnt.observe_seconds(plan.free, tokens)
         name = plan.priced.name if plan.priced is not None else ""
         if plan.modelled is not None:
             self.learnt.observe_model(plan.modelled, tokens, name)
+            self.learnt.observe_seconds(plan.modelled, tokens)
         self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens, name)
 
     def offer_stats(self, seq_id: int) -> OfferStats:
@@ -162,14 +174,18 @@ class Planner(PolicyBase):
     def interrupted(self) -> None:
         self.costs.changes.interrupt()
 
-    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
-        budget, costs, active = self._round, self.costs, len(rooms)
-        budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+    ) -> dict[int, Draft]:
+        costs, active = self.costs, len(rooms)
+        budget = self._begin_round(tree.n_again)
         self._spent = {}
+        self._use_alternatives(tree.n_branches > 0 and (tree.forced or costs.fills))
         self.budget.there_and_back = costs.there_and_back
         may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
         self._unpadded = not may_draft or self.budget.plain_due or costs.scale_uncertain
-        affordable = costs.next_seconds(active) + self.budget.max_round_loss * costs.predict(1)
+        affordable = costs.next_seconds(active + tree.n_again)
+        affordable += self.budget.max_round_loss * costs.predict(1)
         budget.max_seconds = min(affordable, seconds)
         candidates = {}
         for seq, room in rooms.items():
@@ -189,17 +205,51 @@ class Planner(PolicyBase):
             self._plans[seq].n_free = n
         if self._priced and self._use_priced(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
-        drafts = ((seq, self._draft_of(seq, candidates[seq], counts[seq])) for seq in rooms)
-        return {seq: draft for seq, draft in drafts if draft is not None}
+        branches = self._branches(candidates, counts, tree)
+        found = {}
+        for seq in rooms:
+            draft = self._draft_of(seq, candidates[seq], counts[seq], branches.get(seq, []))
+            if draft is not None:
+                found[seq] = draft
+        return found
 
-    def _draft_of(self, seq: int, candidate: CandidateDraft, n: int) -> Draft | None:
+    def _begin_round(self, n_again: int) -> RoundBudget:
+        """Nothing is spent; rows that are evaluated again are part of every decode."""
+        budget, costs = self._round, self.costs
+        budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
+        budget.max_rows, budget.upper_bound = self.config.max_rows, costs.next_upper_bound
+        if n_again:
+            n_again = min(n_again, budget.max_rows - 1)
+            budget.seconds = budget.seconds[n_again:]
+            budget.max_rows -= n_again
+            budget.upper_bound = lambda n: costs.next_upper_bound(n + n_again)
+        self._n_again = n_again
+        return budget
+
+    def _branches(
+        self, candidates: Mapping[int, CandidateDraft], counts: Mapping[int, int], limits: TreeLimits
+    ) -> dict[int, list[DraftBranch]]:
+        """The branches to verify with so many tokens of each candidate: as many as there may be where they
+        are forced, else as many as cost nothing, in place of rows that would fill up the decode.
+        """
+        if not limits.n_branches or not any(candidate.branches for candidate in candidates.values()):
+            return {}
+        n_rows = len(candidates) + self._n_again + sum(counts.values())
+        widest = self.config.max_rows if limits.forced else self.width(n_rows)
+        return best_branches(candidates, counts, limits, widest - n_rows) if any(counts.values()) else {}
+
+    def _draft_of(
+        self, seq: int, candidate: CandidateDraft, n: int, branches: list[DraftBranch]
+    ) -> Draft | None:
         plan, sources, n_discarded = self._plans[seq], candidate.sources[:n], 0
         modelled = plan.modelled
         if modelled is not None and plan.priced is not None:
             name = plan.priced.name
             n_discarded = modelled.sources.count(name)
             n_discarded -= sources.count(name) if modelled is candidate else 0
-        return Draft(candidate.tokens[:n], sources, n_discarded) if n or n_discarded else None
+        if not (n or n_discarded or branches):
+            return None
+        return Draft(candidate.tokens[:n], sources, n_discarded, branches)
 
     def _model_free(self, seq: int, room: int, active: int) -> CandidateDraft:
         """The candidate that costs no decode: forced tokens, else the draft of the first free drafter with
@@ -248,6 +298,9 @@ class Planner(PolicyBase):
                 bins = [bisect(edges, proposal.confidence) for proposal in run]
                 tokens = [proposal.token for proposal in run]
                 candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
+                for at, proposal in enumerate(run, n):
+                    if proposal.other is not None:
+                        self.learnt.add_branch(candidate, at, drafter.name, proposal.other)
             if propose or not run:
                 return
 
@@ -393,7 +446,8 @@ class Planner(PolicyBase):
         """
         t1, added, gain = self.costs.predict(1), spent - plan.catch_up.seconds, plan.catch_up.seconds - spent
         if name in outcome.draft.sources:
-            other = n_rows - len(outcome.draft.tokens) + plan.n_free
+            n_rows -= self._n_again
+            other = n_rows - outcome.draft.n_rows + plan.n_free
             wider = self._round.predict(n_rows) - self._round.predict(other)
             gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
             gain -= wider

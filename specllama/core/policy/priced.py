@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from specllama.core.heads import FeatureReader
 from specllama.core.interfaces import CachingDrafter, Drafter
 from specllama.core.policy.acceptance import PricedState
 from specllama.core.policy.config import DEFAULT, PolicyConfig
@@ -43,7 +42,7 @@ class PricedDrafter:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name = drafter, drafter.name
         self.caching = drafter if isinstance(drafter, CachingDrafter) else None
-        self.is_head = isinstance(drafter, FeatureReader)
+        self.is_head = drafter.reads_features
 
     def catch_up(
         self,

@@ -1,6 +1,6 @@
-"""The places of a prompt at which partial states are made. Pure functions of the prompt.
+"""The positions of a prompt at which partial states are saved. Pure functions of the prompt.
 
-They depend on the text alone, so that the pieces in which a prompt is evaluated are the same whoever asks.
+They depend on the text alone, so a prompt is evaluated in the same pieces for every request.
 """
 
 from __future__ import annotations

@@ -6,13 +6,25 @@ Knows slots and contexts by their interface; which text gives way is decided in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from specllama.core.interfaces import Context, Saved, SavingDrafter
-from specllama.core.prefix.counts import CopyRate, PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED
 from specllama.core.prefix.memory import StateMemory, merge
 from specllama.core.prefix.slot import Slot
 from specllama.core.prefix.stored import StoredText, as_ids
+
+
+@dataclass(slots=True)
+class CopyRate:
+    """How fast states are copied. rate: bytes per second, a guess until it was measured."""
+
+    rate: float = 1e9
+
+    def timed(self, n_bytes: int, seconds: float) -> None:
+        """Learn from a copy, if it took long enough to time."""
+        if n_bytes > 1 << 20 and seconds > 0:
+            self.rate += 0.3 * (n_bytes / seconds - self.rate)
 
 
 class TextCopies:
@@ -26,9 +38,8 @@ class TextCopies:
         memory: StateMemory,
         clock: Callable[[], float],
         room: Callable[[int], bool] | None,
-        counts: PrefixCounts,
     ) -> None:
-        self._target, self._memory, self._clock, self._counts = target, memory, clock, counts
+        self._target, self._memory, self._clock = target, memory, clock
         self.room, self.rate = room, CopyRate()
         self.drafter: SavingDrafter | None = None
 
@@ -61,7 +72,6 @@ class TextCopies:
         if saved is None:
             return False
         self.rate.timed(n_bytes, self._clock() - started)
-        self._counts.n_saved += 1
         partials, draft = list(slot.partials), self.draft_of(slot)
         if draft is not None and not self._memory.has_room(n_bytes + len(draft), priority):
             draft = None

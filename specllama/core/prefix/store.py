@@ -13,7 +13,6 @@ from math import inf
 from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.copies import TextCopies
-from specllama.core.prefix.counts import PrefixCounts
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
 from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.slot import Slot, empty
@@ -43,8 +42,7 @@ class PrefixStore:
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
         self.memory = StateMemory(budget, lambda: self.row_seconds)
-        self.counts = PrefixCounts()
-        self.copies = TextCopies(target, self.memory, clock, room, self.counts)
+        self.copies = TextCopies(target, self.memory, clock, room)
         self._worth = Chances()  # of the texts in slots, which take one slot each
         self._finder = PrefixFinder(target, self.slots, self.memory)
 
@@ -64,12 +62,11 @@ class PrefixStore:
         them.
         """
         wanted, idle = as_ids(ids), self.idle()
-        self.counts.n_lookups += 1
         self.memory.chances.now += 1
         for source in self._sources(wanted, scope, stored):
             slot, n = self._taken(source, idle)
             if n:
-                self._hit(source, n)
+                self._hit(source)
                 slot.uses = source.holder.uses + 1
                 return slot, n
         slot = self._victim(idle)
@@ -77,7 +74,7 @@ class PrefixStore:
         return slot, 0
 
     def is_prepared(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> bool:
-        """Whether `take` need not wait for memory to put away the text that gives way to these ids."""
+        """Whether `take` returns without waiting for memory into which the replaced text is saved."""
         found, idle = self._sources(as_ids(ids), scope, stored), self.idle()
         holder = found[0].holder if found else None
         if not isinstance(holder, Slot) or holder.owner is not None:
@@ -142,7 +139,7 @@ class PrefixStore:
 
     @staticmethod
     def _is_other_text(holder: Slot, source: PrefixSource) -> bool:
-        """Whether what the idle slot has beyond the prefix is another text, which may go on too."""
+        """Whether the idle slot holds another text beyond the prefix, which may be continued later."""
         n_lost, ends_within = len(holder.ids) - source.n, source.n_ids < holder.n_prompt - _HEADER
         return n_lost > MIN_SHARED and (ends_within or n_lost > source.n)
 
@@ -173,7 +170,6 @@ class PrefixStore:
             empty(self.target, slot)
             self.memory.remove_text(text)
             return slot, 0
-        self.counts.n_restored += 1
         self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt = text.n_prompt
@@ -210,10 +206,7 @@ class PrefixStore:
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
 
-    def _hit(self, source: PrefixSource, n: int) -> None:
-        self.counts.n_hits += 1
-        self.counts.n_tokens += n
-        self.counts.seconds += n * self.row_seconds
+    def _hit(self, source: PrefixSource) -> None:
         if source.partial is not None and source.partial.state is not None:
             self.memory.used(source.partial)
 

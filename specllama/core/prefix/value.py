@@ -71,7 +71,9 @@ class Chances:
         return 1 - stays
 
     def priority(self, kind: str, uses: int, seconds: float, n_bytes: int, wait: Wait | None = None) -> float:
-        """What is kept longest has the highest. wait: since its last use; None: it is used now."""
+        """The eviction priority: states with the highest one are kept longest. wait: since its last use;
+        None: it is used now.
+        """
         age, floor = 0, self._floor
         if wait is not None:
             self._grow(wait)

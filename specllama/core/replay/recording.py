@@ -10,10 +10,11 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specllama.core.interfaces import BatchRow, Context, Drafter
-from specllama.core.replay.simulator import GREEDY, WRONG, Trace
+from specllama.core.interfaces import BatchRow, Context, Drafter, OffersAlternatives, Proposal
+from specllama.core.replay.simulator import GREEDY
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.probabilities import probability
+from specllama.core.sampling.proposal import propose
 from specllama.core.sampling.sampler import KeyedSampler
 
 
@@ -45,13 +46,13 @@ def record(
     params: SamplingParams = GREEDY,
     seed: int = 0,
 ) -> Trace:
-    """The trace of `text`: the draft model's choice and its full-softmax probability at every position; WRONG
-    with probability 0 after an id that is not in its vocabulary and where its context is full. params, seed:
-    those with which the text was written.
+    """The trace of `text`: the draft model's choices, first and second, and their full-softmax probabilities
+    at every position; WRONG with probability 0 after an id that is not in its vocabulary and where its
+    context is full. params, seed: those with which the text was written.
     """
     draft.truncate(0, 0)
     sampler = KeyedSampler(params, seed, draft.n_vocab)
-    ids, choices, confidences = [*prompt, *text], [], []
+    ids, choices = [*prompt, *text], _Choices()
     known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
     at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)
     if at < end:
@@ -61,10 +62,10 @@ def record(
         rows = draft.decode([BatchRow(token, at + i, 0, True) for i, token in enumerate(chunk)])
         for row in rows:
             at += 1
-            choices.append(sampler.choose(row, ids[:at]).token)
-            confidences.append(round(probability(row, choices[-1]), 4))
-    n_unread = len(text) - len(choices)
-    return Trace(list(prompt), list(text), choices + [WRONG] * n_unread, confidences + [0.0] * n_unread)
+            choices.add(propose(sampler, row, ids[:at], alternatives=True))
+    while len(choices.first) < len(text):
+        choices.add(None)
+    return choices.trace(prompt, text)
 
 
 def record_head(
@@ -84,8 +85,7 @@ def record_head(
     """
     target.truncate(0, 0)
     ids = [*prompt, *text]
-    choices: list[int] = []
-    confidences: list[float] = []
+    choices = _Choices(head)
     at = len(prompt) - 1  # tokens in the target's cache
     if at:
         _evaluate(target, ids[:at], 0)
@@ -95,9 +95,9 @@ def record_head(
             chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
             _evaluate(target, chunk, at)
             at += len(chunk)
-        _step(head, token, choices, confidences)
+        choices.step(head, token)
     head.forget(0)
-    return Trace(list(prompt), list(text), choices, confidences)
+    return choices.trace(prompt, text)
 
 
 def record_steps(
@@ -111,21 +111,41 @@ def record_steps(
     """The trace of `text` as in `record`, by steps of a drafter: for a draft that has other tokens than the
     text. n_vocab: of the target.
     """
-    choices: list[int] = []
-    confidences: list[float] = []
+    choices = _Choices(drafter)
     drafter.start(0, prompt, KeyedSampler(params, seed, n_vocab))
     for token in text:
-        _step(drafter, token, choices, confidences)
+        choices.step(drafter, token)
     drafter.forget(0)
-    return Trace(list(prompt), list(text), choices, confidences)
+    return choices.trace(prompt, text)
 
 
-def _step(drafter: Drafter, token: int, choices: list[int], confidences: list[float]) -> None:
-    """Record the first token that a drafter proposes; `token` is the one of the text."""
-    proposal = drafter.step({0: []}).get(0)
-    choices.append(proposal.token if proposal else WRONG)
-    confidences.append(round(proposal.confidence, 4) if proposal else 0.0)
-    drafter.committed(0, [token])
+class _Choices:
+    """The choices of a draft so far, first and second. drafter: is asked for second ones, where it can."""
+
+    def __init__(self, drafter: Drafter | None = None) -> None:
+        self.first: list[tuple[int, float]] = []
+        self._second: list[tuple[int, float]] = []
+        if isinstance(drafter, OffersAlternatives):
+            drafter.with_alternatives = True
+
+    def add(self, proposal: Proposal | None) -> None:
+        """Add what was proposed, None for nothing."""
+        other = proposal.other if proposal is not None else None
+        self.first.append((proposal.token, round(proposal.confidence, 4)) if proposal else (WRONG, 0.0))
+        self._second.append((other.tokens[0], round(other.confidence, 4)) if other else (WRONG, 0.0))
+
+    def step(self, drafter: Drafter, token: int) -> None:
+        """Add the first token that a drafter proposes; `token` is the one of the text."""
+        self.add(drafter.step({0: []}).get(0))
+        drafter.committed(0, [token])
+
+    def trace(self, prompt: Sequence[int], text: Sequence[int]) -> Trace:
+        """The trace of a text, with second candidates where there are any."""
+        lists = [list(column) for one in (self.first, self._second) for column in zip(*one, strict=True)]
+        draft, conf, second, second_conf = lists or ([], [], [], [])
+        if all(token == WRONG for token in second):
+            second, second_conf = [], []
+        return Trace(list(prompt), list(text), draft, conf, second, second_conf)
 
 
 def _evaluate(context: Context, ids: Sequence[int], n_past: int, last: bool = True) -> np.ndarray:

@@ -8,17 +8,18 @@ confidence. This is the only approximation: policies and the copy drafter are th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
-from specllama.core.interfaces import DraftCacheState, Drafter, Mask, Proposal, Sampler
-from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
+from specllama.core.interfaces import Alternative, DraftCacheState, Drafter, Mask, Proposal, Sampler
+from specllama.core.policy.base import CHAINS, Draft, Policy, Round, TreeLimits, VerifyResult
+from specllama.core.policy.tree import matching
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 
-WRONG = -1  # an id that is never right
 CATCH_UP = 0.35  # cost of each further id that a step of the draft model evaluates, in steps
 MAX_CATCH_UP = 60  # further ids beyond which the cost stays the same
 
@@ -28,36 +29,6 @@ Seconds = Callable[[int], float]
 def undisturbed(now: float) -> float:  # noqa: ARG001
     """The slowdown of a machine of constant speed."""
     return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A recorded text. prompt: ids. text: the ids that the target wrote after it. draft, conf: the draft
-    model's choice and its probability at each position of the text. Raises ValueError where the lengths
-    differ, the prompt is empty or a probability is invalid.
-    """
-
-    prompt: list[int]
-    text: list[int]
-    draft: list[int]
-    conf: list[float]
-
-    def __post_init__(self) -> None:
-        if not self.prompt or not len(self.text) == len(self.draft) == len(self.conf):
-            raise ValueError("a trace needs a prompt, and a choice and a probability for each id of its text")
-        if not all(isfinite(c) and 0 <= c <= 1 for c in self.conf):
-            raise ValueError("a trace has probabilities outside of 0 to 1")
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        """From parsed JSON. Raises ValueError where it is not a trace."""
-        try:
-            return cls(*(list(data[f.name]) for f in fields(cls)))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a trace: {error}") from error
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SimulatedClock:
@@ -89,6 +60,7 @@ class TraceDrafter:
     name, priced, continues, forces = "model", True, True, False
     prior: Sequence[float] | None = None
     n_places = 1
+    reads_features = False
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds
@@ -97,6 +69,7 @@ class TraceDrafter:
         self._held: dict[int, list[int]] = {}  # the skipped ids and those in the cache
         self._skipped: dict[int, int] = {}
         self.pad_to = self.n_decoded = 0
+        self.with_alternatives = False
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
         """Start a sequence with this trace. prefilled: its prompt is in the cache already."""
@@ -148,10 +121,13 @@ class TraceDrafter:
         here = at + len(draft)
         if here >= len(trace.text):
             return None
-        token = trace.draft[here]
-        if list(draft) != trace.text[at:here] and token == trace.text[here]:
+        token, other = trace.draft[here], None
+        right = list(draft) == trace.text[at:here]
+        if trace.second and self.with_alternatives and trace.second[here] != WRONG:
+            other = Alternative((trace.second[here] if right else WRONG,), trace.second_conf[here])
+        if not right and token == trace.text[here]:
             token = WRONG
-        return Proposal(token, trace.conf[here])
+        return Proposal(token, trace.conf[here], other)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self._at[seq_id] += len(tokens)
@@ -170,6 +146,8 @@ class Replayed:
     rounds: int = 0
     n_drafted: int = 0
     n_accept: int = 0
+    n_branch_drafted: int = 0
+    n_branch_accept: int = 0
 
 
 MakeDraft = Callable[[SimulatedClock, Seconds], TraceDrafter]
@@ -196,8 +174,9 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; `replay.heads` has those for heads. second: another draft that competes with it. prompt: called
-    when the prompt of a text is decoded, if given; the policy's `interrupted` is called then.
+    choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called
+    when the prompt of a text is decoded, if given; the policy's `interrupted` is called then. tree: branches
+    that the target can verify.
     """
 
     def __init__(
@@ -213,8 +192,9 @@ class Replay:
         draft: MakeDraft = TraceDrafter,
         second: SecondDraft | None = None,
         prompt: Callable[[], None] | None = None,
+        tree: TreeLimits = CHAINS,
     ) -> None:
-        self._prompt = prompt
+        self._prompt, self._tree = prompt, tree
         self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
@@ -230,13 +210,13 @@ class Replay:
     def replay(self, traces: Sequence[Trace], n_slots: int = 1) -> Replayed:
         """Decode the texts to their ends, `n_slots` at a time."""
         done, waiting = Replayed(), [t for t in traces if t.text]
-        active: dict[int, tuple[Trace, int]] = {}
+        active: dict[int, _Text] = {}
         quiet, now = self.machine.quiet, self.machine.now
         while waiting or active:
             for slot in range(n_slots):
                 if slot not in active and waiting:
                     self._begin(slot, waiting[0])
-                    active[slot] = waiting.pop(0), 0
+                    active[slot] = _Text(waiting.pop(0))
             self._round(active, done)
         done.seconds, done.measured = self.machine.quiet - quiet, self.machine.now - now
         return done
@@ -251,33 +231,55 @@ class Replay:
             self._prompt()
             self.policy.interrupted()
 
-    def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
+    def _round(self, active: dict[int, _Text], done: Replayed) -> None:
         began = self.machine.now
-        drafts = self.policy.draft({slot: len(trace.text) - at - 1 for slot, (trace, at) in active.items()})
+        n_again = sum(text.n_again for text in active.values())
+        rooms = {slot: len(text.trace.text) - text.at - 1 for slot, text in active.items()}
+        drafts = self.policy.draft(rooms, inf, replace(self._tree, n_again=n_again))
         drafted = self.machine.now
-        rows = len(active) + sum(len(d.tokens) for d in drafts.values())
+        rows = len(active) + n_again + sum(d.n_rows for d in drafts.values())
         width = self.policy.width(rows)
         self.machine.spend(self.seconds(width))
         decoded = self.machine.now
         outcomes = []
-        for slot, (trace, at) in list(active.items()):
-            draft = drafts.get(slot, Draft())
-            n_accept = common_prefix(draft.tokens, trace.text[at:])
-            emitted = trace.text[at : at + n_accept + 1]
-            self.policy.committed(slot, emitted)
-            outcomes.append(VerifyResult(slot, draft, n_accept, len(emitted)))
-            done.tokens += len(emitted)
-            done.n_drafted += len(draft.tokens)
-            done.n_accept += n_accept
-            active[slot] = trace, at + len(emitted)
+        for slot, text in active.items():
+            outcome = text.verify(slot, drafts.get(slot, Draft()))
+            self.policy.committed(slot, text.trace.text[text.at - outcome.n_emitted : text.at])
+            outcomes.append(outcome)
+            done.tokens += outcome.n_emitted
+            done.n_drafted += outcome.draft.n_rows
+            done.n_accept += outcome.n_accept
+            done.n_branch_drafted += outcome.draft.n_in_branches
+            done.n_branch_accept += outcome.n_branch
         done.rounds += 1
         seconds = decoded - drafted, drafted - began, decoded - began
         self.policy.observe(Round(rows, *seconds, outcomes, width - rows))
-        for slot, (trace, at) in list(active.items()):
-            if at == len(trace.text):
+        for slot, text in list(active.items()):
+            if text.at == len(text.trace.text):
                 self.policy.forget(slot)
-                self._ended(trace)
+                self._ended(text.trace)
                 del active[slot]
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again."""
+
+    trace: Trace
+    at: int = 0
+    n_again: int = 0
+
+    def verify(self, slot: int, draft: Draft) -> VerifyResult:
+        """Accept what is right of the draft, and one token more where the text goes on."""
+        rest = self.trace.text[self.at :]
+        n_accept, n_branch = common_prefix(draft.tokens, rest), 0
+        for branch in matching(draft.branches, n_accept, rest[n_accept] if n_accept < len(rest) else WRONG):
+            n_branch = common_prefix(branch.tokens, rest[n_accept:])
+        n_accept += n_branch
+        emitted = rest[: n_accept + 1]
+        self.at += len(emitted)
+        self.n_again = min(n_branch, len(emitted) - 1)
+        return VerifyResult(slot, draft, n_accept, len(emitted), n_branch)
 
 
 def steps_at(step: float) -> Seconds:

@@ -25,8 +25,9 @@ class Parameter:
     command lines, the preferred one first. low, high: the range of a number. api_fields: its names in request
     bodies, the preferred one first; () where each API has its own form. step, off, on: the letter of
     --sampling-seq for the sampling step that it controls, the value that switches that step off, and the one
-    that switches it on where its default does not. stored: whether files and the environment may set it.
-    check: returns the value in its final form or raises UsageError.
+    that switches it on where its default does not. file_key: its key in a model's file, after
+    general.sampling., "" for none. stored: whether files and the environment may set it. check: returns the
+    value in its final form or raises UsageError.
     """
 
     name: str = ""
@@ -43,13 +44,23 @@ class Parameter:
     step: str = ""
     off: Any = None
     on: Any = None
+    file_key: str = ""
     check: Callable[[Any], Any] | None = None
+
+    @property
+    def has_plain_value(self) -> bool:
+        """Whether a form can ask for it: a number, a switch or texts that files may set."""
+        return self.stored and not isinstance(self.default, Mapping)
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in (int, float) and not self.many
 
     def checked(self, value: Any) -> Any:
         """The value as SamplingParams holds it. Raises UsageError."""
         if value is None and self.default is None:
             return None
-        if self.kind in (int, float) and not self.many:
+        if self.is_number:
             self._check_number(value)
         elif self.kind is bool and not isinstance(value, bool):
             raise UsageError(f"must be true or false, not {value!r}", option=self.name)

@@ -23,7 +23,11 @@ from specllama.core.sampling.parameter import (
 from specllama.errors import UsageError, option
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
-STEPS = "ekpmit"  # the order of the sampling steps: penalties, top_k, top_p, min_p, infill, temperature
+STEP_NAMES: Mapping[str, str] = {
+    "e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "i": "infill", "t": "temperature"
+}  # fmt: skip
+"""The sampling steps in their order: letters of --sampling-seq, and llama.cpp's names."""
+STEPS = "".join(STEP_NAMES)
 MAX_LOGPROBS = 20  # most likely tokens reported in addition to the emitted one
 
 
@@ -67,9 +71,17 @@ class SamplingParams:
         high=10_000,
         step="t",
         off=1.0,
+        file_key="temp",
     )
     top_k: int = parameter(
-        40, int, "--top-k", "likeliest tokens kept (default {default}, 0 off)", metavar="N", step="k", off=0
+        40,
+        int,
+        "--top-k",
+        "likeliest tokens kept (default {default}, 0 off)",
+        metavar="N",
+        step="k",
+        off=0,
+        file_key="top_k",
     )
     top_p: float = parameter(
         0.95,
@@ -80,6 +92,7 @@ class SamplingParams:
         high=1,
         step="p",
         off=1.0,
+        file_key="top_p",
     )
     min_p: float = parameter(
         0.05,
@@ -90,6 +103,7 @@ class SamplingParams:
         high=1,
         step="m",
         off=0.0,
+        file_key="min_p",
     )
     repeat_penalty: float = parameter(
         1.0,
@@ -102,6 +116,7 @@ class SamplingParams:
         step="e",
         off=1.0,
         api_names="repetition_penalty",
+        file_key="penalty_repeat",
     )
     repeat_last_n: int = parameter(
         64,
@@ -110,6 +125,7 @@ class SamplingParams:
         "tokens that penalties look back (default {default}, -1 all)",
         metavar="N",
         low=-1,
+        file_key="penalty_last_n",
     )
     presence_penalty: float = parameter(
         0.0,
@@ -236,3 +252,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     f.name: _named(f.metadata["parameter"], f.name) for f in fields(SamplingParams)
 }
 """The entry of each field of SamplingParams, by name."""
+DEFAULT_STEPS = "".join(
+    letter for letter in STEPS if all(p.on is None for p in PARAMETERS.values() if p.step == letter)
+)
+"""The steps that are used unless --sampling-seq says otherwise."""

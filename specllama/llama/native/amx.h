@@ -1,4 +1,4 @@
-/* Included before every C++ source of llama.cpp on machines with AMX (scripts/installation,
+/* Included before every C++ source of llama.cpp on machines with AMX (installer,
    scripts/bench/peers/build.py).
 
    GCC's _tile_loadconfig names 8 of the 64 bytes that ldtilecfg reads (amxtileintrin.h of GCC 12.2), so the

@@ -1,11 +1,9 @@
-// Included by multiply.h and dots.cpp: the rows of a batch, and how they are converted and distributed over threads.
+// Included by mul_mat.h and neon.cpp: the rows of a batch, and how they are converted and distributed over threads.
 
-constexpr int64_t PROMPT = 64;  // from this many rows on, a batch is a prompt: llama.cpp's kernels for it are used
+// Rows of the batch in all its planes.
+inline int64_t nrows(const ggml_tensor * a) { return a->ne[1] * a->ne[2] * a->ne[3]; }
 
-// Rows of the batch, counted over all its planes.
-inline int64_t rows_of(const ggml_tensor * a) { return a->ne[1] * a->ne[2] * a->ne[3]; }
-
-// Converts the batch to the type that the weights are multiplied with; each thread converts a part of every row.
+// Converts the batch to the type that the weights are multiplied by (vec_dot_type), each thread a part of every row.
 inline void convert(const ggml_compute_params * params, const ggml_tensor * a, ggml_type to) {
     const int64_t n = a->ne[0], size = specllama_ggml.block_size(to), blocks = n / size;
     const size_t  stride = specllama_ggml.row_size(to, n), block = specllama_ggml.row_size(to, size);
@@ -13,7 +11,7 @@ inline void convert(const ggml_compute_params * params, const ggml_tensor * a, g
     if (from == end) {
         return;
     }
-    for (int64_t r = 0; r < rows_of(a); r++) {
+    for (int64_t r = 0; r < nrows(a); r++) {
         const char * row = (const char *) a->data + r % a->ne[1] * a->nb[1] + r / a->ne[1] % a->ne[2] * a->nb[2] +
                            r / a->ne[1] / a->ne[2] * a->nb[3];
         specllama_ggml.cpu_traits(to)->from_float((const float *) row + from * size,
@@ -22,20 +20,22 @@ inline void convert(const ggml_compute_params * params, const ggml_tensor * a, g
     }
 }
 
-inline int64_t columns_of_part(const ggml_compute_params * params, int64_t nc) {  // several parts per thread
+// Columns in one chunk of a product; there are several chunks per thread.
+inline int64_t chunk_columns(const ggml_compute_params * params, int64_t nc) {
     return (nc / (4 * params->nth) + 16) / 16 * 16;
 }
 
-inline bool is_flat(const ggml_tensor * a) {  // rows of all planes are the same distance apart
+// Whether the rows of all planes are the same distance apart.
+inline bool has_uniform_rows(const ggml_tensor * a) {
     return a->nb[2] == a->nb[1] * a->ne[1] && a->nb[3] == a->nb[2] * a->ne[2];
 }
 
-// Room of this thread, kept for the next multiplication.
+// Memory of this thread for `size` values, kept for the next product.
 template <typename T> static T * scratch(size_t size) {
-    static thread_local struct room {
+    static thread_local struct buffer {
         void * data = nullptr;
         size_t size = 0;
-        ~room() { free(data); }
+        ~buffer() { free(data); }
     } kept;
     if (kept.size < size * sizeof(T)) {
         free(kept.data);

@@ -1,5 +1,5 @@
-// What the plug-in (plugin.cpp) and its kernels (kernels.cpp, compiled once per instruction set) share: the functions of
-// ggml that they call, and the declarations that ggml keeps in private headers.
+// Shared by the plug-in (plugin.cpp) and its kernels (kernels.cpp, compiled once per instruction set): the functions of
+// ggml that they call, and declarations from ggml's private headers.
 #pragma once
 
 #include "ggml/ggml-backend-impl.h"
@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+constexpr int64_t PROMPT_ROWS = 64;  // a batch of so many rows is a prompt: most types use llama.cpp's kernels for it
+
 struct ggml_compute_params {  // as in ggml-cpu-impl.h
     int    ith, nth;
     size_t wsize;
@@ -20,7 +22,7 @@ struct ggml_compute_params {  // as in ggml-cpu-impl.h
     bool   use_ref;
 };
 
-struct block_q4_0x8 {  // as in repack.h: eight columns of Q4_0, in groups of eight values
+struct block_q4_0x8 {  // as in repack.h: eight columns of Q4_0, interleaved by eight values
     ggml_half d[8];
     int8_t    qs[QK4_0 * 4];
 };
@@ -50,28 +52,29 @@ struct ggml_functions {
 };
 extern ggml_functions specllama_ggml;
 
-// The order in which the cells of this cache were written, a number for each from the tensor's first cell on; null if it
-// is not known (order.h).
-const uint32_t * specllama_order_of(const ggml_tensor * cache);
+// The order in which the cells of this cache were written, a number for each from the tensor's first cell on; null if
+// unknown (cell_order.h).
+const uint32_t * specllama_cell_order(const ggml_tensor * cache);
 
-// The work buffer of `attend`: bytes for all threads, and for each thread by the number of cells. attention.h: numbers.
-// visible.h: masks of 16 rows and two more, with a bit for each cell, and two lists of cells.
-constexpr size_t ATTENTION_SHARED = 2 * 64, ATTENTION_NUMBERS = (16 * (16 + 256 + 272) + 16 * 256) * sizeof(float);
+// The work buffer of flash_attn in bytes: shared by all threads, and for each thread, which depends on the number of cells.
+// It holds attention.h's `workspace`, and visible_cells.h's masks of 16 rows and two more, with a bit for each cell, and two
+// lists of cells.
+constexpr size_t ATTENTION_SHARED = 2 * 64, ATTENTION_WORKSPACE = (16 * (16 + 256 + 272) + 16 * 256) * sizeof(float);
 inline int64_t attention_words(int64_t cells) { return GGML_PAD(cells / 16 + 2, 4); }
 inline size_t attention_scratch(int64_t cells) {
     const size_t lists = 18 * attention_words(cells) * sizeof(uint16_t) + 2 * cells * sizeof(int32_t);
-    return ATTENTION_NUMBERS + GGML_PAD(lists, 64);
+    return ATTENTION_WORKSPACE + GGML_PAD(lists, 64);
 }
 
-// How weights are stored: as in the file, or in groups of eight columns (CPU_REPACK).
-enum class layout { plain, groups };
+// How weights are stored: as in the file, or repacked in groups of eight columns (CPU_REPACK).
+enum class layout { plain, repacked };
 
 // The kernels of one instruction set.
 struct kernels {
     const char * name;
-    bool (*multiplies)(const ggml_tensor * dst, layout weights);
-    void (*multiply)(const ggml_compute_params * params, ggml_tensor * dst);
-    bool (*attends)(const ggml_tensor * dst);
-    void (*attend)(const ggml_compute_params * params, ggml_tensor * dst);
+    bool (*supports_mul_mat)(const ggml_tensor * dst, layout weights);
+    void (*mul_mat)(const ggml_compute_params * params, ggml_tensor * dst);
+    bool (*supports_flash_attn)(const ggml_tensor * dst);
+    void (*flash_attn)(const ggml_compute_params * params, ggml_tensor * dst);
 };
 extern "C" const kernels specllama_avx2, specllama_avxvnni, specllama_avx512, specllama_neon;

@@ -1,6 +1,6 @@
-// The kernels for one instruction set: compiled once for each, with SPECLLAMA_LEVEL as its name. Everything but the table
-// is local to the object file, so that no function compiled for one instruction set is linked into another's kernels;
-// templates of the standard library that might not be inlined are avoided for the same reason.
+// The kernels for one instruction set: compiled once for each, with its name as SPECLLAMA_LEVEL. Everything but the table
+// is local to the object file, so that no function compiled for one instruction set is linked into the kernels of another;
+// templates of the standard library that may not be inlined are avoided for the same reason.
 #include "hook.h"
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ namespace {
 inline float float_of(ggml_half a) { return _cvtsh_ss(a); }
 
 #include "attention.h"
-#include "multiply.h"
+#include "mul_mat.h"
 
 }  // namespace
 
@@ -25,6 +25,6 @@ inline float float_of(ggml_half a) { return _cvtsh_ss(a); }
 #define SPECLLAMA_JOINED(a, b) a##b
 #define SPECLLAMA_TABLE(level) SPECLLAMA_JOINED(specllama_, level)
 extern "C" const kernels SPECLLAMA_TABLE(SPECLLAMA_LEVEL) = {
-    SPECLLAMA_NAME(SPECLLAMA_LEVEL), specllama::multiplies, specllama::multiply, specllama_attention::attends,
-    specllama_attention::attend,
+    SPECLLAMA_NAME(SPECLLAMA_LEVEL), specllama::supports_mul_mat, specllama::mul_mat,
+    specllama_attention::supports_flash_attn, specllama_attention::flash_attn,
 };

@@ -20,6 +20,7 @@ from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
 from specllama.gguf.trimmed import PREFIX
 from specllama.gguf.types import row_bytes
+from specllama.models.memory.overrides import stays_on_host
 from specllama.models.memory.windows import window_cells, windowed_layers
 
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of it
@@ -35,7 +36,9 @@ FlashAttn = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class CostSettings:
-    """The settings of a model and its context that memory depends on. Raises UsageError at construction."""
+    """The settings of a model and its context that memory depends on. overrides: see `tensor_overrides`.
+    Raises UsageError at construction.
+    """
 
     n_slots: int = 1
     n_batch: int = 2048
@@ -46,6 +49,7 @@ class CostSettings:
     cache_type_v: str = "f16"
     flash_attn: FlashAttn = "auto"
     swa_full: bool = True
+    overrides: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("cache_type_k", "cache_type_v"):
@@ -129,11 +133,11 @@ class MemoryCosts:
 
     @cached_property
     def layer_weights(self) -> tuple[int, ...]:
-        """Bytes of the tensors of each block."""
+        """Bytes of the tensors of each block that go where the block goes."""
         sums = [0] * self.header.n_layer
         for t in self.header.tensors:
             match = _BLOCK.match(t.name)
-            if match and int(match[1]) < len(sums):
+            if match and int(match[1]) < len(sums) and not stays_on_host(t.name, self.settings.overrides):
                 sums[int(match[1])] += t.n_bytes
         return tuple(sums)
 

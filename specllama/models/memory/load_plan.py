@@ -10,12 +10,15 @@ from dataclasses import replace
 
 from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, option
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.heads.kind import HeadInfo
+from specllama.models.memory.overrides import tensor_overrides
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 from specllama.models.memory.windows import keeps_all_cells
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
+BRANCHES = 3  # of a text, where no number is asked for: each costs a pass over all cells a round
+MAX_SEQUENCES = 256  # of a context: LLAMA_MAX_SEQ
 VISIBLE_CELLS = 256  # caches have a multiple of this many cells
 ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
 
@@ -29,6 +32,15 @@ def rows_of_logits(settings: LoadSettings) -> int:
 def spare_cells(settings: LoadSettings) -> int:
     """Cells of the target's cache beyond its context, for the rows that fill up exact decodes at its end."""
     return VISIBLE_CELLS if settings.exact else 0
+
+
+def branch_sequences(settings: LoadSettings) -> int:
+    """The branches that a decode of the target may have, those of all texts together."""
+    n_slots, n_tree = settings.n_slots, settings.draft_tree
+    if not settings.drafters or settings.draft_max == 0 or n_tree == 0:
+        return 0
+    wanted = (BRANCHES if n_tree is None else n_tree) * n_slots
+    return max(0, min(wanted, MAX_SEQUENCES - n_slots))
 
 
 def rollback(settings: LoadSettings) -> int:
@@ -96,6 +108,8 @@ def plan_load(
             n_gpu_layers_draft=_layers(d),
             devices=_used(t, devices),
             devices_draft=_used(d, devices),
+            overrides=tuple(tensor_overrides(t)),
+            overrides_draft=tuple(tensor_overrides(d)),
         ),
         head,
     )
@@ -128,4 +142,5 @@ def _layers(s: ModelSettings) -> int | None:
 
 
 def _used(s: ModelSettings, devices: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
-    return tuple(d for d in devices if not s.devices or d.name in s.devices)
+    used = tuple(d for d in devices if not s.devices or d.name in s.devices)
+    return used[s.main_gpu : s.main_gpu + 1] if s.split_mode == "none" else used

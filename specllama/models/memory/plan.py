@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import ResourceError, UsageError, option
-from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
+from specllama.heads.kind import HeadInfo
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
-from specllama.models.memory.heads import as_head, head_alone, row_buffers, without_head
+from specllama.models.memory.head_parts import as_head, row_buffers, without_head
 
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
@@ -38,8 +38,8 @@ class DeviceMemory:
 @dataclass(frozen=True)
 class PlanSettings:
     """The settings to plan for. available: bytes of host memory. n_spare: cells of the target's cache beyond
-    n_ctx. None: the plan chooses; for devices_draft:
-    those of the target. Raises UsageError at construction.
+    n_ctx. None: the plan chooses; for devices_draft: those of the target. overrides, overrides_draft: see
+    `tensor_overrides`. Raises UsageError at construction.
     """
 
     available: int
@@ -61,6 +61,8 @@ class PlanSettings:
     n_gpu_layers_draft: int | None = None
     devices: tuple[DeviceMemory, ...] = ()
     devices_draft: tuple[DeviceMemory, ...] | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    overrides_draft: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_ctx_draft"):
@@ -71,12 +73,15 @@ class PlanSettings:
         self.of_draft()
 
     def of_target(self) -> CostSettings:
-        return self._load(self.cache_type_k, self.cache_type_v, self.swa_full)
+        own = self._load(self.cache_type_k, self.cache_type_v, self.overrides)
+        return replace(own, swa_full=self.swa_full)
 
     def of_draft(self) -> CostSettings:
-        return self._load(self.cache_type_k_draft, self.cache_type_v_draft)
+        return self._load(self.cache_type_k_draft, self.cache_type_v_draft, self.overrides_draft)
 
-    def _load(self, cache_type_k: str, cache_type_v: str, swa_full: bool = True) -> CostSettings:
+    def _load(
+        self, cache_type_k: str, cache_type_v: str, overrides: tuple[tuple[str, str], ...]
+    ) -> CostSettings:
         return CostSettings(
             n_slots=self.n_slots,
             n_batch=self.n_batch,
@@ -86,7 +91,7 @@ class PlanSettings:
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             flash_attn=self.flash_attn,
-            swa_full=swa_full,
+            overrides=overrides,
         )
 
 
@@ -170,14 +175,14 @@ class _Planner:
         self._given = target, draft, second
         self.target, self.settings = without_head(target), settings
         head = draft if isinstance(draft, HeadInfo) else None
-        self.draft = head_alone(draft) if isinstance(draft, HeadInfo) else draft
+        self.draft = draft.memory_header if isinstance(draft, HeadInfo) else draft
         self.inside = head is not None and not head.own_file
         n_above = target.n_layer - self.target.n_layer
         self._target = MemoryCosts(self.target, settings.of_target(), n_above)
         # A head inside the target has the types of the target's cache.
         of_draft = settings.of_target() if self.inside else settings.of_draft()
         self._draft = _costs(self.draft, head, of_draft) if self.draft else None
-        self.head = head_alone(second) if second is not None else None
+        self.head = second.memory_header if second is not None else None
         self._head = _costs(self.head, second, settings.of_target()) if self.head else None
 
     @property

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import GGUFError, UsageError
-from specllama.gguf.head import HeadInfo, HeadKind, tensor_names
 from specllama.gguf.header import Header
-from specllama.gguf.heads import read_head
 from specllama.gguf.parse import TensorInfo
+from specllama.gguf.tensors import tensor_names
 from specllama.gguf.trimmed import is_trimmed
+from specllama.heads import read_head
+from specllama.heads.kind import HeadInfo
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 _ROWS = re.compile(
@@ -41,7 +42,7 @@ class TrimSource:
     @property
     def keeps_tokenizer(self) -> bool:
         """Whether the file keeps all tokens, and a tensor d2t says which of them are proposed."""
-        return self.head is not None and self.head.kind is not HeadKind.MTP
+        return self.head is not None and self.head.kind.keeps_tokenizer
 
     @property
     def tensors(self) -> list[TensorInfo]:
@@ -79,9 +80,8 @@ def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None
         raise UsageError(f"{header.path} has no head inside that can be used", option="head")
     if head is not None and not head.own_file and not inside:
         head = None  # the model itself as a draft
-    if head is not None and head.kind is HeadKind.GEMMA4_ASSISTANT:
-        why = "an assistant of Gemma 4 looks its tokens up in the target"
-        raise UsageError(f"{header.path} cannot be trimmed: {why}")
+    if head is not None and head.kind.untrimmable:
+        raise UsageError(f"{header.path} cannot be trimmed: {head.kind.untrimmable}")
     source = TrimSource(header, head, possible)
     n_rows = header.n_vocab if possible is None else len(possible)
     for t in source.tensors:

@@ -1,1 +1,4 @@
-"""The APIs that the server offers, one package or module each: its requests, writer, routes, errors."""
+"""The APIs that the server offers: a package or module each, with its requests, writer, routes and errors.
+
+What several of them use is in shared/; no dialect imports another.
+"""

@@ -1,16 +1,32 @@
-"""LM Studio's list of models, by which its clients find out what a model is and can do."""
+"""LM Studio's list of models, from which its clients learn what a model is and can do."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.models.details import ModelDetails
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.models import ListedModel, listed
+
+
+class LmStudioModel(TypedDict):
+    """One model. loaded_context_length: of a loaded one, in tokens."""
+
+    id: str
+    object: str
+    type: str
+    publisher: str
+    arch: str
+    compatibility_type: str
+    quantization: str
+    state: str
+    max_context_length: int
+    capabilities: list[str]
+    loaded_context_length: NotRequired[int]
 
 
 async def models(api: ApiRequest) -> Response:
@@ -25,21 +41,22 @@ async def model(api: ApiRequest) -> Response:
     return JSONResponse(await _entry(api, listed(api.service, name)))
 
 
-async def _entry(api: ApiRequest, found: ListedModel) -> dict[str, Any]:
+async def _entry(api: ApiRequest, found: ListedModel) -> LmStudioModel:
     facts = found.info or await api.models.details(found.model)
     return entry(found, facts)
 
 
-def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> dict[str, Any]:
-    """One model. facts: what is known of it, from its last load or its header."""
+def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> LmStudioModel:
+    """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
+    architecture = facts.details.architecture if isinstance(facts, LoadInfo) else facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
-    shown = {
+    shown: LmStudioModel = {
         "id": found.name,
         "object": "model",
         "type": "llm",
         "publisher": found.model.id.partition("/")[0] if "/" in found.model.id else "",
-        "arch": facts.architecture,
+        "arch": architecture,
         "compatibility_type": "gguf",
         "quantization": quant,
         "state": "loaded" if found.loaded else "not-loaded",

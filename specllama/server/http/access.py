@@ -33,7 +33,7 @@ _EXPOSED = "x-request-id, request-id, retry-after"
 
 
 class Keys:
-    """The API keys. Comparison takes constant time, and goes through all keys even after a match."""
+    """The API keys. Comparison takes constant time and covers all keys even after a match."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
@@ -54,10 +54,9 @@ class Keys:
 
 
 class AccessMiddleware:
-    """The outermost middleware: checks access, gives each request an id, logs and counts it.
+    """The outermost middleware: checks access, assigns request ids, logs and counts requests.
 
-    errors: writes refusals. paths: those counted by name. open_paths: those that need no key and are not
-    logged.
+    errors: writes refusals. paths: counted by name. open_paths: need no key and are not logged.
     """
 
     def __init__(
@@ -128,9 +127,9 @@ class AccessMiddleware:
             self._log(scope, id_, status, running_time() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str, target: str) -> SpecllamaError | None:
-        """Why a request is refused, None where it is not; sets scope["specllama.owner"] and
-        "specllama.administers". target: the host in the request's target, "" for none; it counts in addition
-        to the header.
+        """Why a request is refused, None if it is not; sets scope["specllama.owner"] and
+        "specllama.administers". target: host in the request target, "" for none; checked in addition to the
+        header.
         """
         host = headers.get("host", "")
         named = [host, *([target] if target else [])]
@@ -158,7 +157,7 @@ class AccessMiddleware:
 
 
 async def _preflight(headers: Headers, send: Send) -> None:
-    """Answer a browser's preflight request; only those of allowed origins get here."""
+    """Answer a browser's preflight request; only requests from allowed origins reach it."""
     requested = headers.get("access-control-request-headers", "")
     names = ", ".join(
         n for n in map(str.strip, requested.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)

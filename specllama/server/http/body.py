@@ -1,6 +1,6 @@
-"""From the bytes of a request's body to a JSON object, within limits of size, time, depth and values.
+"""Reads the body of a request as a JSON object, within limits of size, time, depth and number of values.
 
-Knows no fields: what the object must hold is for its caller to check.
+Knows no fields: callers check the content of the object.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Checked = TypeVar("Checked")
 
 
 class BodyReader:
-    """Reads the bodies of all requests: large ones one after the other, each in a thread, and no more of them
-    at once than MAX_HELD.
+    """Reads the bodies of all requests. Large ones are parsed one at a time, each in a thread, and take
+    MAX_HELD bytes at most together.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class BodyReader:
     async def read(
         self, request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float
     ) -> Checked:
-        """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`;
+        """The result of `check` for the JSON object in a request's body, which must arrive within `seconds`;
         sets `request.state.body_bytes`.
 
         Raises UsageError, BodyTooLargeError, BodyTooSlowError, BusyError while too many large bodies are
-        held, and what `check` raises.
+        held, and errors of `check`.
         """
         data = bytearray()
         try:
@@ -56,7 +56,7 @@ class BodyReader:
             self._held -= _counted(len(data))
 
     async def _receive(self, request: Request, data: bytearray, seconds: float) -> None:
-        """Collect a body in `data`, decoded. One that is too large is refused as soon as that is known."""
+        """Append a decoded body to `data`. Refuses one that is too large as soon as that is known."""
         given = request.headers.get("content-length", "0")
         if given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES:
             raise _too_large()
@@ -83,7 +83,7 @@ def _too_large() -> BodyTooLargeError:
 
 
 def _counted(size: int) -> int:
-    """The bytes of a body that count towards MAX_HELD: those of large ones."""
+    """The bytes of a body that count towards MAX_HELD: 0 for small bodies."""
     return size if size > _LARGE else 0
 
 
@@ -114,7 +114,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _check_counts(body: bytes | bytearray, what: str) -> None:
-    """Refuse what would take long to build, by counting bytes. Raises UsageError."""
+    """Refuse JSON that would take long to build, by counting bytes. Raises UsageError."""
     if len(body) <= _LARGE or not _exceeded(body, body):
         return
     plain = body.replace(rb"\\", b"//").replace(rb"\"", b"//")  # each quote begins or ends a text now
@@ -128,7 +128,7 @@ def _check_counts(body: bytes | bytearray, what: str) -> None:
 
 
 def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
-    """The limit that is exceeded, "" if none is. outside: the body without its texts."""
+    """The exceeded limit, "" for none. outside: the body without its strings."""
     if outside.count(b",") >= MAX_VALUES:
         return f"{MAX_VALUES} values"
     if outside.count(b"[") + outside.count(b"{") > MAX_CONTAINERS:

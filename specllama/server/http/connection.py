@@ -1,6 +1,7 @@
-"""Limits on connections: requests that arrive too slowly, more connections than the server can hold.
+"""Limits on connections: slow requests, and more connections than the server can hold.
 
-uvicorn itself waits forever for the head of a request. Knows the states of HTTP/1.1, no routes and no engine.
+uvicorn itself waits for the head of a request without limit. Knows the states of HTTP/1.1, no routes and no
+engine.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _OTHER_FILES = 128  # open files of the process in addition to connections
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, closed if a head takes longer than head_seconds, or the rest of an unread body.
+    """A uvicorn connection, closed if a request head, or the rest of an unread body, takes longer than
+    head_seconds.
 
-    If more than n_most are open, the one that has been idle longest is closed; if all have requests, the new
-    one gets a 503. StreamingResponse limits slow readers, uvicorn's keep-alive limits idle clients. errors:
-    writes refusals.
+    If more than n_most are open, the longest idle one is closed; if all have requests, the new one gets a
+    503. StreamingResponse limits slow readers, uvicorn's keep-alive limits idle clients. errors: writes
+    refusals.
     """
 
     head_seconds = HEAD_SECONDS
@@ -67,7 +69,7 @@ class Connection(H11Protocol):
             self._watch()
 
     def _watch(self) -> None:
-        """Run the timer while the head of a request is awaited, or the rest of a body after its answer."""
+        """Run the timer while the head of a request is pending, or the rest of a body after its answer."""
         theirs = self.conn.their_state
         if self.transport.is_closing() or not (theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.idle)):
             self._stop()
@@ -119,9 +121,8 @@ class Connection(H11Protocol):
 
 
 def limited(seconds: float, n_requests: int, errors: ErrorResponder) -> type[Connection]:
-    """A class of connections: requests must arrive within `seconds`; there may be enough for n_requests.
-
-    Raises the process's limit on open files as far as that needs and the system allows.
+    """A connection class: requests must arrive within `seconds`; up to n_requests may run. Raises the
+    process's limit of open files as far as needed and allowed.
     """
     n_most = _allowed(n_requests + _SPARE)
     attributes = {"head_seconds": min(HEAD_SECONDS, seconds), "n_most": n_most, "errors": errors}
@@ -129,7 +130,7 @@ def limited(seconds: float, n_requests: int, errors: ErrorResponder) -> type[Con
 
 
 def _allowed(n: int) -> int:
-    """n connections, or as many as the system's limit on open files leaves."""
+    """n connections, or as many as the limit of open files allows."""
     if sys.platform == "win32":
         return n
     import resource

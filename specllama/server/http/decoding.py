@@ -1,4 +1,4 @@
-"""Bodies that clients have compressed, decoded as they arrive and within a limit. Knows no requests."""
+"""Decodes compressed bodies as they arrive, within a size limit. Knows no requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Decompressor(Protocol):
 
 
 def _zstd() -> Any:
-    """Python's own module for it, None before Python 3.14."""
+    """Python's own module, None before Python 3.14."""
     try:
         return importlib.import_module("compression.zstd")
     except ImportError:
@@ -47,7 +47,7 @@ class Decoder:
         self._inner = None if self._plain else self._new()
 
     def push(self, data: bytes) -> bytes:
-        """What the next bytes add to the text: more than the limit in all where it would be too long. Raises
+        """The decoded bytes of the next chunk; exceeds the limit in total if the body is too long. Raises
         UsageError.
         """
         if self._plain:
@@ -68,7 +68,7 @@ class Decoder:
         return bytes(found)
 
     def finish(self) -> None:
-        """Raises UsageError where the body has ended too early."""
+        """Raises UsageError if the body ended early."""
         if self._inner is not None and self._size <= self._most and not self._inner.eof:
             raise UsageError(f"the body is not {self._name}: it ends too early")
 

@@ -1,7 +1,7 @@
-"""From an exception to the response that a client gets: its status, headers and body.
+"""Converts an exception to a response: status, headers and body.
 
-The type of an error determines its status: specllama/errors.py has the whole table, and here are the errors
-of HTTP itself. The body has the shape of the API that the path belongs to; this module knows no API.
+The type of an error determines its status: the table is in specllama/errors.py, and errors of HTTP itself are
+here. The body has the shape of the API that the path belongs to; this module knows no API.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WrongOriginError(UsageError):
 
 
 class ForbiddenError(UsageError):
-    """The key is right, and may not do this."""
+    """The key is valid but lacks the permission."""
 
     http_status = 403
 
@@ -62,7 +62,7 @@ class MediaTypeError(UsageError):
 
 
 class UnsupportedError(NotSupportedError):
-    """The API has this, and this server does not."""
+    """The API has this operation, this server does not."""
 
 
 class ClientGoneError(Exception):
@@ -70,8 +70,8 @@ class ClientGoneError(Exception):
 
 
 class UnreadResponse(Response):
-    """The answer to a request whose body is still arriving. The rest is read and dropped for a while, since
-    many clients read no answer before they have sent all.
+    """A response to a request whose body is still arriving. Reads and drops the rest for a while, since many
+    clients read no response before they have sent everything.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ class UnreadResponse(Response):
 class ErrorResponder:
     """Writes errors in the shape of the API that a path belongs to.
 
-    shapes: (prefix, body), a prefix is a path itself or followed by a slash; default: for all other paths.
+    shapes: (prefix, body); a prefix matches itself and paths below it. default: for all other paths.
     """
 
     def __init__(self, default: ErrorBody, shapes: Sequence[tuple[str, ErrorBody]] = ()) -> None:
@@ -103,8 +103,8 @@ class ErrorResponder:
     def response(
         self, error: SpecllamaError, path: str = "", request_id: str = "", close: bool = False
     ) -> Response:
-        """The response to a request for this path. close: the connection ends with it, as it does after a
-        body that was not read to its end.
+        """The response for an error on this path. close: close the connection after it, as after a body that
+        was not read completely.
         """
         write = next((w for p, w in self._shapes if path == p or path.startswith(f"{p}/")), self._default)
         content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever characters the message has

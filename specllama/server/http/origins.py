@@ -26,8 +26,8 @@ _FORM = (
 
 
 class Origins:
-    """A set of origins. patterns: as in `_FORM`; without a scheme they are of http and https. Raises
-    UsageError for others.
+    """A set of origins. patterns: as in `_FORM`; without a scheme, http and https. Raises UsageError for
+    invalid ones.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ def _parsed(pattern: str) -> tuple[tuple[str, ...], str, str]:
 
 
 def _is_port(port: str | None) -> bool:
-    """Whether there can be such a port; None and "*" are any."""
+    """Whether it is a valid port; None and "*" match any."""
     return port in (None, "*") or 0 < int(port) < 2**16
 
 
@@ -77,7 +77,7 @@ def _fits(pattern: tuple[tuple[str, ...], str, str], scheme: str, host: str, por
 
 
 def _ascii(host: str) -> str:
-    """A name as browsers send it."""
+    """A host name as browsers send it."""
     try:
         return host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:

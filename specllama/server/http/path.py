@@ -1,4 +1,4 @@
-"""The path of a request: as a proxy or a client may write it, in the one form that routes have."""
+"""Normalises request paths to the form of the routes, however a proxy or client writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLASHES = re.compile("/{2,}")
 
 
 def root_path(given: str) -> str:
-    """The path at which a proxy offers the server, "" for the root. Raises UsageError."""
+    """The path under which a proxy serves this server, "" for the root. Raises UsageError."""
     path = _SLASHES.sub("/", f"/{given.strip()}").rstrip("/")
     if "//" in given or not re.fullmatch(r"(/[\w.~%!$&'()*+,;=:@-]+)*", path):
         raise UsageError(f"must be a path such as /llm, not {given[:200]!r}", option="root_path")
@@ -21,8 +21,8 @@ def root_path(given: str) -> str:
 
 
 def settle_path(scope: Scope, root: str) -> str:
-    """Give a request the path that routes have: without root, scheme and host, without double slashes and one
-    at the end. Returns the host that a target with a scheme names, "" for others.
+    """Normalise the path of a request: without root, scheme, host, repeated slashes and a final slash.
+    Returns the host of an absolute target, "" for others.
     """
     path, host = scope["path"], ""
     if path[:8].lower().startswith(("http://", "https://")):

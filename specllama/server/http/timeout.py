@@ -1,4 +1,4 @@
-"""Time limits on operations that happen at every token: a timer that is rescheduled only when it fires."""
+"""Time limits for per-token operations: a timer that is rescheduled only when it fires."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 
 class IdleTimer:
-    """Calls `expired` in the event loop when the latest `begin` is `seconds` old and has not been ended.
-
-    Once for each `begin`. Made and used in a running event loop.
+    """Calls `expired` in the event loop once the latest `begin` is `seconds` old without `end`; once per
+    `begin`. Needs a running event loop.
     """
 
     def __init__(self, seconds: float, expired: Callable[[], object]) -> None:
@@ -19,13 +18,13 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the time, again if it runs already."""
+        """Start the timer, or restart it."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._check)
 
     def end(self) -> None:
-        """Stop the time: the operation ended."""
+        """Stop the timer: the operation has ended."""
         self._since = None
 
     def close(self) -> None:

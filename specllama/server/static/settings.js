@@ -1,12 +1,10 @@
 // The settings of answers that are set in this browser. settings_dialog.js asks for them.
 
+import { PARAMETERS } from "./parameters.js"; // the server makes it of its table
 import * as store from "./store.js";
 
 /** The fields of requests that can be set, as the API names them: those of the server's table, and the draft's length. */
-export const NAMES = [
-	...["max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"],
-	...["presence_penalty", "frequency_penalty", "ignore_eos", "infill_sampling", "stop", "draft_max"],
-];
+export const NAMES = [...PARAMETERS, "draft_max"];
 
 const isText = (value) => typeof value === "string" && value !== "";
 const isValue = (value) =>

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.config.load import ModelSettings
-from specllama.core.heads import HeadRow
+from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow
 from specllama.errors import IntegrityError
-from specllama.gguf.head import HeadKind
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.trimmed import TrimInfo, read_trim
 from specllama.llama.context import LlamaContext
-from specllama.llama.head_host import NoTarget
-from specllama.llama.heads import HeadContext, unsupported
+from specllama.llama.heads.context import HeadContext
+from specllama.llama.heads.functions import unsupported
+from specllama.llama.heads.host import NoTarget
 from specllama.llama.model import LlamaModel
 from specllama.llama.trimmed import TrimmedContext
 from specllama.models.trim.plan import TrimSource
@@ -62,9 +62,8 @@ def compare(source: TrimSource, settings: ModelSettings, path: Path, retype: str
     if source.head is None:
         return _compare_models(settings, written, header, trim, retype)
     head = source.head
-    runs_alone = head.kind in (HeadKind.MTP, HeadKind.EAGLE3) and (head.own_embeddings or not head.own_file)
-    if unsupported() or not runs_alone:  # it uses matrices of its target
-        with _model(written, mtp=head.kind is HeadKind.MTP, is_head=True):
+    if unsupported() or not head.runs_alone:  # it uses matrices of its target
+        with _model(written, mtp=head.kind.nextn_layers, is_head=True):
             return Comparison(exact_context=source.keeps_tokenizer)
     theirs = _head_rows(settings, source, trim, trim.ids)
     ours = _head_rows(written, source, trim, np.arange(trim.n_kept) if trim.shortened else trim.ids)
@@ -116,12 +115,12 @@ def _head_rows(settings: ModelSettings, source: TrimSource, trim: TrimInfo, ids:
     """The kept tokens' logits of a head after random hidden states. ids: of the kept tokens, in this file."""
     head, rng = source.head, np.random.default_rng(0)
     assert head is not None
-    mtp = head.kind is HeadKind.MTP
+    mtp = head.kind.nextn_layers
     n_features = head.n_embd_target * max(1, len(head.target_layers))
     tokens = ids[rng.choice(trim.n_kept, N_ROWS)].tolist()
     with _model(settings, mtp=mtp, is_head=head.own_file or settings.path != source.header.path) as model:
         alone = NoTarget(model, n_outputs_max=N_ROWS)
-        context = HeadContext(model, alone, _N_CTX, mtp=mtp, n_features=n_features)
+        context = HeadContext(model, alone, _N_CTX, encodes=head.kind.encodes, n_features=n_features)
         try:
             hidden = context.hidden(0, rng.standard_normal((N_ROWS, n_features), np.float32))
             rows = [HeadRow(token, i, 0, hidden[i], True) for i, token in enumerate(tokens)]

@@ -8,7 +8,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from specllama.client import protocol
 from specllama.client.trim_messages import Trim, Trimmed
 from specllama.config.load import ModelSettings
-from specllama.errors import NotFoundError, ResourceError, UsageError
-from specllama.gguf.check import check_draft
-from specllama.gguf.head_files import read_d2t
+from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
 from specllama.gguf.header import Header, read_header, read_model
-from specllama.gguf.heads import read_head
 from specllama.gguf.types import NOT_MULTIPLIED, TYPE_BY_NAME, row_bytes
+from specllama.heads import read_head
+from specllama.heads.check import check_draft
+from specllama.heads.d2t import read_d2t
 from specllama.llama.model import LlamaModel
 from specllama.llama.tensor_rows import from_floats, to_floats
 from specllama.models.sizes import size
@@ -65,6 +65,9 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     _check_type(source, request.type)
     _check_room(temporary, source, ids)
     paths = header.parts or (header.path,)
+    if any(os.path.exists(request.out) and os.path.samefile(request.out, path) for path in paths):
+        raise UsageError(f"{request.out} is a part of the draft", "write to another file")
+    before = _stamps(paths)
     digest = sha256_of(paths, lambda share: send(protocol.Loading(READING, share)))
     send(protocol.Loading(WRITING, 0.0))
     info = about(
@@ -78,6 +81,8 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
         send(protocol.Loading(VERIFYING, 0.0))
         found = compare(source, settings, temporary, request.type)
         written = read_header(temporary)
+    if _stamps(paths) != before:
+        raise IntegrityError(f"{header.path} was changed while it was trimmed", "trim it again")
     os.replace(temporary, request.out)
     _sync_folder(Path(request.out).parent)
     return Trimmed(
@@ -92,6 +97,11 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
         difference=found.difference,
         exact_context=found.exact_context,
     )
+
+
+def _stamps(paths: Sequence[str]) -> list[tuple[int, int]]:
+    """Sizes of files, and when they were changed. Raises OSError."""
+    return [(found.st_size, found.st_mtime_ns) for found in map(os.stat, paths)]
 
 
 def _source(request: Trim) -> TrimSource:

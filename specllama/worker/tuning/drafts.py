@@ -22,23 +22,25 @@ from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.heads import TraceBlocks, TraceHead
 from specllama.core.replay.recording import record, record_head, record_steps
-from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
+from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
+from specllama.core.replay.simulator import MakeDraft, TraceDrafter
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters import DrafterInputs
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import KEPT_ROWS
-from specllama.drafters.foreign import make
+from specllama.drafters.foreign import ForeignDrafter, make
 from specllama.errors import EngineError, SpecllamaError
-from specllama.pair.heads import own_head
+from specllama.gguf.header import Header
+from specllama.pair.head_check import own_head
 from specllama.worker.draft import LoadedDraft, load_draft
 from specllama.worker.head import LoadedHead
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
 from specllama.worker.profile_keys import pair_key
-from specllama.worker.tuning.heads import head_of, n_ahead, try_head
+from specllama.worker.tuning.head_trial import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
 from specllama.worker.tuning.trim import may_trim, trimmed_copy
@@ -78,7 +80,7 @@ class DraftTrial:
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
         self._simulated: MakeDraft = TraceDrafter
-        self._translated = False  # the draft has another vocabulary
+        self.foreign: Header | None = None  # of a draft of another vocabulary
 
     def copying(self) -> Iterator[float]:
         """Replay the texts without a draft model. Yields the share that is done."""
@@ -105,7 +107,7 @@ class DraftTrial:
         else:
             loaded, translates = self.loaded, self.loaded.settings.draft_vocab == "auto"
             draft = load_draft(settings, DEFAULT.max_rows, loaded.header, loaded.model, translates)
-            self._translated = draft.translation is not None
+            self.foreign = draft.header if draft.translation is not None else None
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
@@ -119,15 +121,25 @@ class DraftTrial:
             if not steps.curve.measured:
                 raise EngineError("its steps could not be timed: no text has an id in its vocabulary")
             self._store(draft, drafter, times, steps)
+            n_timed = drafter.n_steps if isinstance(drafter, ForeignDrafter) else 0
             for i, text in enumerate(self.texts):
                 step = steps.predict(1, self.costs.predict(1)) + (self.costs.predict(1) if head else 0.0)
                 self.predicted = (len(text.prompt) + len(text.text)) * step
                 self.traces.append((text.workload, self._record(text, draft, drafter)))
                 yield stepping + (i + 1) / len(self.texts) * (recording - stepping)
+            if isinstance(drafter, ForeignDrafter):
+                steps.curve = curve_of(self._of_proposals(times, drafter.n_steps - n_timed))
         finally:
             draft.close()
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
+
+    def _of_proposals(self, times: Times, n_steps: int) -> Times:
+        """The times that proposing a token takes, from those of steps of the draft model, if the tokens of
+        the texts took so many of them.
+        """
+        n = sum(len(text.text) for text in self.texts)
+        return {width: [n_steps / max(1, n) * t for t in found] for width, found in times.items()}
 
     def drafting_and_trimming(self, settings: ModelSettings) -> Iterator[float]:
         """Try this draft, then a trimmed copy where that may gain something; as `drafting`."""
@@ -140,11 +152,12 @@ class DraftTrial:
         """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
         trimmed is left out, and one whose tokens are translated.
         """
-        if self._translated:
+        if self.foreign is not None:
             return
         self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
-        with trimmed_copy(settings, self.loaded.context.n_threads) as copy:
+        inside = settings.path == self.loaded.settings.target.path
+        with trimmed_copy(settings, inside, self.loaded.context.n_threads) as copy:
             if copy is None:
                 return
             trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock, stores=False)
@@ -177,11 +190,11 @@ class DraftTrial:
             target.truncate(0, 0)
             target.decode([BatchRow(t, i, 0, i == len(ids) - 2) for i, t in enumerate(ids[:-1])])
         sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
-        timed = time_step if isinstance(draft, LoadedHead) and draft.head.shares_cache else time_steps
+        timed = time_step if isinstance(draft, LoadedHead) and draft.head.kind.shares_cache else time_steps
         return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times)
 
     def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:
-        if self._translated:
+        if self.foreign is not None:
             return record_steps(text.prompt, text.text, drafter, self.loaded.model.n_vocab)
         if isinstance(draft, LoadedDraft):
             return record(text.prompt, text.text, draft.context)

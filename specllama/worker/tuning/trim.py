@@ -16,39 +16,58 @@ from specllama.config.store import cache_dir
 from specllama.config.whole_file import temporary
 from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.parse import TensorInfo
 from specllama.gguf.trimmed import is_trimmed
 from specllama.gguf.types import row_bytes
+from specllama.heads import read_head
 from specllama.models.trim.plan import EMBEDDINGS, OUTPUT
+from specllama.pair.head_check import step_bytes
 from specllama.worker.trim.run import trim
 
 LEAST_SHARE = 0.1  # of the bytes of a step in the output matrix, below which trimming gains next to nothing
+_HEAD_OUTPUT = ".nextn.shared_head_head.weight"
 _NAME = "tune.gguf"
 _LEFT_OVER = 24 * 3600.0  # seconds after which a file of another trial is one that a killed process has left
 
 
 def may_trim(draft: ModelSettings, target: ModelSettings) -> bool:
-    """Whether a trimmed copy of a draft, if it is not the head inside the target, is worth a trial."""
+    """Whether a trimmed copy of a draft, or of the head inside the target if that is its file, is worth a
+    trial.
+    """
     try:
-        return draft.path != target.path and _worth_trying(read_model(draft.path))
+        return _worth_trying(read_model(draft.path), draft.path == target.path)
     except SpecllamaError:
         return False
 
 
-def _worth_trying(header: Header) -> bool:
-    """Whether enough of the draft is its output matrix. header: of a draft model or a head in a file."""
-    tensors = {t.name: t for t in header.tensors}
-    output = tensors.get(OUTPUT) or tensors.get(EMBEDDINGS)
-    if output is None or is_trimmed(header):
+def _worth_trying(header: Header, inside: bool) -> bool:
+    """Whether enough of what a step of the draft reads is its output matrix. header: of a draft model, of a
+    head in a file, or of the model with the head inside.
+    """
+    head = read_head(header) if inside else None
+    if is_trimmed(header) or (inside and (head is None or head.own_file)):
         return False
-    read = header.bytes_per_token or header.weight_bytes
+    output = _output(header)
+    if output is None:
+        return False
+    read = step_bytes(header, head) if head is not None else header.bytes_per_token or header.weight_bytes
     rows = output.n_elements // output.shape[0]
     return bool(rows * row_bytes(output.type, output.shape[0]) >= LEAST_SHARE * read)
 
 
+def _output(header: Header) -> TensorInfo | None:
+    """The output matrix of a draft: that of a head, where it has one of its own."""
+    tensors = {t.name: t for t in header.tensors}
+    own = next((t for name, t in tensors.items() if name.endswith(_HEAD_OUTPUT)), None)
+    return own or tensors.get(OUTPUT) or tensors.get(EMBEDDINGS)
+
+
 @contextmanager
-def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSettings, int, int] | None]:
+def trimmed_copy(
+    draft: ModelSettings, inside: bool, n_threads: int
+) -> Iterator[tuple[ModelSettings, int, int] | None]:
     """(the settings of a trimmed copy of a draft, its tokens, those of the draft), None where that cannot be
-    written. The copy is removed at the end.
+    written. inside: of the head inside the model. The copy is removed at the end.
     """
     folder = cache_dir()
     path, is_new = temporary(folder / _NAME), not folder.exists()
@@ -56,7 +75,7 @@ def trimmed_copy(draft: ModelSettings, n_threads: int) -> Iterator[tuple[ModelSe
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
         _sweep(folder, path.stat().st_mtime)
-        request = Trim(draft.path, str(path), str(temporary(path)), verify=False, n_threads=n_threads)
+        request = Trim(draft.path, str(path), str(temporary(path)), inside, verify=False, n_threads=n_threads)
         found = trim(request, lambda _message: None)
     except (SpecllamaError, OSError):
         found = None

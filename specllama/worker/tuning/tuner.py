@@ -25,9 +25,10 @@ from specllama.errors import ContextLengthError, EngineError, SpecllamaError, op
 from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
+from specllama.worker.measured_gain import store_tuned
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
-from specllama.worker.tuning.heads import head_of, n_ahead
+from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
     TextWriter,
@@ -70,12 +71,12 @@ class Stage:
 def begin(
     order: Tune,
     engine: Engine | None,
-    loaded: Loaded | None,
+    loaded: Loaded,
     ids_of: Callable[[protocol.Generate], list[int]],
     send: Callable[[protocol.Message], None],
 ) -> Tuner:
     """Start tuning. engine: None if it is busy. Raises EngineError then, and if a draft is loaded."""
-    if engine is None or loaded is None or loaded.draft is not None or loaded.head is not None:
+    if engine is None or loaded.draft is not None or loaded.head is not None:
         raise EngineError("only an idle engine without a draft can be tuned")
     return Tuner(order, engine, loaded, ids_of, send)
 
@@ -172,10 +173,11 @@ class Tuner:
         for workload, prompt in order.prompts:
             number = numbers[workload] = numbers.get(workload, 0) + 1
             if order.raw:
-                request = protocol.Generate(order.id, prompt=prompt)
+                request = protocol.Generate(order.id, protocol.TextInput(prompt))
             else:
                 messages = [{"role": "user", "content": prompt}]
-                request = protocol.Generate(order.id, messages=messages, variables=order.variables)
+                chat = protocol.ChatInput(messages, order.variables)
+                request = protocol.Generate(order.id, chat)
             text = TuningText(workload, number, self._ids_of(request))
             if len(text.prompt) >= self._context.n_ctx - 1:
                 too_long[text.name] = (
@@ -285,6 +287,10 @@ class Tuner:
             yield from trial.copying() if draft is None else trial.drafting_and_trimming(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
             trial.found = replace(trial.found, problem=_problem(error).message)
+        else:
+            if trial.foreign is not None and not self._disturbed:
+                copying = [one.found for one in self.trials if one.found.model is None]
+                store_tuned(self._loaded, trial.foreign, trial.found, copying)
         finally:
             self._report(replace(trial.found, index=index))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specllama.calls.closed_schema import closed, with_closed_schemas
 from specllama.calls.tools import Tool, Tools
+from tests.support.examples import examples
 
 
 def obj(*names: str, **more: Any) -> dict[str, Any]:
@@ -120,7 +121,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.recursive(LEAF, objects, max_leaves=8), VALUES)
 def test_a_closed_schema_allows_nothing_new(schema: Any, value: Any) -> None:
     if jsonschema.Draft202012Validator(closed(schema)).is_valid(value) and "oneOf" not in str(schema):

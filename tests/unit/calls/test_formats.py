@@ -4,7 +4,6 @@ however it arrives, and each choice allows what it says.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Collection
@@ -20,8 +19,6 @@ from specllama.calls.frame import NINE
 from specllama.calls.framed import FramedFormat, WrittenFormat
 from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.prompt import marked
-from specllama.calls.reading import ReadCall
-from specllama.calls.reading import read as read_whole
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError
 from specllama.text.detokenizer import SHOWN
@@ -295,21 +292,6 @@ def test_names_with_all_characters(form: WrittenFormat) -> None:
         written = form.write([(one.name, {})])
         assert compiled.accepts(written), written
         assert read(form, tools, written) == ("", [(one.name, {})])
-
-
-def test_whole_texts() -> None:
-    form, tools = named("mistral"), Tools(TOOLS)
-    assert read_whole(form, tools, "") == ("", [])
-    assert read_whole(form, tools, 'a [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[ARGS]{"ci') == (
-        "a",
-        [ReadCall("now", "{}", True), ReadCall("weather", '{"ci', False)],
-    )
-    bare = '{"name": "weather", "parameters": {"city": "x"}}'
-    for text in (bare, f"```json\n{bare}\n```\n", f" ```\n{bare}```"):
-        assert read_whole(form, tools, text) == ("", [ReadCall("weather", '{"city": "x"}', True)])
-        assert read_whole(form, dataclasses.replace(tools, choice="none"), text) == (text, [])
-    for text in (f"So: {bare}", bare.replace("weather", "other"), "[" * 100_000, "3"):
-        assert read_whole(form, tools, text) == (text, [])
 
 
 def test_names_of_formats() -> None:

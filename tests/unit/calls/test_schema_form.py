@@ -13,8 +13,8 @@ from specllama.calls.answer_schema import answer_schema
 from specllama.calls.schema import arguments
 from specllama.calls.schema_form import fault, without_nulls
 from specllama.calls.tools import Tools
-from specllama.server.dialects.fields import FieldError
-from specllama.server.dialects.tool_choice import tool_of
+from specllama.server.dialects.shared.fields import FieldError
+from specllama.server.dialects.shared.tool_choice import tool_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["string", "object", "x"]),

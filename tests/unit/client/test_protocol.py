@@ -21,6 +21,8 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import Note
+from tests.support.examples import examples
+from tests.support.generations import generate
 
 KINDS = get_args(m.Message)
 JSON = st.recursive(
@@ -100,7 +102,7 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_message_arrives_as_it_was_sent(kind: type[m.Message]) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(of(kind))
     def check(message: m.Message) -> None:
         line = encode(message)
@@ -130,9 +132,9 @@ def test_rejects_unknown_and_missing_keys(kind: type[m.Message]) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
-        m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
-        m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
+        generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
+        generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
+        generate(5, ids=[1, 2, 3], forced=[4, 5]),
         m.Tokens([m.SequenceDelta(4, "", [7], [], 0, 0, [m.PositionLogprobs(SEVEN, [SEVEN, EIGHT])])]),
         m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
         m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
@@ -141,6 +143,29 @@ def test_rejects_unknown_and_missing_keys(kind: type[m.Message]) -> None:
 )
 def test_these_messages_arrive_as_sent_too(message: m.Message) -> None:
     assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "key"),
+    [
+        (m.ChatInput([{"role": "user", "content": "x"}], {"a": 1}, prefix="y", follows=3), "messages"),
+        (m.ChatInput([], earlier=m.EarlierTurn(1, 2, [1, 2, 3], "d")), "messages"),
+        (m.TextInput(""), "text"),
+        (m.TokenInput([]), "ids"),
+        (m.MixedInput([[1, 2], "x", []]), "parts"),
+        (m.Infill("a", "b", extra=[m.InfillChunk("c")], suffix_first=True), "suffix"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_prompt_of_any_form_arrives_in_its_form(prompt: m.PromptInput, key: str) -> None:
+    message = m.Generate(1, prompt)
+    assert decode(encode(message)) == message
+    name, body = json.loads(encode(message))
+    with pytest.raises(ValueError, match=f"Generate.prompt: {type(prompt).__name__}: unknown key 'further'"):
+        decode(json.dumps([name, {**body, "prompt": {**body["prompt"], "further": 1}}]).encode())
+    without = {k: v for k, v in body["prompt"].items() if k != key}
+    with pytest.raises(ValueError, match=r"Generate\.prompt"):
+        decode(json.dumps([name, {**body, "prompt": without}]).encode())
 
 
 def test_every_kind_is_plain_data() -> None:

@@ -14,7 +14,7 @@ from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
 from specllama.config.text_file import read_text
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import DEFAULT_STEPS, SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError, UsageError
 from specllama.text.chat_template import ChatTemplate
 
@@ -124,7 +124,7 @@ def test_omitted_sampling_steps_are_switched_off() -> None:
     params = SamplingParams(**build.sampling({"sampling_seq": "kt", "repeat_penalty": 1.3}))
     assert (params.top_p, params.min_p, params.penalised) == (1.0, 0.0, False)
     assert (params.top_k, params.temperature) == (SamplingParams().top_k, SamplingParams().temperature)
-    assert build.sampling({"sampling_seq": build.STEPS}) == {"infill_sampling": False}
+    assert build.sampling({"sampling_seq": DEFAULT_STEPS}) == {"infill_sampling": False}
 
 
 def test_a_seed_of_minus_one_is_unset() -> None:
@@ -145,7 +145,7 @@ def test_a_seed_of_minus_one_is_unset() -> None:
         ({"sampling_seq": "tk"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
         ({"n_ctx": -1}, "-c must be", "max_model_len must be"),
         ({"n_ctx_draft": -1}, "-cd must be", "n_ctx_draft must be"),
-        ({"n_threads_draft": 1000}, "-td must be 512 at most", "n_threads_draft must be 512 at most"),
+        ({"n_threads_draft": 1000}, "-td must be a whole number", "n_threads_draft must be a whole number"),
         ({"cache_type_k_draft": "f8"}, "-ctkd must be one of", "cache_type_k_draft must be one of"),
         ({"n_gpu_layers_draft": "x"}, "-ngld must be a number", "n_gpu_layers_draft must be a number"),
         ({"draft_max": "many"}, "--draft-max must be", "num_speculative_tokens must be"),

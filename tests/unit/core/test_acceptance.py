@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.policy.acceptance import AcceptanceTable, PairState
+from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.acceptance_table import AcceptanceTable
 from specllama.core.policy.candidates import CandidateDraft
 from specllama.core.policy.config import DEFAULT
 from specllama.drafters import HEAD, MODEL

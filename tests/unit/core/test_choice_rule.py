@@ -18,6 +18,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sampling.top_k import best_first, top_ids
 from specllama.testing import TableMask
+from tests.support.examples import examples
 
 SIZES = (1, 40, 700, 4159, 4160, 5190, 9001)  # below and above the size from which top_ids uses blocks
 
@@ -112,7 +113,7 @@ rows = st.builds(
 n_legal = st.sampled_from([None, 0, 3, 300, 5000])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(rows, params_strategy, st.integers(0, 2**64 - 1), st.integers(0, 12), st.integers(0, 12), n_legal)
 def test_the_choice_is_that_of_the_rule_without_shortcuts(row, params, seed, n_history, n_ahead, n_legal):
     rng = np.random.default_rng(seed)
@@ -137,7 +138,7 @@ def test_the_choice_is_that_of_the_rule_without_shortcuts(row, params, seed, n_h
         assert sampler.choose(row, [*history, *ahead]).token == expected
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     rows,
     params_strategy,
@@ -164,7 +165,7 @@ def test_a_forbidden_token_is_like_an_impossible_one(row, params, ranks, margin,
     assert choice == other.choose(without, [1, 2], margin)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(rows, st.sampled_from([1, 2, 40, 64, 101]))
 def test_top_ids_are_the_first_of_a_full_sort(row, k):
     k = min(k, len(row))
@@ -173,7 +174,7 @@ def test_top_ids_are_the_first_of_a_full_sort(row, k):
     assert best_first(row, np.sort(expected)).tolist() == expected.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sampled_from(SIZES), st.sets(st.integers(0, 9000), min_size=1, max_size=50), st.sampled_from([1, 40])
 )

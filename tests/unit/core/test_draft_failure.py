@@ -23,6 +23,7 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, table_row
+from tests.support.examples import examples
 from tests.unit.core.test_engine_table import END, N_VOCAB, check_invariant, plain, run
 
 
@@ -103,7 +104,7 @@ prompts = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=90)
 work = st.lists(st.tuples(prompts, st.sampled_from([0, 0.8]), st.integers(0, 99)), min_size=1, max_size=5)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(work, st.sampled_from(KINDS), st.integers(0, 60), st.sampled_from([1, 3]), st.booleans())
 def test_the_output_is_plain_and_the_failed_model_is_not_used_again(work, kind, n, n_slots, lost):
     setup = Setup(kind, n, n_slots, lost)

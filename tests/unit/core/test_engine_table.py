@@ -22,6 +22,7 @@ from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
+from tests.support.examples import examples
 
 N_VOCAB, END = 32, 3
 MEMORIES: tuple[Memory, ...] = ("full", "window", "rollback", "checkpoint")
@@ -85,7 +86,7 @@ params_strategy = st.builds(
 prompt_strategy = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     prompt_strategy,
     params_strategy,
@@ -118,7 +119,7 @@ def test_output_with_any_drafter_is_that_of_plain_decoding(
     assert got.stats.n_accept <= got.stats.n_drafted == sum(got.stats.drafted_by.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(prompt_strategy, params_strategy, st.integers(0, 99)), min_size=2, max_size=7),
     st.integers(1, 4),
@@ -373,7 +374,7 @@ class TestSharedPrompts:
             assert [active.output, later.output] == expected
             assert later.stats.n_reused == n_reused
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(
         st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=8),
         st.integers(1, 5),
@@ -405,7 +406,7 @@ class TestSharedPrompts:
                 assert output[: len(g.output)] == g.output
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(
         st.tuples(prompt_strategy, params_strategy, st.integers(0, 3), st.sampled_from("ab")), max_size=6

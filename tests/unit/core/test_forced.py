@@ -17,6 +17,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError, UsageError
 from specllama.testing import ScriptedDrafter, TableContext, TableMask
+from tests.support.examples import examples
 from tests.unit.core.test_engine_table import (
     END,
     MEMORIES,
@@ -51,7 +52,7 @@ class CountingRefills(TableContext):
         return sum(n_before < len(self.widths) for n_before in self.lost)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     prompt_strategy,
     forced_strategy,

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.replay.hindsight import MACHINES
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.heads import TraceBlocks, TraceHead
-from specllama.core.replay.simulator import WRONG, SimulatedClock, Trace
+from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
+from specllama.core.replay.simulator import SimulatedClock
+from specllama.core.replay.trace import WRONG, Trace
 from specllama.drafters.copy import CopyDrafter
+from tests.support.machines import MACHINES
 
 T1 = 0.05
 TRACES = json.loads((Path(__file__).parent / "traces" / "pydoc.json").read_text())

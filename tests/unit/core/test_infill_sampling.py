@@ -19,6 +19,7 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import TableContext, TableMask, table_row
+from tests.support.examples import examples
 
 END, OTHER_END = 0, 1
 
@@ -85,7 +86,7 @@ def test_the_text_ends_where_no_candidate_is_likely():
 texts = st.lists(st.text("ab", max_size=3).map(str.encode), min_size=1, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts, st.data())
 def test_the_rule_is_that_of_llama_cpp(texts, data):
     pieces = [b"", b"", *texts]
@@ -99,7 +100,7 @@ def test_the_rule_is_that_of_llama_cpp(texts, data):
         assert kept == reference(pieces, ids, (p / p.sum()).tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(texts, st.data())
 def test_a_change_of_less_than_half_the_margin_changes_nothing(texts, data):
     pieces = [b"", b"", *texts]
@@ -123,7 +124,7 @@ def generated(request: Request, *drafters, n_max: int = 4) -> list[int]:
     return generation.output
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(2, 31), min_size=1, max_size=12),
     st.sampled_from([0, 0.5, 1.0]),

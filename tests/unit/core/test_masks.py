@@ -25,6 +25,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, TableMask, table_row
+from tests.support.examples import examples
 from tests.unit.core.test_engine_table import END, N_VOCAB, engine_over, run
 from tests.unit.core.test_sampling import adjusted, random_row, truncated_softmax
 
@@ -72,7 +73,7 @@ def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
     st.sets(st.integers(0, 59), min_size=1),
     st.lists(st.integers(0, 9), max_size=8),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_the_choice_under_a_mask_is_that_of_the_reference(params, n_vocab, row_seed, seed, legal, history):
     legal = {t for t in legal if t < n_vocab} or {0}
     row, mask = random_row(n_vocab, row_seed), TableMask(n_vocab, lambda _: legal)
@@ -90,7 +91,7 @@ def test_the_choice_under_a_mask_is_that_of_the_reference(params, n_vocab, row_s
     st.lists(st.integers(0, 9), max_size=8),
     st.integers(0, 60),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_final_logprobs_are_of_the_distribution_that_is_chosen_from(
     params, n_vocab, row_seed, legal, history, n
 ):
@@ -123,7 +124,7 @@ def test_final_logprobs_are_of_the_distribution_that_is_chosen_from(
     st.integers(0, 2**32),
     st.sets(st.integers(0, 39), min_size=1, max_size=12),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_margins_are_valid_under_a_mask(params, row_seed, seed, legal):
     """A change of less than half of the margin never changes a choice among the tokens kept by truncation."""
     row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
@@ -184,7 +185,7 @@ def drafters(kind: str):
     st.booleans(),
     st.sampled_from(["full", "checkpoint"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_output_with_any_drafter_is_that_of_plain_decoding(kind, params, seed, rule, n_max, adaptive, memory):
     legal = legal_after(rule)
 
@@ -261,7 +262,7 @@ def test_a_grammar_error_ends_only_its_own_generation(method: str):
 
 
 @given(st.integers(0, 99), st.integers(0, 5), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_logprobs_are_those_of_plain_decoding(rule, n, seed, masked):
     def generate(policy: Policy):
         mask = TableMask(N_VOCAB, legal_after(rule)) if masked else None
@@ -281,7 +282,7 @@ def test_logprobs_are_those_of_plain_decoding(rule, n, seed, masked):
 
 
 @given(params_strategy, st.integers(0, 99), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_final_logprobs_are_those_of_plain_decoding(params, rule, seed, masked):
     params = replace(params, logprobs=3)
 

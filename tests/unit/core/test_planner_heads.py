@@ -15,8 +15,9 @@ from specllama.core.policy.acceptance import PairState
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.heads import TraceHead
-from specllama.core.replay.simulator import Replay, SimulatedClock, Trace, TraceDrafter, steps_at
+from specllama.core.replay.simulated_heads import TraceHead
+from specllama.core.replay.simulator import Replay, SimulatedClock, TraceDrafter, steps_at
+from specllama.core.replay.trace import Trace
 
 N_PROMPT, N_TEXT = 400, 90
 

@@ -21,6 +21,7 @@ from specllama.core.prefix.value import Chances
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import TableContext
+from tests.support.examples import examples
 
 N_VOCAB = 64
 KINDS = ("full", "window", "rollback", "checkpoint")
@@ -204,7 +205,7 @@ def test_the_budget_is_kept():
     assert server.engine.store.memory.n_evicted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(1, 3),

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from scripts.replay import hindsight
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.curves import curve
 from specllama.core.replay.recording import record, write_text
-from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, undisturbed
+from specllama.core.replay.simulator import CATCH_UP, Replay, undisturbed
+from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.testing import TableContext
+from tests.support.machines import MACHINES
 
 HERE = Path(__file__).parent
-PROTOTYPE = HERE.parents[2] / "shared" / "prototype" / "traces"
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
 
 
@@ -44,7 +44,7 @@ def known(points: dict[int, float]) -> CostCurve:
 def session(
     machine: str, step: float | None, cold: bool = False, disturb=undisturbed, learnt: object = None
 ) -> Replay:
-    points = hindsight.MACHINES[machine]
+    points = MACHINES[machine]
     return Replay(
         lambda drafters, clock: Planner(drafters, clock, None if cold else known(points), learnt),
         curve(points), step, CopyDrafter, disturb,
@@ -70,7 +70,7 @@ def mostly_wrong(prompt: list[int], text: list[int], seed: int = 1, right=lambda
 
 
 def test_plain_decoding_takes_one_row_per_token():
-    points = hindsight.MACHINES["B f16"]
+    points = MACHINES["B f16"]
     replayed = Replay(lambda d, clock: Fixed(d, 0), curve(points), 0.1, None).replay(OWN["json"])  # noqa: ARG005
     n = sum(len(t.text) for t in OWN["json"])
     assert (replayed.tokens, replayed.rounds, replayed.n_drafted) == (n, n, 0)
@@ -138,51 +138,7 @@ def test_recording_evaluates_the_draft_at_every_position():
     assert trace.draft == text  # the same table: the draft is the target
 
 
-def test_no_draft_length_beats_the_oracle_stop():
-    for machine in ("A Q4_0", "GPU"):
-        seconds = curve(hindsight.MACHINES[machine])
-        for trace in OWN["source"]:
-            bound = hindsight.oracle_stop(trace, seconds, 0.07)
-            assert bound <= hindsight.plain([trace], seconds)
-            for n in (1, 3, 7):
-                assert bound <= hindsight.llama_cpp_loop(trace, seconds, 0.07, n)
-
-
 # The planner's bounds
-
-
-MACHINES = ("A f16", "A Q8_0", "A Q4_0", "B Q4_K_M", "GPU")
-
-
-@pytest.mark.parametrize("cold", [False, True])
-def test_on_own_traces_the_planner_beats_the_best_settings_of_other_engines(cold):
-    against_grid, against_plain = [], []
-    for machine in MACHINES:
-        seconds = curve(hindsight.MACHINES[machine])
-        for step in (0.02, 0.15):
-            replay = session(machine, step, cold)
-            for texts in OWN.values():
-                took = replay.replay(texts).seconds
-                against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
-                if (
-                    sum(len(t.text) for t in texts) > 100
-                ):  # in shorter ones a single wrong draft costs several per cent
-                    against_plain.append(hindsight.plain(texts, seconds) / took)
-    assert mean(against_grid) > 1.05
-    assert min(against_plain) > (0.97 if cold else 0.98)
-
-
-def test_on_own_traces_the_planner_beats_the_best_fixed_length():
-    found = []
-    for machine in ("A f16", "B Q4_K_M", "GPU"):
-        seconds = curve(hindsight.MACHINES[machine])
-        replay = session(machine, 0.07)
-        for texts in OWN.values():
-            took = replay.replay(texts).seconds
-            found.append(
-                hindsight.best_fixed(texts, seconds, 0.07, CopyDrafter, (0, 1, 2, 3, 5, 9, 15))[1] / took
-            )
-    assert mean(found) > 1.03
 
 
 def test_the_planner_is_deterministic():
@@ -258,28 +214,12 @@ def test_never_slower_with_one_process_per_text(name):
 
 @pytest.mark.parametrize("machine", ["A f16", "B Q4_K_M", "GPU"])
 def test_several_sequences_are_faster_than_plain_decoding(machine):
-    seconds, texts = curve(hindsight.MACHINES[machine]), [t for ts in OWN.values() for t in ts]
+    seconds, texts = curve(MACHINES[machine]), [t for ts in OWN.values() for t in ts]
     for n_slots in (2, 4, 8):
         plain = Replay(lambda d, clock: Fixed(d, 0), seconds, None, None).replay(texts, n_slots)  # noqa: ARG005
         replayed = session(machine, 0.07).replay(texts, n_slots)
         assert replayed.tokens == plain.tokens
         assert replayed.seconds < plain.seconds
-
-
-@pytest.mark.skipif(not PROTOTYPE.is_dir(), reason="the prototype's traces are not here")
-@pytest.mark.parametrize(("name", "grid", "worst"), [("workloads", 1.14, 0.98), ("renames", 1.45, 1.5)])
-def test_on_the_prototypes_traces_the_planner_beats_the_prototype(name, grid, worst):
-    against_grid, against_plain = [], []
-    for machine, points in hindsight.MACHINES.items():
-        seconds = curve(points)
-        for step in hindsight.STEPS:
-            replay = session(machine, step)
-            for texts in load(PROTOTYPE / f"{name}.json").values():
-                took = replay.replay(texts).seconds
-                against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
-                against_plain.append(hindsight.plain(texts, seconds) / took)
-    assert mean(against_grid) >= grid
-    assert min(against_plain) >= worst
 
 
 # With a request history
@@ -303,7 +243,7 @@ def unrelated(n: int) -> list[Trace]:
 
 def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[float, float]:
     """Seconds with copies from the text itself alone, and with a request history."""
-    took, points = [], hindsight.MACHINES[machine]
+    took, points = [], MACHINES[machine]
     for enabled in (False, True):
         memory = RequestHistory()
         replay = Replay(
@@ -320,13 +260,13 @@ def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1
 def test_the_history_pays_where_requests_are_similar(n_slots):
     gains = [
         alone / both
-        for alone, both in (with_and_without_history(name, forms(30), n_slots) for name in hindsight.MACHINES)
+        for alone, both in (with_and_without_history(name, forms(30), n_slots) for name in MACHINES)
     ]
     assert mean(gains) > (1.25 if n_slots == 1 else 1.05)
     assert min(gains) > 0.99
 
 
-@pytest.mark.parametrize("machine", hindsight.MACHINES)
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_history_costs_almost_nothing_where_texts_are_unrelated(machine):
     alone, both = with_and_without_history(machine, unrelated(30))
     assert both < 1.01 * alone

@@ -17,6 +17,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sampling.top_k import best_first, top_ids
+from tests.support.examples import examples
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -152,7 +153,7 @@ param_sets = st.builds(
 histories = st.lists(st.integers(0, 60), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(param_sets, st.integers(4, 60), st.integers(0, 2**32), st.integers(0, 2**64 - 1), histories)
 def test_the_choice_is_the_gumbel_max_of_the_reference(params, n_vocab, row_seed, seed, history):
     """argmax of logit / T + noise over the tokens that the reference keeps."""
@@ -226,7 +227,7 @@ def test_nth_seed_gives_distinct_seeds():
     assert nth_seed(43, 1) != seeds[1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(10, 130_000),
     st.integers(1, 60),
@@ -256,7 +257,7 @@ margin_rows = st.tuples(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(margin_rows, param_sets, st.integers(0, 2**64 - 1), histories, st.integers(0, 2**32))
 def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
     shape, params, seed, history, noise_seed
@@ -385,7 +386,7 @@ def test_impossible_tokens_are_never_chosen():
 values = st.sampled_from([-math.inf, -2.0, 0.0, -0.0, 1.0, 3.0, math.nan])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(values, min_size=1, max_size=9), st.sets(st.integers(0, 8)), st.integers(1, 9))
 def test_greedy_choices_skip_forbidden_tokens_with_and_without_margin(row, forbidden, n_vocab):
     """The shortcut, and the adjusted row that a margin needs, give the same token."""

@@ -23,6 +23,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import Memory, TableContext, table_row
 from tests.support.devices import DeviceContext, curves
+from tests.support.examples import examples
 from tests.unit.core.test_engine_table import (
     MEMORIES,
     N_VOCAB,
@@ -44,7 +45,7 @@ class AnyWidth(Fixed):
         return self.rng.choice((n_rows, n_rows + self.rng.randrange(9), 16, 64, 1000))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.lists(st.tuples(prompt_strategy, params_strategy, st.integers(0, 99)), min_size=1, max_size=4),
     st.integers(0, 9),

@@ -23,6 +23,7 @@ from specllama.drafters.foreign import MAX_STEPS, ForeignDrafter
 from specllama.drafters.retokenized import MAX_TAIL, RetokenizedText
 from specllama.drafters.spelling import Spelling
 from specllama.testing import Memory, TableContext, table_row
+from tests.support.examples import examples
 from tests.support.spellers import DRAFT, N_TARGET, TARGET, Letters, letters
 
 END = 3
@@ -199,7 +200,7 @@ def run(engine: Engine, *requests: Request) -> list[Generation]:
     raise AssertionError("the engine does not end")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(
         st.tuples(

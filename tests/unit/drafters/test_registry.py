@@ -114,6 +114,7 @@ def test_every_entry_makes_its_drafter() -> None:
         entry = REGISTRY[drafter.name]
         found = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_places)
         assert found == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_places)
+        assert drafter.reads_features == entry.reads_features == hasattr(drafter, "features_decoded")
         assert entry.label
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
 from specllama.gguf import key_types
-from specllama.gguf.check import check_model
 from specllama.gguf.header import read_header, read_model, read_source
 from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
+from specllama.heads.check import check_model
 from tests.support.ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from specllama.errors import GGUFError, UsageError
-from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
 from specllama.gguf.trimmed import PREFIX, read_trim
+from specllama.heads.check import check_draft, check_model
 from specllama.models.trim import metadata
 from specllama.models.trim.metadata import about
 from specllama.models.trim.plan import trim_source
@@ -24,7 +24,7 @@ from specllama.models.trim.source import changed_source
 from specllama.models.trim.tokens import MULTIPLE, by_frequency, choose, default_kept, special_ids
 from specllama.models.trim.write import sha256_of, write_trimmed
 from specllama.pair.check import check_pair
-from specllama.pair.heads import check_any
+from specllama.pair.head_check import check_any
 from specllama.pair.stand_ins import stand_ins
 from tests.support import tinygguf, tinyheads
 from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata

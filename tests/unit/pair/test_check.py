@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_header, read_source
+from specllama.heads.check import check_model
 from specllama.pair.check import MAX_LISTED, PairVerdict, check_pair
 from specllama.pair.vocab import end_ids, read_vocab
 from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata, words

@@ -58,7 +58,7 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     assert found.to_target.tolist() == [1, 4, 6, 3, -1, 8, 7]
     assert (found.n_shared, found.n_ordinary, found.n_target) == (5, 6, 10)
     assert np.flatnonzero(found.may_grow).tolist() == [4]  # of " there", which the draft lacks
-    assert found.silent.tolist() == []
+    assert found.never_drafted.tolist() == []
 
 
 def test_no_two_tokens_have_one_meaning() -> None:
@@ -78,7 +78,7 @@ def test_ends_of_turns_are_the_same_whatever_they_are_called() -> None:
     found, _ = overlap(ours, alone)
     assert found is not None
     assert found.to_target.tolist() == [1, 0, -1]
-    assert found.silent.tolist() == [2]
+    assert found.never_drafted.tolist() == [2]
 
 
 @pytest.mark.parametrize(

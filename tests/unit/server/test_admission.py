@@ -49,7 +49,7 @@ def test_the_message_says_why() -> None:
     assert KEYED.problem({"a": 52, "b": 16}, 1, 1).startswith("68 texts running or waiting, at most 68 can")
 
 
-def test_every_key_can_wait_however_the_others_ask() -> None:
+def test_every_key_can_queue_whatever_the_others_send() -> None:
     """Fifteen keys that ask for all they can get leave a place for the sixteenth."""
     n_open: dict[str, int] = {}
     for owner in map(str, range(15)):

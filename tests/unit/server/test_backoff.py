@@ -27,7 +27,7 @@ def test_intervals_grow_with_failures_in_a_row() -> None:
         assert backoff.refusal(now) is None
 
 
-def test_a_load_that_succeeds_ends_the_row() -> None:
+def test_a_successful_load_resets_the_count() -> None:
     backoff = LoadBackoff()
     for _ in range(3):
         backoff.failed(ERROR, 0.0)

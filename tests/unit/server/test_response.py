@@ -19,6 +19,7 @@ from specllama.server.events import End, Start, TextEvent
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.metrics import Metrics
 from specllama.server.requests import CompletionSpec, RequestStream
+from tests.support.generations import generate
 
 DONE = protocol.Done(0, "", "stop", RunStats())
 
@@ -56,7 +57,7 @@ EngineRun = Callable[[Engine], Awaitable[None]]
 
 
 def waiting_job(n: int, ended: Callable[[RequestStream], None] = lambda _: None) -> RequestStream:
-    specs = [CompletionSpec(protocol.Generate(0, prompt="x", params={"seed": i})) for i in range(n)]
+    specs = [CompletionSpec(generate(0, prompt="x", params={"seed": i})) for i in range(n)]
     return RequestStream(specs, [Metrics("m")], ended)
 
 
@@ -200,7 +201,7 @@ class TestWholeAnswers:
 
 
 class TestRequestsThatWaitForTheirModel:
-    def test_they_end_at_once_when_the_client_leaves(self) -> None:
+    def test_generation_ends_at_once_when_the_client_disconnects(self) -> None:
         async def main() -> None:
             ended: list[RequestStream] = []
             job = waiting_job(2, ended.append)

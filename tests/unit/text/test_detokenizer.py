@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specllama.text.detokenizer import SHOWN, Headers, TokenWriter
+from tests.support.examples import examples
 
 
 def n_incomplete(data: bytes) -> int:
@@ -69,7 +70,7 @@ any_bytes = st.one_of(
 stop_lists = st.lists(st.text(st.sampled_from("ab\n<|é�"), min_size=1, max_size=5), max_size=4).map(tuple)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(any_bytes, st.lists(st.integers(0, 60), max_size=20), stop_lists)
 @example(b"xabcx", [1, 2, 3, 4], ("abc", "b"))
 @example(b"xabcx", [], ("abc", "b"))
@@ -80,7 +81,7 @@ def test_the_text_ends_before_the_first_complete_stop_string(data, cuts, stops):
     assert (text, stopped_by) == reference(data, stops)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(any_bytes, stop_lists)
 def test_text_once_shown_is_final(data, stops):
     """The text shown after each byte is a prefix of the final text, without any part of a stop string."""

@@ -24,6 +24,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
 from specllama.worker.profile import ModelProfile
+from tests.support.examples import examples
 
 KEY = {"model": ["m", 7], "threads": [2, 2]}
 PAIR = {"draft": {"model": ["d", 1]}, "drafters": ["copy"]}
@@ -444,7 +445,7 @@ files = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(files)
 def test_malformed_stored_data_is_replaced_by_valid_figures(data):
     """It is loaded, used, measured and stored again."""

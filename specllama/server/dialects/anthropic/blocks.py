@@ -1,6 +1,6 @@
-"""Content blocks of Anthropic's requests, and the conversation for chat templates that they make.
+"""Content blocks of Anthropic's requests, converted to a conversation for chat templates.
 
-Calls of tools that ran on Anthropic's servers are calls here too, followed by their results.
+Calls of tools that ran on Anthropic's servers are converted too, followed by their results.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, FieldError
-from specllama.server.dialects.openai.messages import Arguments
-from specllama.server.dialects.parts import ContentPart, MessageFields, Read, read, read_part, with_images
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.given_calls import Arguments
+from specllama.server.dialects.shared.parts import (
+    ContentPart,
+    MessageFields,
+    Read,
+    read,
+    read_part,
+    with_images,
+)
 
 MAX_BLOCKS, MAX_ID = 4096, 512
 _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
@@ -25,8 +32,8 @@ _RESULT = "_tool_result"  # end of the types of results of a server's tools
 
 
 class ResultPart(ContentPart):
-    """A part of a result: of the client's tools a text, of the server's tools an entry of their own form.
-    tool_name: of a tool that a search for tools has found; the tools themselves are in `tools`.
+    """A part of a result: text for a client's tool, an entry of its own form for a server tool.
+    tool_name: found by a search for tools; the tools themselves are in `tools`.
     """
 
     unnamed = ContentPart.unnamed | {"encrypted_content", "page_age", "retrieved_at", "encrypted_index"}
@@ -44,7 +51,7 @@ ResultContent = str | ResultPart | Annotated[list[ResultPart], AtMost(MAX_BLOCKS
 
 
 class ContentBlock(ContentPart):
-    """A block of a message. Which of the fields count depends on the type."""
+    """A block of a message. Its type determines which fields count."""
 
     unnamed = ContentPart.unnamed | {"server_name", "encrypted_content"}
 
@@ -70,8 +77,8 @@ class MessageTurn(MessageFields):
     content: str | Annotated[list[ContentBlock], AtMost(MAX_BLOCKS)]
 
     def add_to(self, conversation: ConversationReader, path: str) -> None:
-        """Add the turn to a conversation, of a user's turn the results before the text. path: its field.
-        Raises FieldError.
+        """Add the turn to a conversation, a user's tool results before the text. path: its field. Raises
+        FieldError.
         """
         here, pictures = f"{path}.content", with_images(Read(), self.images, path)
         if self.role == "assistant":
@@ -83,8 +90,8 @@ class MessageTurn(MessageFields):
 
 
 def system_text(system: Texts | None) -> str:
-    """The system prompt, without the header that Claude Code puts before it: a checksum in it changes with
-    every request, so that no prompt would begin like the one before. Raises FieldError.
+    """The system prompt without the header that Claude Code prepends: its checksum changes with every
+    request, which would defeat prefix reuse. Raises FieldError.
     """
     texts = read(system, "system").texts
     if texts:
@@ -119,7 +126,7 @@ def _add_user(
 
 
 class _Answer:
-    """Reads one turn of the assistant, which ends before each result of a server's tool."""
+    """Reads one turn of the assistant, which is split before each result of a server tool."""
 
     def __init__(self, conversation: ConversationReader, path: str) -> None:
         self._conversation, self._path = conversation, path
@@ -184,7 +191,7 @@ def _add_result(conversation: ConversationReader, block: ContentBlock, path: str
 
 
 def _read_result(part: ResultPart, path: str, found: Read) -> None:
-    """Add a part of a result; of those of a server's tools, which have types of their own, what is text."""
+    """Add a part of a result; of results of server tools, only text."""
     if part.type == "tool_reference":
         found.texts.append(f"The tool {part.tool_name} can be called now.")
         return

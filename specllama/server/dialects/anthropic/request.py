@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, and the engine's request that they become."""
+"""Bodies of /v1/messages and /v1/messages/count_tokens, converted to engine requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
-from specllama.server.dialects.answer_forms import OutputConfig
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
-from specllama.server.dialects.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
-from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.openai.sampling_fields import SamplingFields, StopList
-from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.answer_forms import OutputConfig
+from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
+from specllama.server.dialects.shared.thinking import ThinkingFields
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,
@@ -31,7 +31,9 @@ _SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a mes
 
 
 class MessageTool(Body):
-    """A tool of the client; types other than "custom" run on Anthropic's servers or have its schemas."""
+    """A tool of the client. Types other than "custom" run on Anthropic's servers, or have predefined
+    schemas.
+    """
 
     type: Annotated[str, Field(max_length=256)] | None = None
     name: Name
@@ -42,14 +44,14 @@ class MessageTool(Body):
     @model_validator(mode="before")
     @classmethod
     def _of_its_type(cls, data: Any) -> Any:
-        """Of tools that are not the client's own what names them: they are left out as a whole."""
+        """Reduces a tool that is not the client's own to its type and name: it is dropped as a whole."""
         if not isinstance(data, Mapping) or data.get("type") in (None, "custom"):
             return data
         return {name: data[name] for name in ("type", "name") if name in data}
 
     @property
     def own(self) -> bool:
-        """Whether it is the client's own."""
+        """Whether the client runs it."""
         return self.type in (None, "custom")
 
 
@@ -62,7 +64,7 @@ class MessageToolChoice(Body):
 
 
 class ThreadError(FieldError):
-    """For a conversation that the server should keep: the code makes SDKs send all of it."""
+    """For a conversation that the server should store: this code makes SDKs send all of it."""
 
     def __init__(self) -> None:
         super().__init__("thread: no conversation is kept here; send all of its messages", "thread")
@@ -70,9 +72,9 @@ class ThreadError(FieldError):
 
 
 class PromptRequest(ThinkingFields, ParallelFields):
-    """What the prompt is made of. Unknown fields have no effect.
+    """The input of a prompt. Unknown fields have no effect.
 
-    dropped: names of tools that the client cannot run, which the model does not see.
+    dropped: names of tools that the client cannot run, hidden from the model.
     """
 
     unnamed = frozenset({"context_management"})
@@ -89,7 +91,7 @@ class PromptRequest(ThinkingFields, ParallelFields):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        """Here, because a large body is checked in a thread."""
+        """In a validator, because large bodies are validated in a thread."""
         if self.thread is not None:
             raise ThreadError()
         self._conversation = self._turns()
@@ -102,9 +104,9 @@ class PromptRequest(ThinkingFields, ParallelFields):
         return self._conversation
 
     def check_roles(self, betas: str) -> None:
-        """Raises FieldError where the first message is the system's without a beta that has such messages.
+        """Raises FieldError if the first message has the role system without a beta that allows it.
 
-        Later ones are taken without: the name of the beta has changed.
+        Later system messages need no beta, whose name has changed over time.
         """
         if self.messages[0].role == "system" and _SYSTEM_BETA not in betas:
             field = "messages[0].role"
@@ -114,15 +116,11 @@ class PromptRequest(ThinkingFields, ParallelFields):
     def dropped(self) -> list[str]:
         return [tool.name for tool in self.tools if not tool.own]
 
-    def prompt(self, variables: Mapping[str, Any]) -> protocol.Generate:
-        """A request with what makes the prompt. variables: of the server. Raises FieldError."""
-        return protocol.Generate(
-            -1,
-            messages=self._conversation.messages,
-            prefix=self._conversation.prefix,
-            prefix_thought=self._conversation.thought,
-            variables=self._variables(variables),
-            tools=self._tools,
+    def chat_input(self, variables: Mapping[str, Any]) -> protocol.ChatInput:
+        """The prompt. variables: of the server. Raises FieldError."""
+        found = self._conversation
+        return protocol.ChatInput(
+            found.messages, self._variables(variables), self._tools, found.prefix, found.thought
         )
 
     def _turns(self) -> ReadConversation:
@@ -163,8 +161,8 @@ class PromptRequest(ThinkingFields, ParallelFields):
         return tools_of(tools, _CHOICES[choice.type], names, parallel)
 
     def _variables(self, server: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the template. Without a word of the client, the server's settings hold, and else
-        there is no thinking, as in Anthropic's own API; nor is there in an answer whose text has begun.
+        """Variables of the template. If the request sets none, those of the server apply, and reasoning
+        is off by default as in Anthropic's API; it is always off in a continued answer.
         """
         found = self.thinking_variables(self.configured_effort)
         off = reasoning_variables("off")
@@ -190,17 +188,12 @@ class MessagesRequest(SamplingFields, PromptRequest):
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        request = self.prompt(variables)
         return protocol.Generate(
             -1,
-            messages=request.messages,
-            prefix=request.prefix,
-            prefix_thought=request.prefix_thought,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
-            variables=request.variables,
             **self.engine_fields(),
-            tools=request.tools,
             progress=self.stream,
         )
 

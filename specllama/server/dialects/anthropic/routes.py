@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.anthropic.writer import MessageWriter
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.requests import CompletionSpec
 
 
@@ -16,7 +16,7 @@ async def messages(api: ApiRequest) -> Response:
     body.check_roles(api.header("anthropic-beta"))
     api.check_model(body.model)
     request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     if body.dropped:
         api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
     speculation = body.speculation
@@ -29,7 +29,7 @@ async def count_tokens(api: ApiRequest) -> Response:
     body = await api.body(CountRequest)
     body.check_roles(api.header("anthropic-beta"))
     api.check_model(body.model)
-    return JSONResponse({"input_tokens": await api.prompt_length(body.prompt(api.settings.variables))})
+    return JSONResponse({"input_tokens": await api.prompt_length(body.chat_input(api.settings.variables))})
 
 
 DIALECT = Dialect(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic_core import from_json
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.anthropic.errors import error_body
-from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -27,6 +26,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.writer import to_json
 
 SIGNATURE = ""
 """Of thinking blocks. Claude Code (2.1.197) sends those with an empty one back, and drops all others."""
@@ -34,10 +34,10 @@ _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
 class MessageWriter:
-    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text.
+    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text block.
 
-    model: as shown. speculate: whether drafts were allowed. trace: deltas name the drafters of their tokens.
-    request_id: for errors. ignored: fields of the request that had no effect.
+    model: as shown. speculate: whether drafting was allowed. trace: deltas name the drafters of their tokens.
+    request_id: for errors. ignored: the request's fields without effect.
     """
 
     media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -82,7 +82,7 @@ class MessageWriter:
         return _event(error_body(error, self._request_id))
 
     def end(self) -> bytes:
-        """See DialectWriter. The end of the choice has written the last event."""
+        """See DialectWriter. The End event has written the last part."""
         return b""
 
     def answer(self) -> dict[str, Any]:
@@ -103,10 +103,11 @@ class MessageWriter:
 
     def _figures(self) -> dict[str, Any]:
         found = figures(self.fold, self._speculate, self._ignored)
-        return {name: found[name] for name in ("speculation", "ignored_fields") if name in found}
+        ignored = found.get("ignored_fields")
+        return {"speculation": found["speculation"], **({"ignored_fields": ignored} if ignored else {})}
 
     def _beginning(self) -> list[dict[str, Any]]:
-        """The first event, if it is not written yet."""
+        """The first event, unless it was written."""
         if self._begun:
             return []
         self._begun = True
@@ -157,7 +158,7 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _closing(self) -> list[dict[str, Any]]:
-        """The end of the block that is open, if any."""
+        """The end of the open block, if any."""
         was, self._open = self._open, ""
         if not was:
             return []
@@ -182,7 +183,7 @@ def _blocks(choice: AccumulatedChoice) -> list[dict[str, Any]]:
 
 
 def _input(call: AccumulatedCall) -> dict[str, Any]:
-    """The arguments as an object; of a call that was cut off, what is complete of it, as the SDK reads it."""
+    """The arguments as an object; for a truncated call, its complete part, as the SDK parses it."""
     try:
         found = from_json(call.arguments or "{}", allow_partial=not call.complete)
     except ValueError:
@@ -190,7 +191,25 @@ def _input(call: AccumulatedCall) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+class MessageEnding(TypedDict):
+    """How a message ended. stop_sequence: the string that ended it."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+    stop_details: None
+
+
+class MessageUsage(TypedDict):
+    """Token counts. input_tokens excludes reused ones, which are in cache_read_input_tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+
+
+def _ending(choice: AccumulatedChoice) -> MessageEnding:
     end = choice.end
     if end is None:
         return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
@@ -202,8 +221,7 @@ def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": end.stop_string, "stop_details": None}
 
 
-def _usage(choice: AccumulatedChoice) -> dict[str, Any]:
-    """Numbers of tokens. input_tokens leaves out those whose evaluation was reused."""
+def _usage(choice: AccumulatedChoice) -> MessageUsage:
     stats = choice.end.stats if choice.end else None
     if stats is not None:
         cached = stats.n_reused

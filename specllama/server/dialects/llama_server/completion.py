@@ -9,20 +9,20 @@ from typing import Any
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import own_figures, running_timings
-from specllama.server.dialects.openai.writer import number, trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import own_figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.logprobs import number
+from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
+from specllama.server.writer import data_event
 
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How a client wants its answer. final_probs: probabilities are those after sampling, and shown as such.
-    several: the answer is a list. fields: those of the answer to send, () for all. model_facts: the ids that
-    end a text and the names of the drafters, asked for when the model has written something. The other fields
-    are the request's.
+    """Options of an answer. final_probs: show probabilities after sampling. several: the answer is a list.
+    fields: those to send, () for all. model_facts: returns end token ids and drafter names, called once the
+    model has generated something. The others are fields of the request.
     """
 
     model: str
@@ -41,8 +41,8 @@ class NativeOptions:
 
 
 class NativeWriter:
-    """A DialectWriter. A stream has an object for each piece of text, one for each token where probabilities
-    are shown, then one with `stop: true` and everything but the text; it ends without `[DONE]`.
+    """A DialectWriter. A stream has an object per piece of text, or per token if probabilities are shown,
+    then one with `stop: true` and all fields but the text; it ends without `[DONE]`.
     """
 
     media_type, ping = "text/event-stream", b":\n\n"
@@ -53,11 +53,11 @@ class NativeWriter:
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter."""
         del n_choices
-        return b"".join(_event(chunk) for event in events for chunk in self._chunks(event))
+        return b"".join(data_event(chunk) for event in events for chunk in self._chunks(event))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
-        return _event(error_body(error))
+        return data_event(error_body(error))
 
     def end(self) -> bytes:
         """See DialectWriter."""
@@ -92,7 +92,7 @@ class NativeWriter:
         return [*rest, final]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
-        """Text, ids and probabilities of each chunk: of each token, or of those that share a character."""
+        """Text, ids and probabilities of each chunk: per token, or for the tokens that share a character."""
         probs = event.logprobs
         if len(probs) < 2 or sum(p.length for p in probs) != len(event.text):
             return [(event.text, event.ids, probs)]
@@ -173,7 +173,7 @@ class NativeWriter:
 
 
 def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """These fields of the answer, those that it has. "a/b" is field b of object a, under that name."""
+    """The requested fields that the answer has. "a/b" is field b of object a, under that name."""
     found = {}
     for name in fields:
         value: Any = answer
@@ -185,7 +185,3 @@ def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 _MISSING = object()
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"

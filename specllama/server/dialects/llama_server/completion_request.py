@@ -1,17 +1,17 @@
-"""The body of llama-server's native /completion, as its own clients and other front ends send it."""
+"""The body of llama-server's native /completion, as sent by its own clients and by other front ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, Body, FieldError
-from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.shared.fields import WHOLE_ITEMS, AtMost, Body, FieldError
+from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
+from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
@@ -50,9 +50,9 @@ Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1),
 
 
 class NativeRequest(SamplingFields):
-    """prompt: a text, ids, texts and ids in one list, or a list of such prompts, each of which has its own
-    answer. n_cmpl: answers to each. n_probs: likeliest tokens shown with each token, 0 for none.
-    response_fields: those of the answer to send, "a/b" for field b of object a.
+    """prompt: a text, ids, a list mixing texts and ids, or a list of such prompts with an answer each.
+    n_cmpl: answers per prompt. n_probs: likeliest tokens shown with each token, 0 for none. response_fields:
+    those of the answer to send, "a/b" for field b of object a.
     """
 
     prompt: str | Ids | PromptObject | Prompts
@@ -66,7 +66,7 @@ class NativeRequest(SamplingFields):
     aliases: ClassVar[Mapping[str, str]] = {**SamplingFields.aliases, **_ALIASES}
 
     def shows(self, field: str) -> bool:
-        """Whether this field of the answer is sent."""
+        """Whether the answer includes this field."""
         return not self.response_fields or field in self.response_fields
 
     def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
@@ -81,7 +81,7 @@ class NativeRequest(SamplingFields):
         return [
             protocol.Generate(
                 -1,
-                **one,
+                one,
                 params=params,
                 strict_schema=limits.strict,
                 **self.engine_fields(),
@@ -93,18 +93,18 @@ class NativeRequest(SamplingFields):
         ]
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return ""
 
     @property
     def shown(self) -> Any:
-        """What a log shows of it."""
+        """The prompt as logged."""
         return self.prompt
 
-    def inputs(self) -> list[dict[str, Any]]:
-        """The fields of protocol.Generate that hold each prompt. Raises FieldError."""
-        return [_fields(prompt) for prompt in self._prompts()]
+    def inputs(self) -> Sequence[protocol.PromptInput]:
+        """The prompts. Raises FieldError."""
+        return [_input(prompt) for prompt in self._prompts()]
 
     def _prompts(self) -> list[str | list[Any]]:
         """Each a text, or a list of texts and ids."""
@@ -120,13 +120,12 @@ class NativeRequest(SamplingFields):
         return prompts
 
 
-def _fields(prompt: str | list[Any]) -> dict[str, Any]:
-    """The field of protocol.Generate that holds the prompt."""
+def _input(prompt: str | list[Any]) -> protocol.PromptInput:
     if isinstance(prompt, str):
-        return {"prompt": prompt}
+        return protocol.TextInput(prompt)
     if all(isinstance(item, int) for item in prompt):
-        return {"ids": prompt}
-    return {"parts": list(_parts(prompt))}
+        return protocol.TokenInput(prompt)
+    return protocol.MixedInput(list(_parts(prompt)))
 
 
 def _parts(prompt: list[Any]) -> Iterable[str | list[int]]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import SMALL, AtMost, Body
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body
 
 MAX_EXTRA, MAX_FILENAME = 1024, 1024
 
 
 class ExtraChunk(Body):
-    """A text from elsewhere. time: when the editor came across it, which has no effect."""
+    """A text from another file. time: when the editor saw it, without effect."""
 
     text: str
     filename: Annotated[str, Field(max_length=MAX_FILENAME)] = "tmp"
@@ -22,9 +23,9 @@ class ExtraChunk(Body):
 
 
 class InfillRequest(NativeRequest):
-    """input_prefix, input_suffix: the text before and after the gap. prompt: the beginning of what fills it.
-    input_extra: other texts, the most important ones last. id_slot: with 0 or more, a newer request of the
-    same client with the same number ends this one with the text that it has.
+    """input_prefix, input_suffix: the text before and after the gap. prompt: the beginning of the filling.
+    input_extra: other texts, most important last. id_slot: if 0 or more, a newer request of the same client
+    with this number ends this one with the text that it has.
     """
 
     prompt: str = ""
@@ -34,17 +35,15 @@ class InfillRequest(NativeRequest):
     id_slot: Annotated[int, Field(ge=-1, lt=2**31)] = -1
 
     @property
-    def place(self) -> str:
+    def supersedes(self) -> str:
         """See Service.start."""
         return f"infill {self.id_slot}" if self.id_slot >= 0 else ""
 
     @property
     def shown(self) -> Any:
-        """What a log shows of it."""
+        """The prompt as logged."""
         return [self.input_prefix, self.prompt, self.input_suffix]
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> Sequence[protocol.PromptInput]:
         extra = [protocol.InfillChunk(chunk.text, chunk.filename) for chunk in self.input_extra]
-        return [
-            {"infill": protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)},
-        ]
+        return [protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)]

@@ -7,18 +7,18 @@ from typing import Annotated
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import RequestBody
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
+from specllama.server.dialects.shared.fields import RequestBody
 
 
 class ModelRequest(RequestBody):
-    """The body of all these routes."""
+    """The body of these routes."""
 
     model: Annotated[str, Field(max_length=512)]
 
 
 async def load(api: ApiRequest) -> Response:
-    """The answer comes when the model is in memory."""
+    """Answers when the model is loaded."""
     body = await api.body(ModelRequest)
     api.check_model(body.model, exact=True)
     await api.load_model()
@@ -26,7 +26,7 @@ async def load(api: ApiRequest) -> Response:
 
 
 async def unload(api: ApiRequest) -> Response:
-    """Requests that run end first."""
+    """Running requests finish first."""
     body = await api.body(ModelRequest)
     api.check_model(body.model, exact=True)
     api.unload_model()
@@ -34,14 +34,14 @@ async def unload(api: ApiRequest) -> Response:
 
 
 async def pull(api: ApiRequest) -> Response:
-    """The answer comes at once; the progress is in the list of models."""
+    """Answers at once; the list of models shows the progress."""
     body = await api.body(ModelRequest)
     api.pull_model(body.model, stop=False)
     return JSONResponse({"success": True})
 
 
 async def stop_pull(api: ApiRequest) -> Response:
-    """What has arrived is kept, and a later download resumes it."""
+    """Bytes received are kept, and a later download resumes."""
     body = await api.body(ModelRequest)
     api.pull_model(body.model, stop=True)
     return JSONResponse({"success": True})

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import AtMost, RequestBody
-from specllama.server.dialects.openai.chat_request import TemplateInput
+from specllama.server.dialects.shared.fields import AtMost, RequestBody
+from specllama.server.dialects.shared.template_input import TemplateInput
 from specllama.server.http.body import MAX_VALUES
 
 ModelName = Annotated[str, Field(max_length=512)]

@@ -1,15 +1,15 @@
-"""llama-server's own routes."""
+"""llama-server's own routes; those of OpenAI's API that it has too are in openai/routes.py."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
 from specllama.errors import ResourceError, SpecllamaError
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.llama_server import models, shapes, slot_actions, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
@@ -19,11 +19,8 @@ from specllama.server.dialects.llama_server.requests import (
     TemplateRequest,
     TokenizeRequest,
 )
-from specllama.server.dialects.openai import routes as openai
-from specllama.server.dialects.openai.chat_request import ChatRequest
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.responses import routes as responses
-from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
 
@@ -64,25 +61,11 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         model_facts=facts,
     )
     specs = [CompletionSpec(request, i, fields=body.limits.fields) for i, request in enumerate(requests)]
-    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, place=body.place)
-
-
-async def chat_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ChatRequest))
-
-
-async def responses_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ResponsesRequest))
-
-
-async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
-    api.check_model(body.model)
-    n = await api.prompt_length(body.generation(api.settings.sampling, api.settings.variables))
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
+    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, supersedes=body.supersedes)
 
 
 async def health(api: ApiRequest) -> Response:
-    """Never waits for the engine. Who has no key of a server with keys sees nothing of the operator's."""
+    """Never waits for the engine. Requests without a valid key see no details on a server with keys."""
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if problem:
@@ -98,7 +81,7 @@ async def metrics(api: ApiRequest) -> Response:
 
 async def props(api: ApiRequest) -> Response:
     info = await api.supervisor.load()
-    sleeps = api.service.residence.state == "unloaded"
+    sleeps = api.service.lease.state == "unloaded"
     times: Sequence[tuple[int, float]] = ()
     if not sleeps:
         with contextlib.suppress(SpecllamaError, TimeoutError):
@@ -109,8 +92,8 @@ async def props(api: ApiRequest) -> Response:
 
 
 async def slots(api: ApiRequest) -> Response:
-    """Of a model that is not in memory there are none."""
-    if api.service.residence.state == "unloaded":
+    """An unloaded model has none."""
+    if api.service.lease.state == "unloaded":
         return JSONResponse([])
     await api.supervisor.engine()
     found = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
@@ -148,12 +131,10 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
-    turns, variables = body.turns, {**api.settings.variables, **body.variables()}
+    chat = body.chat_input(api.settings.variables)
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(
-            id_, turns.messages, variables, turns.prefix, body.allowed, turns.thought
-        ),
+        partial(protocol.Render, chat=chat),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )
@@ -168,12 +149,6 @@ DIALECT = Dialect(
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
         ApiRoute("POST", "/infill", infill, "Fill a gap in a text", InfillRequest),
-        ApiRoute("POST", "/chat/completions", openai.chat),
-        ApiRoute("POST", "/responses", responses.respond, "", ResponsesRequest),
-        *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),
-        *(ApiRoute("POST", f"{at}/responses/input_tokens", responses_length) for at in ("", "/v1")),
-        ApiRoute("GET", "/models", openai.models),
-        ApiRoute("GET", "/models/{name:path}", openai.model),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),
         ApiRoute("GET", "/props", props, "The server's settings"),
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),

@@ -5,19 +5,46 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import specllama
 from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.shared.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
-_STORED = tuple(p for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+_STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
 _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
+
+
+class DescribedParameter(TypedDict):
+    """A sampling parameter, for programs that display or validate its values. many: it is a list of texts."""
+
+    name: str
+    type: str
+    many: bool
+    minimum: NotRequired[float]
+    maximum: NotRequired[float]
+    description: str
+
+
+class ShownSlot(TypedDict):
+    """A slot of /slots. The last fields are those of the requesting owner's own running text."""
+
+    id: int
+    id_task: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    n_past: int
+    n_prompt_tokens: NotRequired[int]
+    n_prompt_tokens_processed: NotRequired[int]
+    next_token: NotRequired[list[dict[str, bool | int]]]
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
 
 
 def props(
@@ -64,12 +91,12 @@ def props(
         "machine": {
             "n_threads": info.n_threads,
             "n_gpu_layers": info.target.n_gpu_layers,
-            "n_layer": info.n_layer,
-            "host_bytes": info.host_bytes,
-            "device_bytes": info.device_bytes,
+            "n_layer": info.details.n_layer,
+            "host_bytes": info.details.host_bytes,
+            "device_bytes": info.details.device_bytes,
             "gpus": [
                 {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
-                for gpu in info.gpus
+                for gpu in info.details.gpus
             ],
         },
         "target": _model(info.target),
@@ -77,12 +104,16 @@ def props(
     }
 
 
-def _described(entry: Parameter, default: Any) -> dict[str, Any]:
-    """A sampling parameter for who shows or checks its values."""
-    found: dict[str, Any] = {"name": entry.name, "type": _KINDS[entry.kind], "many": entry.many}
-    if entry.kind in (int, float):
-        found |= {"minimum": entry.low, "maximum": entry.high}
-    return found | {"description": entry.help.format(default=default)}
+def _described(entry: Parameter, default: Any) -> DescribedParameter:
+    found: DescribedParameter = {
+        "name": entry.name,
+        "type": _KINDS[entry.kind],
+        "many": entry.many,
+        "description": entry.help.format(default=default),
+    }
+    if entry.is_number:
+        found["minimum"], found["maximum"] = entry.low, entry.high
+    return found
 
 
 def _model(model: ModelInfo) -> dict[str, Any]:
@@ -90,8 +121,8 @@ def _model(model: ModelInfo) -> dict[str, Any]:
 
 
 def _capabilities(info: LoadInfo) -> dict[str, bool]:
-    """What a client may send in conversations. Tools and calls are written as text for templates that know
-    none, so that a template that works is enough for them.
+    """Features of conversations. Templates without tool support get tools and calls as text, so a working
+    template suffices.
     """
     works = info.template_works
     return {
@@ -102,21 +133,21 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
         "supports_tool_calls": works,
         "supports_parallel_tool_calls": works,
         "supports_object_arguments": works,
-        "supports_preserve_reasoning": works and info.template_reasons,
+        "supports_preserve_reasoning": works and info.details.template_reasons,
         "supports_reasoning_effort": "reasoning_effort" in info.template,
     }
 
 
-def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
-    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: who asks; of a slot
-    that another owner uses or used last, only whether it is busy is shown.
+def slots(found: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
+    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: of the request;
+    for a slot last used by another owner, only whether it is busy is shown.
     """
     shown = []
     for slot in found.slots:
         busy, own = slot.id is not None, slot.owner == owner
-        one: dict[str, Any] = {
+        one: ShownSlot = {
             "id": slot.slot,
-            "id_task": slot.id if busy and own else -1,
+            "id_task": slot.id if slot.id is not None and own else -1,
             "n_ctx": info.n_ctx,
             "speculative": not info.off_reason and (slot.speculate or not busy or not own),
             "is_processing": busy,
@@ -132,8 +163,8 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
 
 
 def tokens(found: Tokenized, with_pieces: bool) -> bytes:
-    """The items of a JSON array: ids, each with its text if with_pieces; a text that is not whole characters
-    is a list of its bytes.
+    """Items of a JSON array: ids, with their texts if with_pieces; a text that is not valid UTF-8 becomes a
+    list of bytes.
 
     found: a part of the engine's answer to Tokenize.
     """

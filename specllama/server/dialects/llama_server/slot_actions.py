@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from specllama.client import protocol
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError
-from specllama.server.dialects.base import ApiRequest, ApiRoute
-from specllama.server.dialects.fields import RequestBody
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
+from specllama.server.dialects.shared.fields import RequestBody
 from specllama.server.http.errors import UnsupportedError
 
 MAX_NAME = 255  # bytes
@@ -66,7 +66,7 @@ async def act(api: ApiRequest) -> Response:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether llama-server accepts this name of a file."""
+    """Whether llama-server accepts this file name."""
     try:
         n_bytes = len(name.encode())
     except UnicodeEncodeError:
@@ -85,7 +85,7 @@ def _slot(text: str) -> int:
 
 
 async def _check_slot(api: ApiRequest, slot: int) -> None:
-    """Raises UsageError for a slot that there is not; the model is loaded first."""
+    """Load the model. Raises UsageError for a slot that does not exist."""
     info = await api.supervisor.load()
     if not 0 <= slot < info.n_slots:
         raise UsageError("Invalid slot ID")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Endpoint
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Endpoint
 from specllama.server.http.errors import UnsupportedError
 
 _NO_EMBEDDINGS = "this server generates text; it makes no embeddings"

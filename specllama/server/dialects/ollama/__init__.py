@@ -1,1 +1,1 @@
-"""The part of Ollama's API that programs need to chat with one model."""
+"""The part of Ollama's API that clients need to chat with a model."""

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.openai.messages import CalledFunction, CallId
-from specllama.server.dialects.parts import Content, MessageFields, read, with_images
-from specllama.server.dialects.tool_choice import MAX_CALLS, Name
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
+from specllama.server.dialects.shared.parts import Content, MessageFields, read, with_images
+from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
 
 
 class OllamaCall(Body):
-    """A call of an earlier answer."""
+    """A call in an earlier answer."""
 
     unnamed = frozenset({"index", "extra_content", "provider_specific_fields"})
 
@@ -25,9 +25,7 @@ class OllamaCall(Body):
 
 
 class OllamaMessage(MessageFields):
-    """thinking: the reasoning before an answer. tool_name, tool_call_id: of a tool's result, either or
-    none.
-    """
+    """thinking: reasoning of an answer. tool_name, tool_call_id: of a tool's result, both optional."""
 
     unnamed = frozenset(
         {
@@ -74,6 +72,6 @@ def conversation_of(messages: Sequence[OllamaMessage]) -> ConversationReader:
 
 
 def no_images(images: Sequence[Any] | None, field: str) -> None:
-    """Raises FieldError where there are images."""
+    """Raises FieldError if there are images."""
     if images:
         raise FieldError(f"{field}: this model reads text only and could not process image input", field)

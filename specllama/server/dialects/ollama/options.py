@@ -1,4 +1,4 @@
-"""The `options` of a request: those that are sampling parameters, those without effect, those refused."""
+"""The `options` of a request: sampling parameters, options without effect, unsupported ones."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
-from specllama.server.dialects.fields import supported
-from specllama.server.dialects.openai.sampling_fields import ParameterReader, first
+from specllama.server.dialects.shared.fields import supported
+from specllama.server.dialects.shared.sampling_fields import ParameterReader, first
 
 Size = Annotated[int, Field(ge=-1, lt=2**31)]
 Limit = Annotated[int, Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)]
 
 
 class OllamaOptions(ParameterReader):
-    """num_predict: 0 or less for no limit. top_k: 0 or -1 switch it off. seed: -1 for a random one. The
-    options of loading, num_ctx and those after it, have no effect: they are set where the server is started.
+    """num_predict: 0 or less for no limit. top_k: 0 or -1 switch it off. seed: -1 for a random one. Load
+    options (num_ctx and those after it) have no effect: they are set when the server is started.
     """
 
     num_predict: Limit | None = None
@@ -45,12 +45,12 @@ class OllamaOptions(ParameterReader):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        """Here, since only whole bodies are looked at otherwise."""
+        """Here, since `checked` only examines whole bodies."""
         if not isinstance(data, Mapping):
             return data
         return supported(cls.prepared(data), cls.model_fields, "options.")
 
     def sampling(self, **more: Any) -> dict[str, Any]:
-        """The parameters of SamplingParams that are set. more: those from other fields. Raises FieldError."""
+        """The sampling parameters that are set. more: from other fields. Raises FieldError."""
         limit = first(self.num_predict, self.max_tokens, self.n_predict)
         return super().sampling(max_tokens=UNTIL_STOP if limit is not None and limit <= 0 else limit, **more)

@@ -9,9 +9,11 @@ from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.server.dialects.answer_forms import Format
-from specllama.server.dialects.conversation import MAX_MESSAGES, ReadConversation
-from specllama.server.dialects.fields import (
+from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
+from specllama.server.dialects.ollama.options import OllamaOptions
+from specllama.server.dialects.shared.answer_forms import Format
+from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
+from specllama.server.dialects.shared.fields import (
     SMALL,
     WHOLE_ITEMS,
     AtMost,
@@ -20,16 +22,14 @@ from specllama.server.dialects.fields import (
     FieldError,
     RequestBody,
 )
-from specllama.server.dialects.keep_alive import KeepAlive
-from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
-from specllama.server.dialects.ollama.options import OllamaOptions
-from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation, TokenIds
-from specllama.server.dialects.parts import MAX_IMAGES
-from specllama.server.dialects.restriction import Given
-from specllama.server.dialects.sibling_names import as_options
-from specllama.server.dialects.structured import StructuredFields
-from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.keep_alive import KeepAlive
+from specllama.server.dialects.shared.parts import MAX_IMAGES
+from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.shared.sibling_names import as_options
+from specllama.server.dialects.shared.structured import StructuredFields
+from specllama.server.dialects.shared.thinking import ThinkingFields
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,
@@ -73,10 +73,10 @@ class OllamaToolChoice(Body):
 
 
 class OllamaRequest(ThinkingFields, StructuredFields):
-    """What both routes that write a text share.
+    """Fields of both routes that generate text.
 
     think: whether to reason, or how much. format: "json", or the schema of the text. keep_alive: seconds, or
-    a duration. truncate, shift: have no effect, a prompt that does not fit is an error.
+    a duration. truncate, shift: without effect; a prompt that does not fit is an error.
     """
 
     model: ModelName | None = None
@@ -97,26 +97,26 @@ class OllamaRequest(ThinkingFields, StructuredFields):
 
     @property
     def kept(self) -> bool:
-        """Whether it may be written to the disk."""
+        """Whether prompt and text may be written to disk."""
         return self.cache.store
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the fields of sampling in `options`, and those that this model has next to it."""
+        """With the sampling fields moved to `options`, and other fields moved out."""
         return as_options(data, cls.model_fields, OllamaOptions.model_fields)
 
     @property
     def num_ctx(self) -> int | None:
-        """Tokens of context that the client counts on."""
+        """Context size that the client expects, in tokens."""
         return self.options.num_ctx
 
     @property
     def ending(self) -> str:
-        """The done_reason where there is nothing to answer: "unload" or "load"."""
+        """The done_reason if nothing is generated: "unload" or "load"."""
         return "unload" if self.keep_alive == 0 else "load"
 
     def check(self) -> None:
-        """Check what holds for a load too. Raises FieldError."""
+        """Checks that also apply to a load. Raises FieldError."""
         if isinstance(self.format, str) and self.format not in ("", "json"):
             raise FieldError(
                 f'format must be "", "json" or a JSON schema, not {self.format[:40]!r}', "format"
@@ -129,17 +129,17 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     def _parameters(self) -> list[Given]:
         return self.options.given_parameters()
 
-    def generation(self, defaults: Mapping[str, Any], **more: Any) -> protocol.Generate:
+    def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
         limits, top = self.limits, (self.top_logprobs or 0) if self.logprobs else None
         return protocol.Generate(
             -1,
+            prompt,
             params={**defaults, **self.options.sampling(logprobs=top, **limits.params)},
             strict_schema=limits.strict,
             **self.options.engine_fields(),
             **self.speculation.engine_fields(),
             stop_ids=self.stop_token_ids,
-            **more,
         )
 
     def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class OllamaRequest(ThinkingFields, StructuredFields):
 
 
 class OllamaChatRequest(OllamaRequest, ParallelFields):
-    """The body of /api/chat. Without messages, the model is loaded. tool_choice: not in Ollama's own API, as
-    in OpenAI's.
+    """The body of /api/chat. Without messages, loads the model. tool_choice: as in OpenAI's API; Ollama's
+    own has none.
     """
 
     messages: Annotated[list[OllamaMessage], AtMost(MAX_MESSAGES)] = Field([])
@@ -193,19 +193,15 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
         found = self._conversation
-        return self.generation(
-            sampling,
-            messages=found.messages,
-            prefix=found.prefix,
-            prefix_thought=found.thought,
-            tools=self._tools,
-            variables=self.variables(variables),
+        chat = protocol.ChatInput(
+            found.messages, self.variables(variables), self._tools, found.prefix, found.thought
         )
+        return self.generation(sampling, chat)
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """The body of /api/generate. raw: the prompt does not go through the chat template. suffix: what follows
-    the gap after the prompt that the model fills. Without both, the model is loaded.
+    """The body of /api/generate. raw: do not apply the chat template. suffix: the text after the gap to
+    fill. Without prompt and suffix, loads the model.
     """
 
     prompt: str = ""
@@ -237,14 +233,14 @@ class OllamaGenerateRequest(OllamaRequest):
         template. Raises FieldError.
         """
         if self.suffix:
-            return self.generation(sampling, infill=protocol.Infill(self.prompt, self.suffix))
+            return self.generation(sampling, protocol.Infill(self.prompt, self.suffix))
         if self.raw or not templated:
             if self.system:
                 raise FieldError("system needs a chat template, which this model does not have", "system")
-            return self.generation(sampling, prompt=self.prompt)
+            return self.generation(sampling, protocol.TextInput(self.prompt))
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*system, {"role": "user", "content": self.prompt}]
-        return self.generation(sampling, messages=asked, variables=self.variables(variables))
+        return self.generation(sampling, protocol.ChatInput(asked, self.variables(variables)))
 
 
 class ShowRequest(RequestBody):
@@ -259,6 +255,6 @@ class ShowRequest(RequestBody):
 
 
 class RefusedRequest(RequestBody):
-    """The body of an operation that is not offered: any JSON object."""
+    """The body of an unsupported operation: any JSON object."""
 
     asks = False

@@ -1,4 +1,4 @@
-"""Ollama's routes. Streams are the default, and one JSON object a line."""
+"""Ollama's routes. Answers are streamed by default, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect, Endpoint
-from specllama.server.dialects.fields import FieldError
 from specllama.server.dialects.ollama import shapes
 from specllama.server.dialects.ollama.errors import error_body
 from specllama.server.dialects.ollama.requests import (
@@ -19,6 +17,8 @@ from specllama.server.dialects.ollama.requests import (
     ShowRequest,
 )
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
+from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.requests import CompletionSpec
 
@@ -63,7 +63,7 @@ async def chat(api: ApiRequest) -> Response:
     if not body.messages:
         return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
 
 
@@ -73,18 +73,18 @@ async def generate(api: ApiRequest) -> Response:
     info = await _info(api, body)
     if not body.prompt and not body.suffix:
         return await _loaded(api, writer, body)
-    if body.suffix and not info.infill:
+    if body.suffix and not info.details.infill:
         raise FieldError(
             f'"{writer.options.model}" does not support insert, its vocabulary has no tokens for it', "suffix"
         )
     request = body.request(api.settings.sampling, api.settings.variables, info.template_works)
     api.log_prompt(body.prompt)
-    spec = CompletionSpec(request, splits=request.messages is not None, fields=body.limits.fields)
+    spec = CompletionSpec(request, splits=request.chat is not None, fields=body.limits.fields)
     return await api.answer([spec], writer, body)
 
 
 def _refusal(message: str) -> Endpoint:
-    """The endpoint of an operation that is not offered. Its body is read, so that the client reads why."""
+    """The endpoint of an unsupported operation. Reads the body, so that the client reads the error."""
 
     async def refuse(api: ApiRequest) -> Response:
         await api.body(RefusedRequest)
@@ -94,10 +94,10 @@ def _refusal(message: str) -> Endpoint:
 
 
 async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
-    """The description of the model, after a check of what depends on it. Raises FieldError."""
+    """The model's description, after checks that depend on it. Raises FieldError."""
     api.check_model(body.model or None)
     info = await api.supervisor.load()
-    if body.think and not info.template_reasons:
+    if body.think and not info.details.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
     return info
 

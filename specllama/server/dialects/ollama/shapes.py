@@ -4,40 +4,88 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_OPTIONS = (
-    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
+_OPTIONS = tuple(
+    name
+    for name, parameter in PARAMETERS.items()
+    if parameter.stored and parameter.is_number and name not in ("max_tokens", "seed")
+)
+"""The parameters of a model: those that say how tokens are chosen, not where an answer ends."""
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
 
 
-def tag(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> dict[str, Any]:
+class OllamaDetails(TypedDict):
+    """The short description of a model."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaEntry(TypedDict):
+    """A model in a list. size: bytes of its file. digest: identifies the file by its header."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaTag(OllamaEntry):
+    """A model of /api/tags."""
+
+    modified_at: str
+
+
+class OllamaRunning(OllamaEntry):
+    """A model of /api/ps. size_vram: bytes on GPUs."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaShow(TypedDict):
+    """The description of a model in /api/show."""
+
+    modified_at: str
+    template: str
+    parameters: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+
+
+def tag(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> OllamaTag:
     """One model of /api/tags. n_bytes: of its file. modified: seconds since the epoch."""
-    return _entry(name, found, n_bytes) | {"modified_at": timestamp(modified)}
+    return {**_entry(name, found, n_bytes), "modified_at": timestamp(modified)}
 
 
-def running(name: str, info: LoadInfo, expires_at: float | None) -> dict[str, Any]:
+def running(name: str, info: LoadInfo, expires_at: float | None) -> OllamaRunning:
     """One model of /api/ps. expires_at: when it is unloaded, in seconds since the epoch, None for never."""
-    more = {
+    return {
+        **_entry(name, info, info.file_bytes),
         "expires_at": _FOR_EVER if expires_at is None else timestamp(expires_at),
         "size_vram": round(info.file_bytes * info.gpu_share),
         "context_length": info.n_ctx,
     }
-    return _entry(name, info, info.file_bytes) | more
 
 
 def show(
     name: str, info: LoadInfo | ModelDetails, n_ctx: int, modified: float, sampling: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> OllamaShow:
     """One model, loaded or not. modified: seconds since the epoch. sampling: the server's own defaults, which
     take precedence over the model's.
 
@@ -64,19 +112,19 @@ def show(
 
 
 def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
-    """What a model can do. Tools need no more than a chat template: without an own format for them, they
-    are described in a system message. Whether it fills gaps is known once it has been loaded.
+    """Capabilities of a model. A chat template suffices for tools: without native support they are
+    described in a system message. Infill support is known only after a load.
     """
     if isinstance(info, LoadInfo):
-        works, reasons, fills = info.template_works, info.template_reasons, info.infill
+        works, reasons, fills = info.template_works, info.details.template_reasons, info.details.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
     more = {"tools": works, "insert": fills, "thinking": works and reasons}
     return ["completion", *(name for name, has in more.items() if has)]
 
 
-def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
-    """The short description of a model, loaded or not."""
+def details(found: LoadInfo | ModelDetails | None) -> OllamaDetails:
+    """Short description of a model, loaded or not."""
     family, params, quant = _facts(found)
     return {
         "parent_model": "",
@@ -91,12 +139,11 @@ def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
 def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     """(architecture, number of weights, quantisation)."""
     if isinstance(found, LoadInfo):
-        return found.architecture, found.target.params, found.target.quant
+        return found.details.architecture, found.target.params, found.target.quant
     return (found.architecture, found.n_params, found.quant) if found is not None else ("", 0, "")
 
 
-def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> dict[str, Any]:
-    """digest: an id of the model's file, made of its header; the file is not read for it."""
+def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> OllamaEntry:
     return {
         "name": name,
         "model": name,
@@ -107,6 +154,6 @@ def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> di
 
 
 def _size(params: int) -> str:
-    """A number of weights as Ollama shows it: "134.52M"."""
+    """A number of weights in Ollama's form: "134.52M"."""
     unit, decimals, letter = next(size for size in _SIZES if params >= size[0] or size[0] == 1)
     return f"{params / unit:.{decimals}f}{letter}"

@@ -1,4 +1,4 @@
-"""The writer of /api/chat and /api/generate: one JSON object a line."""
+"""The writer of /api/chat and /api/generate: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.ollama.errors import error_body
-from specllama.server.dialects.openai.usage import figures
-from specllama.server.dialects.openai.writer import number
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -24,6 +23,7 @@ from specllama.server.events import (
     Reasoning,
     TextEvent,
 )
+from specllama.server.writer import to_json
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
@@ -39,9 +39,9 @@ def _now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class OllamaResponseOptions:
-    """model: as the client named it. chat: whether it gets a message, else a text. logprobs: whether the
-    whole answer has them. speculate: whether drafts were allowed. ignored: fields of the request that had no
-    effect. created_at: of the request.
+    """model: as named by the client. chat: the answer is a message, not plain text. logprobs: include them in
+    a whole answer. speculate: whether drafting was allowed. ignored: the request's fields without effect.
+    created_at: of the request.
     """
 
     model: str
@@ -53,7 +53,7 @@ class OllamaResponseOptions:
 
 
 class OllamaWriter:
-    """A DialectWriter. Calls come whole, each in one line, with their arguments as an object."""
+    """A DialectWriter. Each call is sent whole, in one line, with its arguments as an object."""
 
     media_type = "application/x-ndjson"
 
@@ -98,7 +98,7 @@ class OllamaWriter:
         return found | _logprobs(choice.logprobs) | self._ending(choice)
 
     def loaded(self, reason: str) -> bytes:
-        """The answer where there was nothing to write, as one line. reason: "load" or "unload"."""
+        """The answer if nothing is generated, as one line. reason: "load" or "unload"."""
         return _line(self._chunk(self._part("")) | {"done": True, "done_reason": reason})
 
     def _chunk(self, part: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class OllamaWriter:
         return {"message": {"role": "assistant", "content": text, **more}}
 
     def _ending(self, choice: AccumulatedChoice) -> dict[str, Any]:
-        """How it ended, its numbers of tokens, and its times."""
+        """End reason, numbers of tokens and times."""
         assert choice.end is not None
         stats = choice.end.stats
         return {
@@ -134,7 +134,7 @@ def _line(chunk: dict[str, Any]) -> bytes:
 
 
 def _ns(seconds: float) -> int:
-    """Nanoseconds, 1 at least: clients divide by them."""
+    """Nanoseconds, at least 1 because clients divide by them."""
     return max(1, round(1e9 * seconds))
 
 
@@ -144,10 +144,4 @@ def _call(index: int, call: AccumulatedCall) -> dict[str, Any]:
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    if not positions:
-        return {}
-    return {"logprobs": [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]}
-
-
-def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
+    return {"logprobs": described(positions)} if positions else {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
+from specllama.client.protocol import PositionLogprobs
+from specllama.server.dialects.openai.writer import ChoiceEnding, OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import (
     AccumulatedChoice,
     AccumulatedText,
@@ -23,10 +24,10 @@ from specllama.server.events import (
 
 
 class ChatWriter(OpenAIWriter):
-    """The first delta has the role, and as its content "" where text comes next, null where that is not known
-    yet; later ones have no role, the last has no content. First deltas come in the order of the choices.
+    """The first delta has the role, with content "" if text follows, or null while that is not known; later
+    deltas have no role, the last has no content. First deltas are sent in the order of the choices.
 
-    OpenAI's client adds up the texts of all deltas, so that an id, a name or a role is sent once, and counts
+    OpenAI's client concatenates the texts of all deltas, so an id, name or role must be sent once; it numbers
     choices by the order of their first deltas.
     """
 
@@ -99,15 +100,12 @@ def _call(id_: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{id_}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+def _ending(choice: AccumulatedChoice) -> ChoiceEnding:
     found = ending(choice.end, choice.start)
-    return found | {"finish_reason": "tool_calls"} if choice.ended_with_calls else found
+    if choice.ended_with_calls:
+        found["finish_reason"] = "tool_calls"
+    return found
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    content = [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]
-    return {"content": content, "refusal": None}
-
-
-def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
+    return {"content": described(positions), "refusal": None}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.shared.logprobs import number
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
@@ -33,7 +34,7 @@ class CompletionWriter(OpenAIWriter):
         return []
 
     def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> dict[str, Any] | None:
-        """Those of the next tokens of a choice."""
+        """Logprobs of the next tokens of a choice."""
         if not positions:
             return None
         offset = self._offsets.get(index, 0)
@@ -50,8 +51,8 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-    """offset: characters of the choice's text before the first of these tokens. Tokens that share a character
-    have the offset of that.
+    """offset: number of characters of the text before the first of these tokens. Tokens that share a
+    character have its offset.
     """
     offsets = []
     for position in positions:

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import WHOLE_ITEMS, AtMost, FieldError
-from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
-from specllama.server.http.body import MAX_VALUES
-
-MAX_PROMPTS, MAX_CHOICES = 64, 64
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1), WHOLE_ITEMS]
+from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
+from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: a text, ids, or a list of either, each of which has its own choices. suffix: what follows the
-    gap that the text fills.
+    """prompt: a text, ids, or a list of either with choices for each. suffix: the text after the gap to
+    fill.
     """
 
     prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
@@ -42,7 +39,7 @@ class CompletionRequest(SamplingFields):
         return [
             protocol.Generate(
                 -1,
-                **self._input(prompt),
+                self._input(prompt),
                 params=params,
                 strict_schema=limits.strict,
                 show_prompt=bool(self.verbose),
@@ -52,12 +49,12 @@ class CompletionRequest(SamplingFields):
             for prompt in prompts
         ]
 
-    def _input(self, prompt: str | list[int]) -> dict[str, Any]:
-        """The field of protocol.Generate for a prompt. Raises FieldError."""
+    def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
+        """One prompt. Raises FieldError."""
         if isinstance(prompt, list):
             if self.suffix:
                 raise FieldError("suffix: the prompt must then be text, not ids", "suffix")
-            return {"ids": prompt}
+            return protocol.TokenInput(prompt)
         if self.suffix:
-            return {"infill": protocol.Infill(prompt, self.suffix)}
-        return {"prompt": prompt}
+            return protocol.Infill(prompt, self.suffix)
+        return protocol.TextInput(prompt)

@@ -1,5 +1,5 @@
-"""/v1/models: a list that OpenAI's and Anthropic's clients both read, with llama-server's `meta` and
-`status`, and the context under the names that vLLM's and OpenRouter's clients look for.
+"""/v1/models: a list that both OpenAI's and Anthropic's clients read, with llama-server's `meta` and
+`status`, and the context size under the names used by vLLM's and OpenRouter's clients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
 
 
 def model_entry(model: ListedModel) -> dict[str, Any]:
-    """One model. `status` says whether it is in memory; of one that is being loaded, which part of it and how
-    much of that; of one that is not on disk, how it gets there, and how far a download is.
+    """One model. `status`: whether it is in memory; during a load, the part being loaded and its
+    progress; for a model not on disk, the command that downloads it, and the progress of a download.
     """
     info, created = model.info, model.created
     meta: dict[str, Any] = {}

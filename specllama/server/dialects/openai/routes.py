@@ -1,19 +1,20 @@
-"""The OpenAI API's routes."""
+"""The OpenAI API's routes. llama-server has them without /v1 too, and counts the tokens of a prompt."""
 
 from __future__ import annotations
 
 from starlette.responses import JSONResponse, Response
 
-from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.completions import CompletionWriter
 from specllama.server.dialects.openai.completions_request import CompletionRequest
-from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.models import model_entry, model_list
+from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.routes import ROUTES as RESPONSES
-from specllama.server.dialects.openai.sampling_fields import SamplingFields
 from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.sampling_fields import SamplingFields
 from specllama.server.models import listed
 from specllama.server.requests import CompletionSpec
 
@@ -23,7 +24,7 @@ async def chat(api: ApiRequest) -> Response:
     api.check_model(body.model)
     _set_defaults(api, body)
     request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     writer = ChatWriter(_options(api, body, body.logprobs))
     specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
     return await api.answer(specs, writer, body, n=body.n)
@@ -41,7 +42,7 @@ async def completions(api: ApiRequest) -> Response:
 
 
 async def models(api: ApiRequest) -> Response:
-    """The models on disk; with ?known=true also those that are only known."""
+    """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
     found = await api.list_models()
     return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
@@ -51,6 +52,21 @@ async def model(api: ApiRequest) -> Response:
     name = api.path_params["name"]
     await api.find_model(name)
     return JSONResponse(model_entry(listed(api.service, name)))
+
+
+async def chat_length(api: ApiRequest) -> Response:
+    return await _length(api, await api.body(ChatRequest))
+
+
+async def responses_length(api: ApiRequest) -> Response:
+    return await _length(api, await api.body(ResponsesRequest))
+
+
+async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
+    api.check_model(body.model)
+    body.generation(api.settings.sampling, api.settings.variables)  # refuses what it would refuse
+    n = await api.prompt_length(body.chat_input(api.settings.variables))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
 def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseOptions:
@@ -68,7 +84,7 @@ def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseO
 
 
 def _set_defaults(api: ApiRequest, body: SamplingFields) -> None:
-    """Set the field that the server has a default for."""
+    """Set the field that has a default of the server."""
     if body.verbose is None:
         body.verbose = api.settings.verbose
 
@@ -81,5 +97,10 @@ DIALECT = Dialect(
         ApiRoute("POST", "/v1/chat/completions", chat, "Answer a conversation", ChatRequest),
         ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
         *RESPONSES,
+        ApiRoute("GET", "/models", models),
+        ApiRoute("GET", "/models/{name:path}", model),
+        ApiRoute("POST", "/chat/completions", chat),
+        *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),
+        *(ApiRoute("POST", f"{at}/responses/input_tokens", responses_length) for at in ("", "/v1")),
     ),
 )

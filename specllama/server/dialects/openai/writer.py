@@ -1,55 +1,41 @@
-"""What the writers of chat completions and completions share."""
+"""Common parts of the writers of chat completions and completions."""
 
 from __future__ import annotations
 
-import math
-import secrets
-import string
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import specllama
-from specllama.config.defaults import source_label
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
-from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import figures, running_timings, usage
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.openai.usage import usage
+from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedChoice,
     Accumulator,
-    CallArgs,
-    CallOpen,
     End,
     Event,
     Prefill,
-    Reasoning,
-    RoundEvent,
-    Runs,
     Start,
-    TextEvent,
 )
+from specllama.server.ids import random_key
+from specllama.server.writer import data_event
 
 FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-server's does
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
-_ALPHANUMERICS = string.ascii_letters + string.digits
-_NO_LOGPROB = -9999.0  # JSON has no minus infinity
-
-
-def random_key() -> str:
-    """24 random letters and digits."""
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
 
 
 @dataclass(slots=True)
 class ResponseOptions:
-    """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk names the
-    drafters of its tokens. timings, progress: chunks have llama-server's timings so far, and show how
-    much of the prompt is evaluated. verbose: the answer in llama-server's own form is added, with the prompt.
-    speculate: whether drafts were allowed. ignored: fields of the request that had no effect. created:
-    seconds since the epoch.
+    """Options of an answer. usage_chunk: send the usage in a chunk of its own. trace: chunks name the
+    drafters of their tokens. timings, progress: chunks include llama-server's timings so far, and the
+    progress of the prompt. verbose: include the answer in llama-server's own form, with the prompt.
+    speculate: whether drafting was allowed. ignored: the request's fields without effect. created: seconds
+    since the epoch.
     """
 
     model: str
@@ -75,7 +61,7 @@ class OpenAIWriter:
         self.id = f"{self.prefix}-{random_key()}"
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
-        """The next events of an answer with n_choices choices, as chunks of a stream."""
+        """Chunks of a stream for the next events of an answer with n_choices choices."""
         found = []
         for event in events:
             self.fold.add([event])
@@ -88,7 +74,9 @@ class OpenAIWriter:
         return found
 
     def _add_figures(self, found: list[dict[str, Any]]) -> None:
-        """In a chunk of their own if the client wants that, else on the last chunk."""
+        """Add the figures in a chunk of their own if the client asks for that, otherwise to the last
+        chunk.
+        """
         more = self._figures()
         if self.options.usage_chunk:
             found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
@@ -99,16 +87,16 @@ class OpenAIWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold)} | self._figures()
+        more = {"usage": usage(self.fold), **self._figures()}
         return self._head(self.answer_object) | {"choices": choices} | more
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter."""
-        return b"".join(_event(chunk) for chunk in self.chunks(events, n_choices))
+        return b"".join(data_event(chunk) for chunk in self.chunks(events, n_choices))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
-        return _event(error_body(error))
+        return data_event(error_body(error))
 
     def end(self) -> bytes:
         """See DialectWriter."""
@@ -121,7 +109,7 @@ class OpenAIWriter:
         return chunk | self._shown(event)
 
     def _shown(self, event: Event | None) -> dict[str, Any]:
-        """What a chunk has besides its choices, as the client wants it."""
+        """Optional fields of a chunk, as requested."""
         found: dict[str, Any] = {}
         if self.options.trace and event is not None and (traced := trace_of(event)):
             found["speculation"] = traced
@@ -132,7 +120,7 @@ class OpenAIWriter:
         return found
 
     def _figures(self) -> dict[str, Any]:
-        return figures(self.fold, self.options.speculate, self.options.ignored) | self._verbose()
+        return {**figures(self.fold, self.options.speculate, self.options.ignored), **self._verbose()}
 
     def _verbose(self) -> dict[str, Any]:
         if not self.options.verbose:
@@ -156,52 +144,19 @@ class OpenAIWriter:
         raise NotImplementedError
 
 
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(chunk) + b"\n\n"
+class ChoiceEnding(TypedDict):
+    """How a choice ended. stop_reason: the string that ended it."""
+
+    finish_reason: str | None
+    stop_reason: str | None
+    seed: int
 
 
-def ending(end: End | None, start: Start) -> dict[str, Any]:
-    """How a choice ended, and the seed that reproduces it."""
+def ending(end: End | None, start: Start) -> ChoiceEnding:
+    """End reason of a choice, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {
         "finish_reason": reason,
         "stop_reason": end.stop_string if end else None,
         "seed": start.seed,
-    }
-
-
-def number(logprob: float | None) -> float:
-    """A logprob as clients expect it: always a finite number."""
-    return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
-
-
-def trace_of(event: Event) -> dict[str, Any]:
-    """The trace of an event; empty for one that has none, as an end without rounds that no event has."""
-    if isinstance(event, (TextEvent, Reasoning, CallArgs)):
-        return trace(event.runs, event.round)
-    if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
-        return trace((), event.round)
-    return {}
-
-
-def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    """The sources of a text's tokens, and the round that they come from, after those that wrote no text."""
-    found: dict[str, Any] = {"tokens": [[n, source_label(source)] for n, source in runs]}
-    if round_ is not None:
-        found["round"] = _round(round_)
-        if round_.earlier:
-            found["earlier_rounds"] = [_round(one) for one in round_.earlier]
-    return found
-
-
-def _round(one: RoundEvent) -> dict[str, Any]:
-    """n_predict: tokens so far. rounds, absent where it is 1, and rejected: see RoundEvent."""
-    rejected = [[text, source_label(source)] for text, source in one.rejected]
-    return {
-        "drafted": one.drafted,
-        "accepted": one.accepted,
-        "ms": round(1000 * one.seconds, 3),
-        "n_predict": one.total.n_predict,
-        **({"rounds": one.rounds} if one.rounds != 1 else {}),
-        **({"rejected": rejected} if rejected else {}),
     }

@@ -7,6 +7,7 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
 from specllama.models.memory.load_plan import on_gpus
+from specllama.models.memory.overrides import stays_on_host, tensor_overrides
 
 
 def settings(n: int, devices: tuple[str, ...] = (), draft: tuple[str, ...] = ()) -> LoadSettings:
@@ -55,3 +56,13 @@ def test_one_needs_no_gpu() -> None:
     """vLLM's tutorials write tensor_parallel_size=1, which must work on a machine without GPUs."""
     assert on_gpus(settings(1), []) == settings(1)
     assert on_gpus(settings(1, ("none",)), ["CUDA0"]) == settings(1, ("none",))
+
+
+def test_the_first_pattern_that_matches_places_a_tensor() -> None:
+    own = (("blk.0.*exps", "CUDA0"), ("(", "CPU"))
+    overrides = tuple(tensor_overrides(ModelSettings(path="t.gguf", override_tensor=own, n_cpu_moe=2)))
+    found = [stays_on_host(f"blk.{i}.ffn_up_exps.weight", overrides) for i in range(3)]
+    assert found == [False, True, False]
+    assert not stays_on_host("blk.1.attn_q.weight", overrides)
+    everywhere = tuple(tensor_overrides(ModelSettings(path="t.gguf", n_cpu_moe=-1)))
+    assert stays_on_host("blk.77.ffn_gate_exps.weight", everywhere)

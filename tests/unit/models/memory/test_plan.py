@@ -17,9 +17,9 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.options import as_flag
 from specllama.errors import ResourceError, UsageError, spelled
-from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import TensorInfo
+from specllama.heads.check import check_model
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import CostSettings, MemoryCosts
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory

@@ -1,7 +1,7 @@
-"""The input of /v1/responses: its items, and the conversation for chat templates that they make.
+"""The input items of /v1/responses, converted to a conversation for chat templates.
 
-Calls of tools that another provider ran are calls here too where their results are known; other items of
-other providers are left out.
+Calls of tools that another provider ran are converted if their results are known; other items of other
+providers are dropped.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from specllama.server.dialects.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.fields import AtMost, FieldError
-from specllama.server.dialects.openai.messages import Arguments, CallId
 from specllama.server.dialects.openai.responses.tools import flat_name
-from specllama.server.dialects.parts import (
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.given_calls import Arguments, CallId
+from specllama.server.dialects.shared.parts import (
     Content,
     ContentPart,
     MessageFields,
@@ -24,8 +24,8 @@ from specllama.server.dialects.parts import (
     read_part,
     with_images,
 )
-from specllama.server.dialects.recent_items import is_reference
-from specllama.server.dialects.tool_choice import Name
+from specllama.server.dialects.shared.recent_items import is_reference
+from specllama.server.dialects.shared.tool_choice import Name
 
 MAX_ITEMS = 4096
 _MAX_FIELDS = 256  # of an object of a provider's own form
@@ -59,7 +59,7 @@ Output = str | OutputPart | Annotated[list[OutputPart], AtMost(MAX_ITEMS)]
 
 
 class InputItem(MessageFields):
-    """One item, of any type; a message may leave its type out."""
+    """One item, of any type; a message may omit its type."""
 
     unnamed = frozenset(
         {
@@ -126,7 +126,7 @@ def conversation_of(instructions: str | None, items: str | Sequence[InputItem]) 
 
 
 class _ItemReader:
-    """Reasoning, texts and calls of the assistant that follow each other are one answer."""
+    """Merges consecutive reasoning, texts and calls of the assistant into one answer."""
 
     def __init__(self) -> None:
         self.conversation = ConversationReader()
@@ -184,7 +184,7 @@ class _ItemReader:
         self._call(_needed(item.call_id, f"{path}.call_id"), name, {"input": item.input}, path)
 
     def action_call(self, item: InputItem, path: str) -> None:
-        """A call of a tool whose name is the type of the item."""
+        """A call of a tool named by the type of the item."""
         name = item.kind.removesuffix("_call")
         call_id = _needed(item.call_id or item.id, f"{path}.call_id")
         self._call(call_id, name, item.action or item.operation or {}, path)

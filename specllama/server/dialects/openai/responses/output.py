@@ -1,14 +1,12 @@
-"""The items of a response's output, from the accumulated events: those of a stream and those of an answer in
-one piece.
-"""
+"""The output items of a response, from the accumulated events, for streamed and whole answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.server.dialects.openai.writer import number
+from specllama.client.protocol import PositionLogprobs
+from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import AccumulatedCall, AccumulatedChoice, AccumulatedText
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
@@ -17,7 +15,7 @@ OutputEntry = str | AccumulatedText | AccumulatedCall
 
 
 class OutputItems:
-    """Writes the items of one response. key: a part of their ids. names: see FlatTools."""
+    """Writes the items of one response. key: part of their ids. names: see FlatTools."""
 
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names
@@ -56,7 +54,7 @@ class OutputItems:
 
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
-    """What the items are made of, in order. An answer that ends without any has an empty text."""
+    """The contents of the items, in order. An answer that ends without any has an empty text."""
     found: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
     found += choice.items
     return found if found or choice.end is None else [AccumulatedText("")]
@@ -73,18 +71,9 @@ def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: 
 
 def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> dict[str, Any]:
     """The content of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": shown_logprobs(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": described(logprobs)}
 
 
 def reasoning_part(text: str) -> dict[str, Any]:
     """The content of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
-
-
-def shown_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
-    """Log probabilities of tokens, with the likeliest ones."""
-    return [_shown(p.chosen) | {"top_logprobs": [_shown(c) for c in p.top]} for p in positions]
-
-
-def _shown(candidate: CandidateLogprob) -> dict[str, Any]:
-    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

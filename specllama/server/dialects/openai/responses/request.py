@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from specllama.client import protocol
-from specllama.server.dialects.answer_forms import TextFields, TextFormat
-from specllama.server.dialects.conversation import ReadConversation
-from specllama.server.dialects.fields import SMALL, AtMost
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
 from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
-from specllama.server.dialects.openai.sampling_fields import MAX_TOP, SamplingFields, first
-from specllama.server.dialects.thinking import ThinkingFields
-from specllama.server.dialects.tool_choice import MAX_TOOLS, ParallelFields
+from specllama.server.dialects.shared.answer_forms import TextFields, TextFormat
+from specllama.server.dialects.shared.conversation import ReadConversation
+from specllama.server.dialects.shared.fields import SMALL, AtMost
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP, SamplingFields, first
+from specllama.server.dialects.shared.thinking import ThinkingFields
+from specllama.server.dialects.shared.tool_choice import MAX_TOOLS, ParallelFields
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "responses are not stored here: send the whole conversation in input"
@@ -38,8 +38,8 @@ Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
 class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
-    """The body of /v1/responses; the fields of sampling are those of other routes. store: whether items of
-    answer are held for references to them, and prompt and answer may be written to the disk.
+    """The body of /v1/responses, with the sampling fields of the other routes. store: keep items of the
+    answer for references to them, and allow writing prompt and answer to disk.
     """
 
     own_form: ClassVar[str] = "text.format"
@@ -87,21 +87,24 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     def with_logprobs(self) -> bool:
         return bool(self.top_logprobs) or WITH_LOGPROBS in (self.include or ())
 
+    def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
+        """The prompt. server: the server's variables. Raises FieldError."""
+        variables = {**server, **self._variables()}
+        return protocol.ChatInput(self._conversation.messages, variables, self._tools.allowed)
+
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
         return protocol.Generate(
             -1,
-            messages=self._conversation.messages,
+            self.chat_input(variables),
             params={**defaults, **self._params()},
             strict_schema=self.limits.strict,
-            variables={**variables, **self._variables()},
             **self.engine_fields(),
             progress=self.shows_progress,
-            tools=self._tools.allowed,
         )
 
     def echo(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """What answers repeat of the request. defaults: of the server."""
+        """The fields of the request that answers repeat. defaults: of the server."""
         format_ = (self.text and self.text.format) or TextFormat()
         choice = self.tool_choice
         return {

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specllama.errors import UsageError
-from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import ResponseFields, ResponsesWriter, echo_json
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
 from specllama.server.requests import CompletionSpec
 
 _SHOWN = 10  # types of tools in a line of the log
@@ -23,7 +23,7 @@ class NotStoredError(UsageError):
 
 
 class _KeptResponse(Response):
-    """A response whose items are kept also where the client leaves before its end."""
+    """A response whose items are kept even if the client disconnects before its end."""
 
     def __init__(self, response: Response, writer: ResponsesWriter) -> None:
         super().__init__(media_type=response.media_type)
@@ -44,7 +44,7 @@ async def respond(api: ApiRequest) -> Response:
     request = body.generation(api.settings.sampling, api.settings.variables)
     if tools.dropped:
         api.say(f"left out tools of types that do not run here: {_types(tools.dropped)}")
-    api.log_prompt(request.messages)
+    api.log_chat(request)
     fields = ResponseFields(
         body.model or api.service.name,
         echo_json(body.echo(api.settings.sampling)),
@@ -70,7 +70,7 @@ async def stored(api: ApiRequest) -> Response:
 
 
 def _types(found: Sequence[str]) -> str:
-    """Types that a client has sent, fit for the log."""
+    """Tool types sent by a client, safe for the log."""
     different = list(dict.fromkeys(found))
     shown = ", ".join(json.dumps(kind[:40])[1:-1] for kind in different[:_SHOWN])
     return f"{shown}, …" if len(different) > _SHOWN else shown
@@ -78,6 +78,7 @@ def _types(found: Sequence[str]) -> str:
 
 ROUTES = (
     ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
+    ApiRoute("POST", "/responses", respond),
     ApiRoute("GET", "/v1/responses/{name}", stored),
     ApiRoute("DELETE", "/v1/responses/{name}", stored),
 )

@@ -1,7 +1,7 @@
-"""The tools of /v1/responses: flat functions, namespaces of functions, and the choice among them.
+"""Tools of /v1/responses: functions, namespaces of functions, and tool choice.
 
-Tools of other types run on OpenAI's servers. They are left out, because agents always send some, unless one
-of them must be called.
+Tools of other types run on OpenAI's servers. They are dropped, because agents always send some, unless one of
+them must be called.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import Field, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
-from specllama.server.dialects.fields import AtMost, Body, FieldError
-from specllama.server.dialects.tool_choice import (
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
     Description,
     Name,
@@ -27,7 +27,7 @@ Kind = Annotated[str, Field(max_length=128)]
 
 
 class FunctionFields(Body):
-    """A function, or inside a namespace something else."""
+    """A function, or another entry of a namespace."""
 
     type: Kind
     name: Name | None = None
@@ -36,7 +36,7 @@ class FunctionFields(Body):
     strict: bool | None = None
 
     def echo(self) -> dict[str, Any]:
-        """The function as answers repeat it."""
+        """The function as repeated in answers."""
         return {
             "type": "function",
             "name": self.name,
@@ -54,14 +54,14 @@ class ResponseTool(FunctionFields):
     @model_validator(mode="before")
     @classmethod
     def _of_its_type(cls, data: Any) -> Any:
-        """Of tools that run on OpenAI's servers the type alone: they are left out as a whole."""
+        """Reduces a tool that runs on OpenAI's servers to its type: it is dropped as a whole."""
         if not isinstance(data, Mapping) or data.get("type") in ("function", "namespace"):
             return data
         return {name: data[name] for name in ("type",) if name in data}
 
 
 class AllowedTool(Body):
-    """A tool in a choice."""
+    """A tool in a tool choice."""
 
     type: Kind
     name: Name | None = None
@@ -69,23 +69,22 @@ class AllowedTool(Body):
 
 
 class ChosenTool(AllowedTool):
-    """A choice that is an object. mode, tools: of the type allowed_tools."""
+    """A tool choice in object form. mode, tools: for the type allowed_tools."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[AllowedTool], AtMost(MAX_TOOLS)] | None = None
 
     def echo(self) -> dict[str, Any]:
-        """The choice as answers repeat it."""
+        """The choice as repeated in answers."""
         one = self.type != "allowed_tools"
         return self.model_dump(exclude_none=True, exclude={"mode", "tools"} if one else {"name", "namespace"})
 
 
 @dataclass(slots=True)
 class FlatTools:
-    """The functions of a request under names that are unique.
-
-    allowed: what the model may do, None without tools. names: (namespace, name) of those in a namespace by
-    their flat names. echo: the tools as answers repeat them. dropped: types of the tools that were left out.
+    """The functions of a request under unique names. allowed: the tools and which may be called, None without
+    tools. names: (namespace, name) by flat name, for functions in namespaces. echo: the tools as repeated in
+    answers. dropped: types of the dropped tools.
     """
 
     allowed: Tools | None = None
@@ -95,15 +94,15 @@ class FlatTools:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The name of a function as the model sees it."""
+    """The function's name as shown to the model."""
     if not namespace or namespace == name:  # a function that was loaded later has its own name as namespace
         return name
     return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
 
 
 def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool) -> FlatTools:
-    """The functions among the tools, and what the choice allows; one that is named is called once. Raises
-    FieldError.
+    """The functions among the tools, and those that the choice allows; one chosen by name is called once.
+    Raises FieldError.
     """
     reader = _ToolReader()
     for i, tool in enumerate(tools):
@@ -188,7 +187,9 @@ def _chosen(
 
 
 def _chosen_name(chosen: AllowedTool, found: FlatTools, path: str) -> str:
-    """The flat name; without a namespace that of the only function of this name in any."""
+    """The flat name; for a choice without a namespace, that of the only function of this name in any
+    namespace.
+    """
     name = _needed(chosen.name, f"{path}.name")
     if chosen.namespace:
         return flat_name(chosen.namespace, name)

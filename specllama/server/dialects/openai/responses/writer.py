@@ -1,7 +1,7 @@
 """The writer of /v1/responses.
 
-Items are written one after the other: each is closed before the next one is opened, and closed items are the
-same as those of the answer in one piece.
+Items are written one after another: each is closed before the next is opened. Closed items equal those of a
+whole answer.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.native_answer import prompt_progress
-from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.responses.output import (
     COMPLETED,
     IN_PROGRESS,
@@ -22,13 +20,14 @@ from specllama.server.dialects.openai.responses.output import (
     OutputItems,
     entries_of,
     reasoning_part,
-    shown_logprobs,
     status_of,
     text_part,
 )
-from specllama.server.dialects.openai.usage import figures, running_timings, usage
-from specllama.server.dialects.openai.writer import random_key, trace_of
-from specllama.server.dialects.writer import to_json
+from specllama.server.dialects.openai.usage import usage
+from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
+from specllama.server.dialects.shared.logprobs import described
+from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
     Accumulator,
@@ -42,6 +41,8 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.server.ids import random_key
+from specllama.server.writer import to_json
 
 MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
 _NOTHING: Mapping[str, Any] = {}
@@ -49,10 +50,10 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class ResponseFields:
-    """What an answer says besides the text. echo: JSON of what it repeats of the request, see `echo_json`.
-    names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. timings,
-    progress: as in ResponseOptions. speculate: whether drafts were allowed. ignored: fields of the request
-    that had no effect. keep: gets the items of the answer. clock: seconds since the epoch.
+    """Fields of an answer besides the text. echo: JSON of the repeated request fields, see `echo_json`.
+    names: see FlatTools. trace: deltas name the drafters of their tokens. timings, progress: see
+    ResponseOptions. speculate: whether drafting was allowed. ignored: the request's fields without effect.
+    keep: receives the items of the answer. clock: seconds since the epoch.
     """
 
     model: str
@@ -68,8 +69,8 @@ class ResponseFields:
 
 
 def echo_json(echo: dict[str, Any]) -> bytes:
-    """What an answer repeats, as JSON: it is held as long as the request waits. Of requests that are too
-    large the names of the tools are left.
+    """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
+    names of the tools are kept.
     """
     found = to_json(echo)
     if len(found) <= MAX_ECHO:
@@ -110,13 +111,13 @@ class ResponsesWriter:
         return self._final()
 
     def keep_items(self) -> None:
-        """Hand over the items so far."""
+        """Pass on the items so far."""
         if self.fold.choices:
             self.fields.keep(self._items.of(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
-        """See DialectWriter: an event that the SDKs know, and the end of the response for agents that wait
-        for it.
+        """See DialectWriter: an error event for the SDKs, and the end of the response for agents that
+        wait for it.
         """
         shown = error_body(error)["error"]
         begun = [] if self._n_events else self._begin()
@@ -131,9 +132,9 @@ class ResponsesWriter:
         return b""
 
     def _written(self, event: Event) -> list[bytes]:
-        """The events that an event becomes; it is in `fold` already."""
+        """The stream events for an event that `fold` already includes."""
         if isinstance(event, TextEvent):
-            logprobs = shown_logprobs(event.logprobs)
+            logprobs = described(event.logprobs)
             return [*self._opened("message"), self._delta("output_text", event, logprobs=logprobs)]
         if isinstance(event, Reasoning):
             return [*self._opened("reasoning"), self._delta("reasoning_text", event)]
@@ -173,9 +174,7 @@ class ResponsesWriter:
         return [*found, self._event(f"response.{response['status']}", response=response, **more)]
 
     def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
-        """The events that open an item of this type, none where it is open already. more: fields of the first
-        one.
-        """
+        """Events that open an item of this type, none if one is open. more: fields of the first event."""
         if self._open == kind:
             return []
         found = self._close()
@@ -196,7 +195,7 @@ class ResponsesWriter:
         return found
 
     def _close(self) -> list[bytes]:
-        """The events that close the open item, none where none is open."""
+        """Events that close the open item, if any."""
         if not self._open:
             return []
         self._open, i = "", self._index
@@ -235,7 +234,7 @@ class ResponsesWriter:
         complete = choice.end is not None and choice.end.reason == "stop"
         found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
         more = {"usage": _usage(self.fold), "seed": choice.start.seed}
-        return found | more | figures(self.fold, self.fields.speculate, self.fields.ignored)
+        return {**found, **more, **figures(self.fold, self.fields.speculate, self.fields.ignored)}
 
     def _response(
         self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None
@@ -256,7 +255,17 @@ class ResponsesWriter:
         }
 
 
-def _usage(fold: Accumulator) -> dict[str, Any]:
+class ResponseUsage(TypedDict):
+    """The usage of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+def _usage(fold: Accumulator) -> ResponseUsage:
     found = usage(fold)
     cached = found["prompt_tokens_details"]["cached_tokens"]
     reasoning = found["completion_tokens_details"]["reasoning_tokens"]

@@ -1,0 +1,80 @@
+"""Checks that llama.cpp could load a model or a head with this header without an exception or abort. Reads no
+file.
+"""
+
+from __future__ import annotations
+
+from specllama.errors import GGUFError
+from specllama.gguf.check import (
+    check_architecture,
+    check_attention,
+    check_embeddings,
+    check_experts,
+    check_numbers,
+    check_sizes,
+    check_tokenizer,
+    check_types,
+)
+from specllama.gguf.header import Header
+from specllama.gguf.tensors import tensor_names
+from specllama.gguf.trimmed import PREFIX, is_trimmed, read_trim
+from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head
+
+
+def check_model(header: Header) -> None:
+    """Raises GGUFError naming the key at fault for a header from which no model can be run.
+
+    The messages name vocabulary-only files, projectors, adapters, heads and trimmed drafts as such.
+    """
+    if is_trimmed(header):
+        what = "a trimmed draft, which can write a part of the tokens"
+        header.fail(f"{PREFIX}version", what, "Name the model itself, and this file as its draft.")
+    _check_model(header)
+
+
+def _check_model(header: Header) -> None:
+    check_architecture(header)
+    if is_head_file(header):
+        what = "a head without a model: it drafts for a target"
+        header.fail("general.architecture", what, "Name the model itself, and this file as its draft.")
+    if not header.tensors:
+        what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
+        raise GGUFError(
+            f"{header.path}: tensor_count at byte 8: 0: {what}", "Get a file of the model that has weights."
+        )
+    _check_shape(header)
+    check_tokenizer(header)
+    check_embeddings(header)
+    check_types(header)
+    check_numbers(header)
+    if reason := damaged_head(header):
+        key = f"{header.architecture}.nextn_predict_layers"
+        header.fail(key, f"{reason}: llama.cpp does not load the model")
+
+
+def check_draft(header: Header) -> None:
+    """As `check_model`, for a file that is to draft: a model, or a head without one.
+
+    Raises GGUFError naming the key or tensor at fault.
+    """
+    read_trim(header)
+    if not is_head_file(header):
+        _check_model(header)
+        return
+    check_architecture(header)
+    _check_shape(header)
+    check_tokenizer(header)
+    read_head(header)
+    if "token_embd.weight" in tensor_names(header):
+        check_embeddings(header)
+    check_types(header)
+    check_numbers(header)
+
+
+def _check_shape(header: Header) -> None:
+    check_sizes(header)
+    key, n_layer = f"{header.architecture}.nextn_predict_layers", header.n_layer
+    if header.architecture not in HEAD_ARCHITECTURES and header.integer(key) >= n_layer:
+        header.fail(key, f"not below the {n_layer} layers")
+    check_experts(header)
+    check_attention(header)

@@ -1,0 +1,155 @@
+"""What a kind of trained head is: its entry, and the head that it reads from a header.
+
+A head drafts tokens from hidden states of its target. It is a part of the model's own file (multi-token
+prediction, MTP), or a file that is no model by itself. Each kind is a file of this package, its entry is in
+`KINDS` in `__init__.py`; all other code uses the attributes of the entry, never its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from specllama.gguf.header import Header
+from specllama.gguf.parse import TensorInfo
+
+
+def _nothing_wrong(_header: Header) -> str:
+    return ""
+
+
+def _always(_header: Header) -> bool:
+    return True
+
+
+def _whole_file(head: HeadInfo) -> Header:
+    return head.header
+
+
+@dataclass(frozen=True, eq=False)
+class HeadKind:
+    """A kind of heads as the rest of the program sees it.
+
+    name: in JSON and in the keys of stored profiles. read: the head in a header that `recognises` accepts;
+    None for a model whose head cannot be used; raises GGUFError for a file that holds nothing but a head from
+    which llama.cpp could not load it, or that would end the process later. refusals: why such a head cannot
+    draft for a target, both headers checked. label: kind and size for people. architecture: of files that
+    hold nothing else; "" for heads of the architecture of their target. alone: whether the file that has the
+    head has no model.
+
+    unusable: why the head that a model's header promises cannot be used; damaged: why llama.cpp does not load
+    the model because of it; "" where nothing is wrong. memory_header: what the head's context has: its
+    blocks, and the tensors that it does not use from the target.
+
+    drafts_blocks: it drafts a block of tokens in one decode, else token by token. encodes: of the latter, an
+    encoder turns the target's features into its hidden states. shares_cache: it reads the target's KV cache
+    and has none. nextn_layers: llama.cpp loads it as layers of multi-token prediction. one_block_a_step: a
+    step reads its first block alone. keeps_tokenizer: its trimmed file has all tokens, and a tensor d2t says
+    which of them it proposes. untrimmable: why it cannot be trimmed, "" if it can.
+    """
+
+    name: str
+    recognises: Callable[[Header], bool]
+    read: Callable[[Header], HeadInfo | None]
+    refusals: Callable[[Header, HeadInfo], Iterator[str]]
+    label: Callable[[HeadInfo], str]
+    architecture: str = ""
+    alone: Callable[[Header], bool] = _always
+    unusable: Callable[[Header], str] = _nothing_wrong
+    damaged: Callable[[Header], str] = _nothing_wrong
+    memory_header: Callable[[HeadInfo], Header] = _whole_file
+    drafts_blocks: bool = False
+    encodes: bool = False
+    shares_cache: bool = False
+    nextn_layers: bool = False
+    one_block_a_step: bool = False
+    keeps_tokenizer: bool = True
+    untrimmable: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInfo:
+    """A head as its header describes it.
+
+    header: of the file that holds it. own_file: whether that file is no model by itself. n_layer: blocks of
+    the head. n_layer_target: layers of its target, 0 where the file does not say. n_embd: its hidden size.
+    n_embd_target: width of the target's rows that it reads. target_layers: the layers whose inputs it reads;
+    () for the rows of `llama_get_embeddings_nextn`. n_vocab: tokens of its tokenizer. n_proposed: tokens that
+    it can propose, fewer with a d2t tensor. n_chained: blocks of which each drafts the token of its place,
+    the last one all further ones; 1 where all blocks draft all tokens. n_draft_max: most tokens that it
+    proposes in a round; None: any number. block_size: tokens of a block drafter's block, 0 for the others.
+    selector_top_k: candidates for each token among which a selector chooses (DFlash 2), 0 without one.
+    anchored, causal, has_confidence, mask_id: how a block drafter is driven; anchored: the row of the last
+    token drafts the first of a block, else the row after it does; mask_id is None if the file does not set
+    it.
+    """
+
+    kind: HeadKind
+    header: Header = field(repr=False)
+    own_file: bool
+    n_layer: int
+    n_embd: int
+    n_embd_target: int
+    n_vocab: int
+    n_proposed: int
+    n_layer_target: int = 0
+    target_layers: tuple[int, ...] = ()
+    own_embeddings: bool = True
+    own_output: bool = True
+    n_chained: int = 1
+    n_draft_max: int | None = None
+    block_size: int = 0
+    selector_top_k: int = 0
+    anchored: bool = False
+    causal: bool = False
+    has_confidence: bool = False
+    mask_id: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The file that holds it."""
+        return self.header.path
+
+    @property
+    def label(self) -> str:
+        """Its kind and size for people: "MTP, 1 layer"."""
+        return self.kind.label(self)
+
+    @property
+    def memory_header(self) -> Header:
+        """What its context has, as a header of its own whose memory can be planned."""
+        return self.kind.memory_header(self)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it drafts token by token and uses neither embeddings nor cache of a target's context."""
+        return not self.kind.drafts_blocks and (self.own_embeddings or not self.own_file)
+
+    @property
+    def has_d2t(self) -> bool:
+        """Whether it proposes a part of the vocabulary."""
+        return any(t.name == "d2t" for t in self.header.tensors)
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Its own tensors."""
+        if self.own_file:
+            return self.header.tensors
+        return tuple(t for t in self.header.tensors if (_block(t.name) or 0) >= self.n_layer_target)
+
+    @property
+    def step_tensors(self) -> tuple[TensorInfo, ...]:
+        """Those of its tensors that a step uses."""
+        if not self.kind.one_block_a_step:
+            return self.tensors
+        return tuple(t for t in self.tensors if _block(t.name) in (None, self.n_layer_target))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own tensors."""
+        return sum(t.n_bytes for t in self.tensors)
+
+
+def _block(name: str) -> int | None:
+    parts = name.split(".", 2)
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else None

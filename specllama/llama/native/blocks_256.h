@@ -1,0 +1,335 @@
+// Included by mul_mat.h: weights in blocks of 256 with a scale for every 16 values (the types of k_quants.h). Columns are
+// unpacked once, then multiplied by all rows, up to eight at once; for a few rows, each block is unpacked when it is
+// needed. Integers are summed in the same lanes, and floating-point numbers in the same order, as in ggml's vec_dot, which
+// computes single rows: the results are the same.
+
+struct unpacked_block {  // of one column; each 32 values are stored `step` bytes after the ones before
+    int8_t * quants;
+    int      step;
+    __m128i  scales;  // of 16 values each
+    __m256i  mins;    // 16 or 8, as 16-bit integers
+    void store(int j, __m256i values) { _mm256_store_si256((__m256i *) (quants + step * j), values); }
+};
+
+template <typename V> struct unpacked {  // a block of each of V::COLUMNS columns
+    alignas(64) int8_t quants[QK_K * V::COLUMNS];  // 32 of each column in turn
+    typename V::ints init;                         // initial values of the sums
+    __m128i scales[V::COLUMNS];                    // two of each column in turn
+    __m256i mins[V::COLUMNS];
+    float   d[V::COLUMNS], min[V::COLUMNS];
+};
+
+constexpr int     FEW_ROWS     = 4;   // up to so many rows are multiplied without unpacking whole columns
+constexpr int64_t TILE_COLUMNS = 16;  // columns that are unpacked together for more than MAX_ROWS rows
+
+// How minimums are subtracted: not at all, one product per block, or in the lanes of the sums.
+enum class mins { none, summed, in_lanes };
+
+// For each type (k_quants.h): unpack, scale, min, and
+//   is_signed            values may be negative
+//   has_large_products   sums of four products may exceed 16 bits
+//   MINS                 how minimums are subtracted
+template <typename BLOCK> struct block_256 {
+    static constexpr bool supported = false;
+};
+
+struct row_256 {  // a block of a row
+    alignas(64) int8_t qs[QK_K];  // plus ROW_OFFSET for signed weights
+    int16_t sums_of_16[QK_K / 16], sums[QK_K / 32];
+    float   d;
+};
+
+template <typename BLOCK>
+static const row_256 * prepare_256(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
+    row_256 * row_blocks = scratch<row_256>(n_rows * nb);
+    for (int64_t r = 0; r < n_rows; r++) {
+        const block_q8_K * a = (const block_q8_K *) (rows + r * stride);
+        for (int64_t b = 0; b < nb; b++) {
+            row_256 & to = row_blocks[r * nb + b];
+            to.d = a[b].d;
+            for (int i = 0; i < QK_K; i++) {
+                to.qs[i] = block_256<BLOCK>::is_signed ? (int8_t) (a[b].qs[i] ^ widest::ROW_OFFSET) : a[b].qs[i];
+            }
+            memcpy(to.sums_of_16, a[b].bsums, sizeof(to.sums_of_16));
+            for (int i = 0; i < QK_K / 32; i++) {
+                to.sums[i] = (int16_t) (a[b].bsums[2 * i] + a[b].bsums[2 * i + 1]);
+            }
+        }
+    }
+    return row_blocks;
+}
+
+template <typename V> static typename V::ints scales_of_step(const unpacked<V> & w, int step) {
+    constexpr int STEPS = 8 / V::COLUMNS;  // whose scales are 16 bytes
+    return V::scales_per_16(w.scales[step / STEPS], step % STEPS);
+}
+
+template <typename V, bool LARGE>
+static typename V::ints add_step(typename V::ints sum, typename V::ints products, typename V::ints scales) {
+    return LARGE ? V::add_scaled(sum, products, scales) : V::dot_i16(sum, products, scales);
+}
+
+template <typename V, typename BLOCK>
+static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> * to) {  // V::COLUMNS columns
+    using format = block_256<BLOCK>;
+    for (int64_t b = 0; b < nb; b++) {
+        unpacked_block blocks[V::COLUMNS];
+        SPECLLAMA_UNROLL
+        for (int c = 0; c < V::COLUMNS; c++) {
+            const BLOCK & w = ((const BLOCK *) (weights + c * pitch))[b];
+            for (size_t at = 0; at < sizeof(BLOCK); at += 64) {
+                prefetch<1>((const char *) &w + V::COLUMNS * pitch + at);
+            }
+            blocks[c].quants = to[b].quants + 32 * c;
+            blocks[c].step   = 32 * V::COLUMNS;
+            format::unpack(w, blocks[c]);
+            to[b].scales[c] = blocks[c].scales;
+            to[b].d[c]      = format::scale(w);
+            if (format::MINS != mins::none) {
+                to[b].mins[c] = blocks[c].mins;
+                to[b].min[c]  = format::min(w);
+            }
+        }
+        if (V::COLUMNS == 2) {
+            const __m128i second = blocks[V::COLUMNS - 1].scales;
+            to[b].scales[0]              = _mm_unpacklo_epi16(blocks[0].scales, second);
+            to[b].scales[V::COLUMNS - 1] = _mm_unpackhi_epi16(blocks[0].scales, second);
+        }
+    }
+    // In a loop of its own: loading a vector right after it was stored in two halves stalls.
+    for (int64_t b = 0; format::is_signed && b < nb; b++) {
+        to[b].init = V::zero_si();
+        for (int step = 0; V::ROW_OFFSET != 0 && step < 8; step++) {
+            const typename V::ints quants = V::load_row(to[b].quants + step * sizeof(typename V::ints));
+            const typename V::ints correction = V::offset_correction(quants);
+            to[b].init = V::add_scaled(to[b].init, correction, scales_of_step(to[b], step));
+        }
+    }
+}
+
+// Whether the minimums of these columns are subtracted separately (subtract_mins), with a column in each lane.
+template <typename V, typename BLOCK> static bool mins_are_separate(int64_t nc) {
+    return block_256<BLOCK>::MINS == mins::summed && V::COLUMNS == 2 && nc == TILE_COLUMNS;
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+struct tile_mins {  // of a block of each column
+    int32_t pairs[4][TILE_COLUMNS];  // of 16-bit integers
+    float   min[TILE_COLUMNS];
+};
+
+static const tile_mins * gather_mins(const unpacked<vec512> * w, int64_t nb) {
+    tile_mins * to = scratch<tile_mins>(nb);
+    for (int64_t x = 0; x < TILE_COLUMNS; x++) {
+        for (int64_t b = 0; b < nb; b++) {
+            const unpacked<vec512> & from = w[x / vec512::COLUMNS * nb + b];
+            int32_t pairs[4];
+            _mm_storeu_si128((__m128i *) pairs, _mm256_castsi256_si128(from.mins[x % vec512::COLUMNS]));
+            for (int i = 0; i < 4; i++) {
+                to[b].pairs[i][x] = pairs[i];
+            }
+            to[b].min[x] = from.min[x % vec512::COLUMNS];
+        }
+    }
+    return to;
+}
+
+static void subtract_mins(int64_t nb, float * s, size_t bs, const tile_mins * w, const row_256 * row_blocks,
+                          int64_t n_rows) {
+    for (int64_t r = 0; r < n_rows; r++) {
+        __m512 minus_mins = _mm512_setzero_ps();
+        for (int64_t b = 0; b < nb; b++) {
+            const row_256 & a = row_blocks[r * nb + b];
+            __m512i sum = _mm512_setzero_si512();
+            for (int i = 0; i < 4; i++) {
+                int32_t pair;
+                memcpy(&pair, a.sums + 2 * i, sizeof(pair));
+                sum = _mm512_dpwssd_epi32(sum, _mm512_set1_epi32(pair), _mm512_loadu_si512(w[b].pairs[i]));
+            }
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(-a.d), _mm512_loadu_ps(w[b].min));
+            minus_mins = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), minus_mins);
+        }
+        _mm512_storeu_ps(s + r * bs, _mm512_add_ps(_mm512_loadu_ps(s + r * bs), minus_mins));
+    }
+}
+#else
+struct tile_mins;
+template <typename V> static const tile_mins * gather_mins(const unpacked<V> *, int64_t) { return nullptr; }
+static void subtract_mins(int64_t, float *, size_t, const tile_mins *, const row_256 *, int64_t) {}
+#endif
+
+template <typename V, typename BLOCK, int R>
+static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpacked<V> * w, const row_256 * row_blocks) {
+    using format   = block_256<BLOCK>;
+    using ints   = typename V::ints;
+    using floats = typename V::floats;
+    const int64_t nb = n / QK_K;
+    const bool    with_mins = !mins_are_separate<V, BLOCK>(nc);
+    for (int64_t x = 0; x < nc; x += V::COLUMNS) {
+        floats acc[R];
+        __m128 minus_mins[R];  // one column in each lane
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r]        = V::zero_ps();
+            minus_mins[r] = _mm_setzero_ps();
+        }
+        for (int64_t b = 0; b < nb; b++, w++) {
+            ints sum[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                sum[r] = format::is_signed ? w->init : V::zero_si();
+            }
+            SPECLLAMA_UNROLL
+            for (int step = 0; step < 8; step++) {
+                const ints quants = V::load_row(w->quants + step * sizeof(ints)), scales = scales_of_step(*w, step);
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const ints a        = V::broadcast_row(row_blocks[r * nb + b].qs + 32 * step);
+                    const ints products = format::is_signed ? V::dot_with_offset(V::zero_si(), a, quants)
+                                                          : V::dot_u8i8(V::zero_si(), quants, a);
+                    sum[r] = add_step<V, format::has_large_products>(sum[r], products, scales);
+                }
+            }
+            const floats d = V::per_column(w->d[0], [&] { return w->d[V::COLUMNS - 1]; });
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const row_256 & a = row_blocks[r * nb + b];
+                if (format::MINS == mins::in_lanes) {
+                    const __m256i sums = _mm256_loadu_si256((const __m256i *) a.sums_of_16);
+                    const auto products = [&](int c) {
+                        return _mm256_madd_epi16(w->mins[c], sums);
+                    };
+                    const floats min = V::per_column(w->min[0], [&] { return w->min[V::COLUMNS - 1]; });
+                    acc[r] = V::accumulate(acc[r], V::per_column(products(0), [&] { return products(V::COLUMNS - 1); }),
+                                      V::mul(min, V::set1_ps(-a.d)));
+                } else if (format::MINS == mins::summed && with_mins) {
+                    const __m128i sums  = _mm_loadu_si128((const __m128i *) a.sums);
+                    const __m128i first = _mm_madd_epi16(_mm256_castsi256_si128(w->mins[0]), sums);
+                    const __m128i last  = _mm_madd_epi16(_mm256_castsi256_si128(w->mins[V::COLUMNS - 1]), sums);
+                    const __m128i two   = _mm_add_epi32(_mm_unpacklo_epi32(first, last), _mm_unpackhi_epi32(first, last));
+                    const __m128i one   = _mm_add_epi32(two, _mm_unpackhi_epi64(two, two));
+                    const __m128  min   = _mm_setr_ps(w->min[0], w->min[V::COLUMNS - 1], 0, 0);
+                    minus_mins[r] = _mm_fmadd_ps(_mm_mul_ps(_mm_set1_ps(-a.d), min), _mm_cvtepi32_ps(one), minus_mins[r]);
+                }
+                acc[r] = V::accumulate(acc[r], sum[r], V::mul(d, V::set1_ps(a.d)));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            float * to = s + r * bs + x;
+            V::store_totals(to, acc[r]);
+            if (format::MINS == mins::summed && with_mins) {
+                float columns[4];
+                _mm_storeu_ps(columns, minus_mins[r]);
+                for (int c = 0; c < V::COLUMNS; c++) {
+                    to[c] += columns[c];
+                }
+            }
+        }
+    }
+}
+
+template <typename V, typename BLOCK, int R>  // up to FEW_ROWS rows: one column at once, each block unpacked when needed
+static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
+                            const row_256 * row_blocks) {
+    using format = block_256<BLOCK>;
+    using ints = typename V::ints;
+    constexpr int SIZE = sizeof(ints);
+    const int64_t nb = n / QK_K;
+    alignas(64) int8_t quants[QK_K];
+    unpacked_block u;
+    u.quants = quants;
+    u.step    = 32;
+    for (int64_t x = 0; x < nc; x++) {
+        const BLOCK * w = (const BLOCK *) (weights + x * pitch);
+        __m256 acc[R];
+        float  minus_mins[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r]        = _mm256_setzero_ps();
+            minus_mins[r] = 0;
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            format::unpack(w[b], u);
+            ints sum[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                sum[r] = V::zero_si();
+            }
+            SPECLLAMA_UNROLL
+            for (int step = 0; step < QK_K / SIZE; step++) {
+                const ints values = V::load_row(quants + step * SIZE), scales = V::scales_per_16(u.scales, step);
+                const ints init   = format::is_signed ? V::offset_correction(values) : V::zero_si();
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const ints a        = V::load_row(row_blocks[r * nb + b].qs + step * SIZE);
+                    const ints products = format::is_signed ? V::dot_with_offset(init, a, values)
+                                                            : V::dot_u8i8(init, values, a);
+                    sum[r] = add_step<V, format::has_large_products>(sum[r], products, scales);
+                }
+            }
+            const float d = format::scale(w[b]), min = format::min(w[b]);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const row_256 & a = row_blocks[r * nb + b];
+                if (format::MINS == mins::in_lanes) {
+                    const __m256i sums = _mm256_loadu_si256((const __m256i *) a.sums_of_16);
+                    acc[r] = vec256::accumulate(acc[r], _mm256_madd_epi16(u.mins, sums), _mm256_set1_ps(-a.d * min));
+                } else if (format::MINS == mins::summed) {
+                    __m128i four = _mm_madd_epi16(_mm256_castsi256_si128(u.mins), _mm_loadu_si128((const __m128i *) a.sums));
+                    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+                    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+                    minus_mins[r] = std::fma(-a.d * min, (float) _mm_cvtsi128_si32(four), minus_mins[r]);
+                }
+                acc[r] = vec256::accumulate(acc[r], V::fold_to_8(sum[r]), _mm256_set1_ps(a.d * d));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            s[r * bs + x] = format::MINS == mins::summed ? vec256::hsum(acc[r]) + minus_mins[r] : vec256::hsum(acc[r]);
+        }
+    }
+}
+
+// Unpacks `n_columns` columns, or fewer, in which case it is set to their number. Sets `pitch` to UNPACKED_WIDEST for
+// columns that are stored widest::COLUMNS at once, to UNPACKED_SINGLE for the last one alone.
+constexpr int64_t UNPACKED_WIDEST = 0, UNPACKED_SINGLE = 1;
+
+template <typename BLOCK>
+static const char * unpack_tile(int64_t nb, const char * w, int64_t * pitch, int64_t * n_columns) {
+    const int64_t from_pitch = *pitch;
+    if (*n_columns < widest::COLUMNS) {
+        unpacked<vec256> * to = scratch<unpacked<vec256>>(nb);
+        unpack<vec256, BLOCK>(nb, w, from_pitch, to);
+        *n_columns = 1;
+        *pitch     = UNPACKED_SINGLE;
+        return (const char *) to;
+    }
+    *n_columns -= *n_columns % widest::COLUMNS;
+    unpacked<widest> * to = scratch<unpacked<widest>>(*n_columns / widest::COLUMNS * nb);
+    for (int64_t x = 0; x < *n_columns; x += widest::COLUMNS) {
+        unpack<widest, BLOCK>(nb, w + x * from_pitch, from_pitch, to + x / widest::COLUMNS * nb);
+    }
+    *pitch = UNPACKED_WIDEST;
+    return (const char *) to;
+}
+
+template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<block_256<BLOCK>::supported>> {
+    static constexpr int MAX_ROWS = specllama::MAX_ROWS;
+    static size_t prepared_bytes(int64_t n) { return n / QK_K * sizeof(row_256); }
+    static const void * prepare(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+        return prepare_256<BLOCK>(n / QK_K, rows, stride, n_rows);
+    }
+    template <int R>
+    static void mul_mat(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
+                        const void * prepared) {
+        const row_256 * row_blocks = (const row_256 *) prepared;
+        if (pitch > UNPACKED_SINGLE) {
+            mul_mat_256_few<widest, BLOCK, R <= FEW_ROWS ? R : 1>(n, nc, s, bs, w, pitch, row_blocks);
+        } else if (pitch == UNPACKED_SINGLE) {
+            mul_mat_256<vec256, BLOCK, R>(n, nc, s, bs, (const unpacked<vec256> *) w, row_blocks);
+        } else {
+            mul_mat_256<widest, BLOCK, R>(n, nc, s, bs, (const unpacked<widest> *) w, row_blocks);
+        }
+    }
+};

@@ -1,0 +1,152 @@
+// Included by mul_mat.h: weights of F16 and BF16.
+
+template <typename V> static typename V::floats widen(const ggml_half * from) { return V::load_f16(from); }
+template <typename V> static typename V::floats widen(const ggml_bf16_t * from) { return V::load_bf16(from); }
+
+template <typename T>  // ggml_half or ggml_bf16_t
+static const float * prepare_f16(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+    float * row_floats = scratch<float>(n_rows * n);
+    for (int64_t r = 0; r < n_rows; r++) {
+        for (int64_t i = 0; i < n; i += widest::N_FLOATS) {
+            widest::store_ps(row_floats + r * n + i, widen<widest>((const T *) (rows + r * stride) + i));
+        }
+    }
+    return row_floats;
+}
+
+template <typename V, typename T, int R, int C>  // C columns at once
+static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
+                           const float * row_floats) {
+    int64_t x = 0;
+    for (; x + C <= nc; x += C) {
+        const char * w = weights + x * pitch;
+        typename V::floats acc[R][C];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                acc[r][c] = V::zero_ps();
+            }
+        }
+        for (int64_t i = 0; i < n; i += V::N_FLOATS) {
+            typename V::floats a[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                a[r] = V::load_ps(row_floats + r * n + i);
+            }
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                const T * from = (const T *) (w + c * pitch) + i;
+                const typename V::floats values = widen<V>(from);
+                prefetch<R>((const char *) from + C * pitch);
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    acc[r][c] = V::accumulate(acc[r][c], values, a[r]);
+                }
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                s[r * bs + x + c] = V::hsum(acc[r][c]);
+            }
+        }
+    }
+    return x;
+}
+
+template <typename T> struct f16_kernel {
+    static constexpr int MAX_ROWS = widest::N_FLOATS == 16 ? 6 : 3;  // that fit in registers
+    static size_t prepared_bytes(int64_t n) { return n * sizeof(float); }
+    static const void * prepare(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+        return prepare_f16<T>(n, rows, stride, n_rows);
+    }
+    template <int R>
+    static void mul_mat(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
+                        const void * prepared) {
+        const float * row_floats = (const float *) prepared;
+        const int64_t x = mul_mat_f16<widest, T, R, R == 1 ? 6 : 4>(n, nc, s, bs, w, pitch, row_floats);
+        mul_mat_f16<widest, T, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, row_floats);
+    }
+};
+template <> struct kernel<ggml_half> : f16_kernel<ggml_half> {};
+template <> struct kernel<ggml_bf16_t> : f16_kernel<ggml_bf16_t> {};
+
+#if defined(__AVX512BW__) && (defined(__clang__) || __GNUC__ >= 10)  // older compilers do not know the instruction
+// BF16 on processors with AVX512_BF16, which multiply pairs of values. Their sums are rounded differently than those of
+// floats.
+struct bf16_pairs {};
+
+inline bool has_bf16_pairs() { return __builtin_cpu_supports("avx512bf16"); }
+
+#define SPECLLAMA_BF16 __attribute__((target("avx512bf16")))
+
+template <int R, int C>  // C columns at once
+SPECLLAMA_BF16 static int64_t mul_mat_bf16_pairs(int64_t n, int64_t nc, float * s, size_t bs, const char * weights,
+                                                 size_t pitch, const char * rows, size_t stride) {
+    int64_t x = 0;
+    for (; x + C <= nc; x += C) {
+        const char * w = weights + x * pitch;
+        __m512 acc[R][C];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                acc[r][c] = _mm512_setzero_ps();
+            }
+        }
+        const auto multiply = [&](int64_t i, auto load) __attribute__((always_inline)) SPECLLAMA_BF16 {
+            __m512bh values[C];
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                const char * from = w + c * pitch + 2 * i;
+                values[c] = (__m512bh) load(from);
+                if (R < 4) {
+                    prefetch<R>(from + C * pitch);
+                }
+            }
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const __m512bh a = (__m512bh) load(rows + r * stride + 2 * i);
+                SPECLLAMA_UNROLL
+                for (int c = 0; c < C; c++) {
+                    acc[r][c] = _mm512_dpbf16_ps(acc[r][c], values[c], a);
+                }
+            }
+        };
+        int64_t i = 0;
+        for (; i + 32 <= n; i += 32) {
+            multiply(i, [](const char * from) __attribute__((always_inline)) { return _mm512_loadu_si512(from); });
+        }
+        if (i < n) {  // the last 16
+            multiply(i, [](const char * from) __attribute__((always_inline)) {
+                return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *) from));
+            });
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                s[r * bs + x + c] = _mm512_reduce_add_ps(acc[r][c]);
+            }
+        }
+    }
+    return x;
+}
+
+template <> struct kernel<bf16_pairs> {
+    static constexpr int MAX_ROWS = 6;
+    static size_t prepared_bytes(int64_t) { return 0; }
+    static const void * prepare(int64_t, const char *, size_t, int64_t) { return nullptr; }
+    template <int R>
+    static void mul_mat(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char * rows,
+                        size_t stride, const void *) {
+        const int64_t x = mul_mat_bf16_pairs<R, R < 4 ? 6 : 4>(n, nc, s, bs, w, pitch, rows, stride);
+        mul_mat_bf16_pairs<R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, rows, stride);
+    }
+};
+#else
+using bf16_pairs = ggml_bf16_t;
+inline bool has_bf16_pairs() { return false; }
+#endif

@@ -1,0 +1,90 @@
+"""The messages of /v1/chat/completions and /apply-template, and the conversation that they make for chat
+templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
+from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
+from specllama.server.dialects.shared.parts import Content, MessageFields, read, with_images
+from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
+
+
+class CustomCall(Body):
+    """A call with a text argument, made by another provider's model."""
+
+    name: Name
+    input: str = ""
+
+
+class MessageToolCall(Body):
+    """A call in an earlier answer."""
+
+    unnamed = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
+
+    id: CallId
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CustomCall | None = None
+
+    def given(self, path: str) -> GivenCall:
+        """The call. path: its field. Raises FieldError."""
+        if self.type == "custom" and self.custom is not None:
+            return GivenCall(self.id, self.custom.name, {"input": self.custom.input}, f"{path}.custom.input")
+        if self.type == "custom" or self.function is None:
+            raise FieldError(f"{path}.{self.type} is missing", f"{path}.{self.type}")
+        return GivenCall(self.id, self.function.name, self.function.arguments, f"{path}.function.arguments")
+
+
+class Message(MessageFields):
+    """One message. reasoning_content: the reasoning of an answer, for templates that show it.
+    tool_call_id: of the call that a tool's message answers. images: as in Ollama's API.
+    """
+
+    unnamed = frozenset(
+        {
+            "annotations", "audio", "parsed", "id", "object", "type", "status", "index", "finish_reason",
+            "created", "created_at", "timestamp", "model", "usage", "metadata", "cache_control",
+            "provider_specific_fields", "extra_content", "tool_name", "encrypted_content", "phase",
+        }
+    )  # fmt: skip
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
+    function_call: None = None
+
+    def add_to(self, conversation: ConversationReader, path: str) -> None:
+        """Add the message to a conversation. path: its field. Raises FieldError."""
+        called, result_of, here = f"{path}.tool_calls", f"{path}.tool_call_id", f"{path}.content"
+        if self.tool_calls and self.role != "assistant":
+            raise FieldError(f"{called}: only an assistant message has calls", called)
+        found = with_images(read(self.content or self.refusal, here), self.images, path)
+        if self.role == "tool":
+            if self.tool_call_id is None:
+                raise FieldError(
+                    f"{result_of} is missing: the id of the call that has this result", result_of
+                )
+            conversation.result(self.tool_call_id, found, here, self.name, id_path=result_of)
+        elif self.role == "assistant":
+            calls = [call.given(f"{called}[{j}]") for j, call in enumerate(self.tool_calls or [])]
+            conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
+        else:
+            conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
+
+
+def conversation_of(messages: Sequence[Message]) -> ConversationReader:
+    """The conversation of these messages. Raises FieldError."""
+    found = ConversationReader()
+    for i, message in enumerate(messages):
+        message.add_to(found, f"messages[{i}]")
+    return found

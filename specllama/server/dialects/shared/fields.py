@@ -1,0 +1,294 @@
+"""Validates the JSON object of a request as a pydantic model, with one policy for fields.
+
+null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are ignored
+and reported (`RequestBody.ignored_fields`), except those that clients send with every request
+(`Body.unnamed`). Fields of other APIs that would change the text are errors; they are listed in
+foreign_fields.py. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
+processed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from specllama.errors import UsageError
+from specllama.server.dialects.shared.foreign_fields import is_harmless
+
+Model = TypeVar("Model", bound="RequestBody")
+MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
+MAX_FIELDS = 256  # of an object, those without effect included
+MAX_NAMED, MAX_NAME = 32, 128  # ignored fields that are named, and characters of a name
+_MAX_WHOLE = 2.0**64
+
+
+class Body(BaseModel):
+    """Base of all objects in bodies: strict types, finite numbers.
+
+    unnamed: fields without effect that clients send with every such object.
+    """
+
+    model_config = ConfigDict(
+        extra="ignore",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"maxProperties": MAX_FIELDS},
+    )
+    unnamed: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        """Select the model's fields. info.context: collects (class, name) of the others."""
+        if not isinstance(data, Mapping):
+            return data
+        if len(data) > MAX_FIELDS:
+            raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
+        known, found, ignored = _names(cls), {}, info.context
+        types = set(map(type, data.values()))
+        if known.issuperset(data) and float not in types and type(None) not in types:
+            return data
+        for name, value in data.items():
+            if value is None:
+                continue
+            if name in known:
+                found[name] = whole(value)
+            elif ignored is not None and name not in cls.unnamed:
+                ignored[cls, name] = None
+        return found
+
+
+class RequestBody(Body):
+    """Base of whole bodies. asks: whether fields of other APIs could have an effect on the request."""
+
+    asks: ClassVar[bool] = True
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of a request under the model's names and in its forms."""
+        return data
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Paths of the fields without effect, nested ones included: "session_id", "messages[].mood". At
+        most MAX_NAMED.
+        """
+        return self._ignored
+
+
+class CacheChoice(Body):
+    """store: False writes nothing of the request to disk; `"cache": false` means the same. Other fields
+    are refused, so that a misspelt one does not leave a prompt on disk.
+    """
+
+    store: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_switch(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (unknown := [name for name in data if name != "store"]):
+            raise ValueError(f"cache has the field store only, not {str(unknown[0])[:40]!r}")
+        return {"store": data} if isinstance(data, bool) else data
+
+
+def whole(value: Any) -> Any:
+    """4.0 as 4, for programs whose numbers are all floats. Other values are returned unchanged."""
+    if type(value) is float and value.is_integer() and abs(value) < _MAX_WHOLE:
+        return int(value)
+    return value
+
+
+def _whole_items(value: Any) -> Any:
+    if isinstance(value, list) and any(type(item) is float for item in value):
+        return [whole(item) for item in value]
+    return value
+
+
+WHOLE_ITEMS = BeforeValidator(_whole_items)
+"""The annotation of a list of whole numbers."""
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+@functools.cache
+def _paths(model: type[Body]) -> Mapping[type[Body], str]:
+    """The path of each object in a body: "messages[]" for its messages."""
+    found: dict[type[Body], str] = {model: ""}
+    todo = [model]
+    while todo:
+        here = todo.pop(0)
+        before = f"{found[here]}." if found[here] else ""
+        for name, field in here.model_fields.items():
+            for inner, brackets in _bodies(field.annotation):
+                if inner not in found:
+                    found[inner] = f"{before}{field.alias or name}{brackets}"
+                    todo.append(inner)
+    return found
+
+
+def _bodies(annotation: Any, brackets: str = "") -> Iterator[tuple[type[Body], str]]:
+    """The models in an annotation, each with "[]" if it stands in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation, brackets
+    inside = "[]" if getattr(annotation, "__origin__", None) is list else brackets
+    for one in get_args(annotation):
+        yield from _bodies(one, inside)
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Annotation of a list or object with `least` to `most` items. Larger ones are refused before any
+    item is validated, and validation of a list stops at its first invalid item.
+    """
+
+    most: int
+    least: int = 0
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: dict[str, Any] = {**handler(source), "max_length": self.most, "min_length": self.least}
+        if schema["type"] == "list":
+            schema["fail_fast"] = True
+        return core_schema.no_info_before_validator_function(self._counted, cast("CoreSchema", schema))
+
+    def _counted(self, value: Any) -> Any:
+        if isinstance(value, (list, dict)) and len(value) > self.most:
+            raise ValueError(f"must have at most {self.most} items, not {len(value)}")
+        return value
+
+
+def _small(value: Any) -> Any:
+    """The value, if its JSON is small; counting stops at the limit. Raises ValueError."""
+    size, todo = 0, [value]
+    while todo:
+        one = todo.pop()
+        size += len(one) + 2 if isinstance(one, (str, list, dict)) else 1
+        if size > MAX_JSON:
+            raise ValueError(f"must be at most {MAX_JSON} characters of JSON")
+        if isinstance(one, dict):
+            todo += one
+            todo += one.values()
+        elif isinstance(one, list):
+            todo += one
+    return value
+
+
+class _Small:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_small, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "x-max-characters": MAX_JSON}
+
+
+SMALL = _Small()
+"""The annotation of a value of any form: at most MAX_JSON characters of JSON."""
+
+
+class FieldError(UsageError):
+    """A field that cannot be used. `details["param"]`: its path."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message, details={"param": param})
+
+
+def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
+    """The body as this model. Raises FieldError."""
+    data = model.prepared({name: value for name, value in data.items() if value is not None})
+    given = supported(data, _names(model)) if model.asks else data
+    ignored: dict[tuple[type[Body], str], None] = {}
+    try:
+        found = model.model_validate(given, context=ignored)
+    except ValidationError as error:
+        raise _field_error(error) from None
+    if ignored:
+        found._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
+    return found
+
+
+def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:
+    paths = _paths(model)
+    for owner, name in ignored:
+        path = paths.get(owner, "")
+        yield f"{path}{'.' if path else ''}{name[:MAX_NAME]}"
+
+
+def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> dict[str, Any]:
+    """The fields without those of other APIs that have no effect. own: names of the model's fields. path:
+    of the object, with a final dot. Raises FieldError for an unsupported field.
+    """
+    found = {}
+    for name, value in data.items():
+        harmless = name not in own and is_harmless(name, value)
+        if harmless is None:
+            raise FieldError(f"{path}{name} is not supported, and it would change the text", f"{path}{name}")
+        if not harmless:
+            found[name] = value
+    return found
+
+
+def _field_error(error: ValidationError) -> FieldError:
+    found = error.errors(include_url=False, include_context=False)
+    # Of a union's errors, one inside a member is more helpful than "matches no member".
+    first = min(found, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
+    name = _path(first["loc"])
+    if first["type"] == "missing":
+        return FieldError(f"{name} is missing", name)
+    reason = _said(first["msg"])
+    if first["type"].endswith("_type"):  # of a union: all that it may be
+        alike = [e["msg"] for e in found if e["type"].endswith("_type") and _path(e["loc"]) == name]
+        kinds = dict.fromkeys(_said(message).removeprefix("must be ") for message in (first["msg"], *alike))
+        reason = f"must be {' or '.join(kinds)}"
+    return FieldError(f"{name}: {reason}" if name else reason, name or None)
+
+
+def _said(message: str) -> str:
+    """Rephrases a message of pydantic."""
+    found = message.removeprefix("Value error, ").replace(" after validation", "")
+    if "unicode" in found:
+        return "must be valid Unicode"
+    found = re.sub(r"^(?:Input|List|Dictionary|String|Data|Value) should ", "must ", found)
+    return re.sub(r"^must be a valid (dictionary|.* or instance of .*)$", "must be an object", found)
+
+
+def _path(places: Sequence[str | int]) -> str:
+    """The path of a field, without the type names that pydantic inserts."""
+    name, names = "", _field_names()
+    for part in places:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part in names:
+            name += f"{'.' if name else ''}{part[:80]}"
+    return name
+
+
+@functools.cache
+def _field_names() -> frozenset[str]:
+    found, todo = set[str](), [Body]
+    while todo:
+        model = todo.pop()
+        found |= {field.alias or name for name, field in model.model_fields.items()}
+        todo += model.__subclasses__()
+    return frozenset(found)

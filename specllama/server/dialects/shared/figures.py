@@ -1,0 +1,244 @@
+"""The figures of an answer as tools read them: llama-server's timings and progress, vLLM's metrics, our own.
+
+All are computed from the same counters, so that they agree. Times are in seconds unless named ms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NotRequired, TypedDict
+
+from specllama.core.gain import Gain, gain
+from specllama.core.stats import RunStats
+from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
+
+
+class PromptTimings(TypedDict):
+    """The part of llama-server's timings about the prompt. cache_n: tokens found in the KV cache."""
+
+    prompt_n: int
+    cache_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+
+
+class DecodeTimings(TypedDict):
+    """The part of llama-server's timings about the generated tokens."""
+
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class Timings(PromptTimings, DecodeTimings):
+    """llama-server's timings."""
+
+    draft_n: int
+    draft_n_accepted: int
+
+
+class PromptProgress(TypedDict):
+    """llama-server's progress of a prompt, in tokens. queue_place: position of a request without a slot."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+    queue_place: NotRequired[int]
+
+
+class VllmFigures(TypedDict):
+    """vLLM's. acceptance_histogram[j]: number of drafts of which j tokens were accepted."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+class SpeculationFigures(TypedDict):
+    """specllama's own. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
+    speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which plain_tps
+    is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the
+    first token. seconds: of decoding, by activity. decodes: by number of rows, the number of decodes and
+    their seconds. Fields about one choice are None for several.
+    """
+
+    enabled: bool
+    n_drafted: int
+    n_accept: int
+    n_branch: int
+    n_branch_accept: int
+    n_discarded: int
+    acceptance_rate: float | None
+    accept_by_position: list[float] | None
+    accept_by_source: dict[str, list[float | None]] | None
+    drafted_by: dict[str, int]
+    forced_tokens: int
+    speedup: float | None
+    speedup_range: tuple[float, float] | None
+    speedup_reason: str
+    verdict: str
+    plain_tps: float | None
+    plain_source: str
+    plain_rounds: int
+    reason: str
+    rounds: int
+    near_ties: int
+    redecided: int
+    exact_width: int | None
+    ttft_seconds: float | None
+    seconds: dict[str, float] | None
+    decodes: dict[str, list[float]] | None
+
+
+class AnswerFigures(TypedDict):
+    """All figures of an answer. ignored_fields: the request's fields without effect."""
+
+    timings: Timings
+    metrics: dict[str, VllmFigures]
+    speculation: SpeculationFigures
+    ignored_fields: NotRequired[list[str]]
+
+
+def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> AnswerFigures:
+    """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
+    request's fields without effect.
+    """
+    found: AnswerFigures = {
+        "timings": timings([end.stats for end in fold.ends]),
+        "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
+        "speculation": own_figures(fold.ends, enabled),
+    }
+    if ignored:
+        found["ignored_fields"] = list(ignored)
+    return found
+
+
+def timings(stats: Iterable[RunStats]) -> Timings:
+    """llama-server's timings, of all these choices together."""
+    all_ = list(stats)
+    prompt_n = sum(s.n_evaluated for s in all_)
+    predicted_n = sum(s.n_predict for s in all_)
+    prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
+    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes from the prompt's decode
+    return {
+        **_encoded(prompt_n, sum(s.n_reused for s in all_), prompt),
+        **_decoded(predicted_n, decoded, predicted),
+        "draft_n": sum(s.n_drafted for s in all_),
+        "draft_n_accepted": sum(s.n_accept for s in all_),
+    }
+
+
+def running_timings(choice: AccumulatedChoice) -> Timings:
+    """llama-server's timings of one choice so far, as seen by the client of the engine. Covers the part
+    of the prompt that Prefill events have reported.
+    """
+    filled, total = choice.prefill, choice.total
+    n_prompt = filled.n_done - filled.n_reused if filled else 0
+    return {
+        **_encoded(n_prompt, filled.n_reused if filled else 0, filled.seconds if filled else 0.0),
+        **_decoded(total.n_predict, max(0, total.n_predict - 1), total.seconds),
+        "draft_n": total.n_drafted,
+        "draft_n_accepted": total.n_accept,
+    }
+
+
+def prompt_progress(event: Prefill) -> PromptProgress:
+    """Progress of a prompt's evaluation, or its position in the queue."""
+    found: PromptProgress = {
+        "total": event.n_prompt,
+        "cache": event.n_reused,
+        "processed": event.n_done,
+        "time_ms": round(1000 * event.seconds),
+    }
+    if event.queue_position:
+        found["queue_place"] = event.queue_position
+    return found
+
+
+def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
+    return {
+        "prompt_n": n,
+        "cache_n": n_reused,
+        "prompt_ms": 1000 * seconds,
+        "prompt_per_token_ms": _ratio(1000 * seconds, n),
+        "prompt_per_second": _ratio(n, seconds),
+    }
+
+
+def _decoded(n: int, n_timed: int, seconds: float) -> DecodeTimings:
+    """n_timed: number of tokens generated in these seconds."""
+    return {
+        "predicted_n": n,
+        "predicted_ms": 1000 * seconds,
+        "predicted_per_token_ms": _ratio(1000 * seconds, n_timed),
+        "predicted_per_second": _ratio(n_timed, seconds),
+    }
+
+
+def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
+    all_ = list(stats)
+    k = max((len(s.reached) for s in all_), default=0)
+    steps = sum(s.reached[0] for s in all_ if s.reached)
+    at_least = [steps, *(sum(s.accepted_at[j] for s in all_ if j < len(s.accepted_at)) for j in range(k)), 0]
+    drafted, accepted = sum(s.n_drafted for s in all_), sum(s.n_accept for s in all_)
+    return {
+        "mean_acceptance_length": 1 + _ratio(accepted, steps),
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(k + 1)],
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+    }
+
+
+def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
+    """The figures of these choices. enabled: whether drafting was allowed."""
+    all_ = list(ends)
+    found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
+    by: Counter[str] = Counter()
+    for end in all_:
+        by.update(end.stats.drafted_by)
+    drafted, accepted = sum(e.stats.n_drafted for e in all_), sum(e.stats.n_accept for e in all_)
+    return {
+        "enabled": enabled,
+        "n_drafted": drafted,
+        "n_accept": accepted,
+        "n_branch": sum(e.stats.n_branch for e in all_),
+        "n_branch_accept": sum(e.stats.n_branch_accept for e in all_),
+        "n_discarded": sum(e.stats.n_discarded for e in all_),
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "accept_by_position": all_[0].stats.accept_by_position if len(all_) == 1 else None,
+        "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
+        "drafted_by": dict(by),
+        "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
+        "speedup": found.speedup,
+        "speedup_range": found.range,
+        "speedup_reason": found.reason,
+        "verdict": found.verdict,
+        "plain_tps": all_[0].plain.tps if all_ else None,
+        "plain_source": all_[0].plain.source if all_ else "none",
+        "plain_rounds": all_[0].plain.rounds if all_ else 0,
+        "reason": all_[0].off_reason if all_ else "",
+        "rounds": sum(e.stats.rounds for e in all_),
+        "near_ties": sum(e.stats.near_ties for e in all_),
+        "redecided": sum(e.stats.redecided for e in all_),
+        "exact_width": all_[0].stats.exact_width if all_ else None,
+        "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
+        "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
+        "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
+    }
+
+
+def _decodes(stats: RunStats) -> dict[str, list[float]]:
+    return {str(rows): [count, seconds] for rows, (count, seconds) in sorted(stats.round_seconds.items())}
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

@@ -1,0 +1,297 @@
+"""Fields of all bodies that generate text. The sampling fields are generated from PARAMETERS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, create_model
+
+from specllama.core.sampling.parameter import MAX_BIAS
+from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from specllama.errors import UsageError
+from specllama.server.dialects.shared.fields import (
+    MAX_JSON,
+    SMALL,
+    WHOLE_ITEMS,
+    AtMost,
+    Body,
+    CacheChoice,
+    FieldError,
+    RequestBody,
+)
+from specllama.server.dialects.shared.keep_alive import KeepAlive
+from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.samplers import with_samplers
+from specllama.server.dialects.shared.sibling_names import renamed, with_options
+from specllama.server.dialects.shared.structured import StructuredFields
+
+MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
+MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
+SamplerName = Annotated[str, Field(max_length=64)]
+Count = Annotated[int, Field(ge=-2, lt=2**31)]
+Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
+ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
+_EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
+
+
+def _given_stops(value: Any) -> Any:
+    """Removes empty strings, which would end every answer at once; None if none remains."""
+    if isinstance(value, list):
+        value = [text for text in value if text != ""]
+    return value if value not in ("", []) else None
+
+
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+Stops = Annotated[Stop | Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
+StopList = Annotated[Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
+
+
+class StreamOptions(Body):
+    """include_usage: send the usage in a last chunk. The other fields have no effect."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def _trace_choice(value: Any) -> Any:
+    if isinstance(value, bool) or value == "full":
+        return value
+    raise ValueError('must be a valid boolean or "full"')
+
+
+TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
+
+
+class Speculation(Body):
+    """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
+    chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
+    neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
+    and without drafts, on every device.
+    """
+
+    enabled: bool = True
+    max: Annotated[int, Field(ge=0, le=512)] | None = None
+    trace: TraceChoice = False
+    memory: bool = True
+    exact: bool = False
+
+    def engine_fields(self) -> dict[str, Any]:
+        """The fields of protocol.Generate that these set."""
+        full = self.trace == "full"
+        return {
+            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
+        }  # fmt: skip
+
+
+_TYPES: Mapping[str, Any] = {
+    "max_tokens": Count,
+    "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],
+    "stop": Stops,
+    "logit_bias": (
+        Annotated[dict[str, float], AtMost(MAX_BIASES)]
+        | Annotated[list[Annotated[list[Any], AtMost(2, 2)]], AtMost(MAX_BIASES)]
+    ),
+    "grammar": Annotated[str, Field(max_length=MAX_JSON)],
+    "json_schema": Annotated[dict[str, Any], SMALL] | bool,
+}
+"""Types of the parameters whose form in JSON differs from that on a command line."""
+
+if TYPE_CHECKING:
+
+    class ParameterFields(RequestBody):
+        """A field for each name that a parameter of SamplingParams has in request bodies, None by default."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    ParameterFields = create_model(
+        "ParameterFields",
+        __base__=RequestBody,
+        __module__=__name__,
+        **{
+            field: (_TYPES.get(name, parameter.kind) | None, None)
+            for name, parameter in PARAMETERS.items()
+            for field in parameter.api_fields
+        },
+    )
+
+
+class ParameterReader(ParameterFields):
+    """Sampling parameters and limits of the text. Of several names of a parameter, the first counts.
+
+    n_indent: indentation of the lines after the first, in blanks and tabs; the text ends before a line with
+    less. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none. path: prefix
+    of field names in errors; spelled: names in errors of parameters that other fields set.
+    """
+
+    samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
+    n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
+    t_max_prompt_ms: Milliseconds = 0
+    t_max_predict_ms: Milliseconds = 0
+
+    path: ClassVar[str] = ""
+    spelled: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Renames fields of other APIs and aliases to those of this model, whose own names take
+        precedence.
+        """
+        found = renamed(data, cls.aliases, cls.model_fields)
+        for name in _EMPTY_IS_ABSENT:
+            if found.get(name) in ("", [], {}):
+                del found[name]
+        return found
+
+    @property
+    def warms(self) -> bool:
+        """Whether the request only evaluates its prompt."""
+        return False
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
+        return {
+            "text_biases": self._text_biases(),
+            "n_indent": self.n_indent,
+            "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
+            "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
+        }
+
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        """The sampling parameters that are set. more: parameters that the route sets by fields of its own.
+
+        Raises FieldError.
+        """
+        params: dict[str, Any] = {}
+        sent: dict[str, str] = dict(self.spelled)
+        for name, parameter in PARAMETERS.items():
+            field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
+            if field is not None:
+                params[name], sent[name] = _read(name, getattr(self, field)), f"{self.path}{field}"
+        steps = with_samplers(self.samplers) if self.samplers is not None else {}
+        params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        if self.warms:
+            params.pop("max_tokens", None)
+        try:
+            SamplingParams.merge(params)
+        except UsageError as error:
+            message = error.spelled(lambda name, _: sent.get(name, name)).message
+            field = sent.get(error.option, error.option)
+            raise FieldError(message, field if error.option in params else None) from None
+        return params
+
+    def given_parameters(self) -> list[Given]:
+        """The parameters that restrict the text."""
+        found = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
+        return [Given(name, {name: value}) for name, value in found if value is not None]
+
+    def _text_biases(self) -> dict[str, float]:
+        """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
+        found = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
+        if len(found) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in found):
+            most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
+            raise FieldError(f"logit_bias: {most}", "logit_bias")
+        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in found.values()):
+            raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
+        return found
+
+
+class SamplingFields(ParameterReader, StructuredFields):
+    """How to generate, without the prompt.
+
+    n_predict: 0 only evaluates the prompt, for later requests. stop_token_ids: tokens that end the text.
+    num_ctx: context size that the client expects, in tokens.
+    """
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool | None = None
+    stop_token_ids: TokenIds = Field([])
+    num_ctx: ContextLength | None = None
+    keep_alive: KeepAlive = None
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Also reads the fields in `options`, Ollama's place for them."""
+        return super().prepared(with_options(data, _OPTIONS))
+
+    @property
+    def kept(self) -> bool:
+        """Whether prompt and text may be written to disk."""
+        return self.cache.store
+
+    @property
+    def warms(self) -> bool:
+        """Whether the prompt is evaluated and nothing is written."""
+        return self.n_predict == 0 and self.max_tokens is None
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
+        more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
+        return super().engine_fields() | self.speculation.engine_fields() | more
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the engine is to report the whole prefill."""
+        return self.stream and (self.return_progress or self.timings_per_token)
+
+    def _parameters(self) -> list[Given]:
+        return self.given_parameters()
+
+
+_OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num_ctx")
+"""Fields that may stand in `options`, as in Ollama's API."""
+
+
+def _read(name: str, value: Any) -> Any:
+    """A field's value in the form of SamplingParams, None for the default."""
+    if name == "top_k" and value == -1:  # vLLM's value for off
+        return 0
+    if name == "seed":
+        return None if value == -1 else seed_of(value)
+    if name == "logit_bias":
+        return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
+    return value
+
+
+def seed_of(value: int) -> int:
+    """A seed in the form of the engine. A negative one is mapped below 2^53: answers report it, and
+    programs whose numbers are all floats send it back.
+    """
+    return value if value >= 0 else value % 2**53
+
+
+def first(*values: Any) -> Any:
+    """The first value that is not None, None where there is none."""
+    return next((value for value in values if value is not None), None)
+
+
+def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
+    """logit_bias as a mapping. false stands for minus infinity, as in llama-server."""
+    if not isinstance(given, list):
+        return given
+    found = {}
+    for i, (token, bias) in enumerate(given):
+        number = isinstance(bias, (int, float)) and (not isinstance(bias, bool) or bias is False)
+        if isinstance(token, bool) or not isinstance(token, (int, str)) or not number:
+            raise FieldError(
+                f"logit_bias[{i}] must be a token id or text, and a number or false", "logit_bias"
+            )
+        found[token] = -math.inf if bias is False else float(bias)
+    return found
+
+
+def _is_text(token: int | str) -> bool:
+    """Whether a key of logit_bias is a text, not an id."""
+    return isinstance(token, str) and not (token.isascii() and token.isdigit())

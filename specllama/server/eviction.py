@@ -1,0 +1,111 @@
+"""Selects loaded models to evict for a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specllama.config.load import LoadSettings
+from specllama.errors import NotFoundError, ResourceError
+from specllama.gguf.header import Header, read_model
+from specllama.heads import is_head_file
+from specllama.heads.check import check_draft, check_model
+from specllama.heads.kind import HeadInfo
+from specllama.models.memory.load_plan import plan_load
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.prepare import prepare_if_on_disk
+from specllama.models.resolve import Library
+from specllama.pair.head_check import own_head
+from specllama.server.memory import FreeMemory, LoadedModel
+
+
+@dataclass(frozen=True)
+class PendingLoad:
+    """A model to load: its settings, with paths, and the headers of its files. draft: of a draft model, a
+    head's own file, or the head inside the target. head: the head inside the target, next to a draft model.
+    """
+
+    settings: LoadSettings
+    target: Header
+    draft: Header | HeadInfo | None
+    head: HeadInfo | None = None
+
+    def plan(self, free: FreeMemory) -> MemoryPlan:
+        """The memory plan; without the target's own head if it does not fit. Raises ResourceError."""
+        gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
+        try:
+            return plan_load(self.settings, self.target, self.draft, free.host, gpus, head=self.head)
+        except ResourceError:
+            if self.head is None and not isinstance(self.draft, HeadInfo):
+                raise
+            draft = None if isinstance(self.draft, HeadInfo) else self.draft
+            return plan_load(self.settings, self.target, draft, free.host, gpus)
+
+
+def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad:
+    """Reads and checks the headers of a model to load. library: finds the names in the settings on disk;
+    None if they are paths.
+
+    Raises what `prepare_if_on_disk`, `read_model`, `check_model` and `check_draft` raise.
+    """
+    found = settings if library is None else prepare_if_on_disk(library, settings)
+    if found is None:
+        raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
+    target = read_model(found.target.path)
+    check_model(target)
+    if found.draft is None:
+        return PendingLoad(found, target, None)
+    verdict, reason = own_head(target)
+    head = verdict.head if verdict is not None else None
+    if found.draft.path == found.target.path and (head or reason):
+        return PendingLoad(found, target, head)
+    draft = read_model(found.draft.path)
+    check_draft(draft)
+    return PendingLoad(found, target, draft, None if is_head_file(draft) else head)
+
+
+def select_evictions(
+    pending: PendingLoad, loaded: Sequence[LoadedModel], free: FreeMemory, max_loaded: int = 0
+) -> list[LoadedModel]:
+    """The models to evict so that the pending one gets the context and the GPU layers that it would get
+    alone: idle ones first, then by least recent use.
+
+    max_loaded: models in memory at once, 0 for as many as fit. Raises ResourceError for a model that does not
+    fit alone.
+    """
+    alone = pending.plan(free.after_evicting(loaded))
+
+    def fits(evicted: Sequence[LoadedModel]) -> bool:
+        if max_loaded and len(loaded) - len(evicted) >= max_loaded:
+            return False
+        try:
+            return _equally_good(pending.plan(free.after_evicting(evicted)), alone)
+        except ResourceError:
+            return False
+
+    return _fewest(sorted(loaded, key=lambda one: (one.busy, one.used_at)), fits)
+
+
+def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
+    return _chosen(plan) == _chosen(alone)
+
+
+def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None]]:
+    """The context size, and the GPU layers of the target, the draft and the head inside the target."""
+    used = (plan.target, plan.draft, plan.head)
+    return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used]
+
+
+def _fewest(
+    candidates: Sequence[LoadedModel], fits: Callable[[Sequence[LoadedModel]], bool]
+) -> list[LoadedModel]:
+    """The shortest prefix of the candidates that suffices, less what is not needed of it; all candidates
+    where none does.
+    """
+    n = next((n for n in range(len(candidates)) if fits(candidates[:n])), len(candidates))
+    chosen = list(candidates[:n])
+    for one in reversed(chosen[:-1]):  # the last one is needed
+        fewer = [other for other in chosen if other is not one]
+        if fits(fewer):
+            chosen = fewer
+    return chosen

@@ -1,0 +1,83 @@
+"""Stores what a draft of another vocabulary gains for its target, for later choices by `-md auto`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from specllama.client.tune_messages import MeasuredDraft
+from specllama.config.store import Store
+from specllama.core.policy.acceptance import ALONE, PairState
+from specllama.core.policy.break_even import easiest
+from specllama.core.policy.config import DEFAULT
+from specllama.drafters import MODEL
+from specllama.gguf.header import Header
+from specllama.gguf.identity import identity
+from specllama.models.measured_drafts import FOLDER, DraftRecord, MeasuredDrafts
+from specllama.worker.loader import Loaded
+
+
+def store_tuned(
+    loaded: Loaded, draft: Header, found: MeasuredDraft, copying: Sequence[MeasuredDraft]
+) -> None:
+    """Store what `tune` predicts for a draft. copying: what it predicts without a draft, empty if copying is
+    off.
+    """
+    if found.forecast is None or found.forecast.speedup is None or not loaded.settings.calibrate:
+        return
+    without = [one.forecast.speedup for one in copying if one.forecast is not None]
+    need = easiest(found.break_even)
+    _measured_drafts(loaded).put(
+        DraftRecord(
+            os.path.abspath(draft.path),
+            identity(draft),
+            "tune",
+            round(found.forecast.speedup, 4),
+            round(max([1.0, *(one for one in without if one is not None)]), 4),
+            found.forecast.tokens,
+            found.forecast.acceptance,
+            need.acceptance if need is not None else None,
+        )
+    )
+
+
+def store_answers(loaded: Loaded) -> None:
+    """Store what the answers since the load say about a draft of another vocabulary, with those that were
+    stored for the pair before. Nothing is stored without enough of them.
+    """
+    draft, planner = loaded.draft, loaded.profile.planner
+    if draft is None or draft.translation is None or planner is None or not loaded.settings.calibrate:
+        return
+    speedup = rounds_with_it(planner.learnt, MODEL.name)
+    if speedup is None:
+        return
+    table = planner.learnt.tables[MODEL.name]
+    _measured_drafts(loaded).put(
+        DraftRecord(
+            os.path.abspath(draft.header.path),
+            identity(draft.header),
+            "answers",
+            round(speedup, 4),
+            1.0,
+            round(table.n_seen),
+            table.rate,
+        )
+    )
+
+
+def _measured_drafts(loaded: Loaded) -> MeasuredDrafts:
+    """Those of the target, next to its profile."""
+    return MeasuredDrafts(loaded.header, Store(loaded.profile.store.root.with_name(FOLDER)))
+
+
+def rounds_with_it(learnt: PairState, name: str) -> float | None:
+    """How many times as fast rounds with the priced drafter of this name are as rounds without it, where
+    nothing else drafts, by the gain and the time that were learnt; None while that rests on too little.
+    """
+    state, table = learnt.priced.get(name), learnt.tables.get(name)
+    if state is None or table is None or table.n_seen < DEFAULT.enough_tokens:
+        return None
+    gain, added = state.gain.gains[ALONE], state.gain.times[ALONE]
+    if gain is None or added is None:
+        return None
+    return max(0.0, 1 + gain / (1 + added))

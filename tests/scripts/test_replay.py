@@ -1,0 +1,171 @@
+"""scripts.replay: the planner against other ways of decoding; traces of heads and of draft models."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from scripts.replay import trees
+from specllama.core.replay.simulator import TraceDrafter
+from specllama.core.replay.trace import Trace
+from tests.support import tinygguf, tinymtp
+from tests.support.devices import curves
+from tests.support.paths import ROOT
+
+TRACES = ROOT / "tests/unit/core/traces"
+TEXTS = TRACES / "pydoc.json"
+CHANGES_COST_MORE_THAN_THREE_DECODES = "MoE 128/8, 16 layers, Q4_K_M"
+LAST = (0.0, 1.0)  # only the last block adds something: a head that is a copy of it is perfect
+NOISE = 0.1  # makes it wrong now and then
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripts.replay", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+
+
+class Cell(NamedTuple):
+    """A line of --detail. rates: by what the planner is compared with."""
+
+    machine: str
+    workload: str
+    rates: dict[str, float]
+
+
+def replayed(*flags: str) -> list[Cell]:
+    """The cells with the draft model as recorded."""
+    done = run(TEXTS, "--detail", *flags)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for line in done.stdout.split("\npydoc: ")[0].splitlines():
+        machine, workload, rates = re.fullmatch(r"  (.+?) +c=[\d.]+ (\w+) +(.+)", line).groups()
+        by_name = (rate.split(" x ") for rate in rates.split(", "))
+        found.append(Cell(machine, workload, {name: float(rate) for rate, name in by_name}))
+    assert len(found) == 9 * 3 * 5
+    return found
+
+
+@pytest.mark.parametrize("flags", [("--fixed",), ("--cold",)], ids=["known machine", "unknown machine"])
+def test_the_planner_beats_the_best_settings_of_other_engines(flags: tuple[str, ...]) -> None:
+    cells = replayed(*flags)
+    rates = {name: [cell.rates[name] for cell in cells] for name in cells[0].rates}
+    assert statistics.geometric_mean(rates["best of grid"]) > 1.05
+    n_tokens = {w: sum(len(t["text"]) for t in texts) for w, texts in json.loads(TEXTS.read_text()).items()}
+    # In shorter ones a single wrong draft costs several per cent.
+    long = [cell.rates["plain"] for cell in cells if n_tokens[cell.workload] > 100]
+    assert min(long) > (0.97 if "--cold" in flags else 0.98)
+    if "--fixed" in flags:
+        assert statistics.geometric_mean(rates["best fixed"]) > 1.03
+        for cell in cells:  # no draft length beats the oracle that knows where drafts are wrong
+            assert cell.rates["oracle stop"] <= min(1, *(cell.rates[n] for n in ("plain", "n_max 3")))
+
+
+def test_on_devices_the_planner_is_as_fast_as_the_best_fixed_length_and_hardly_slower_than_plain() -> None:
+    """It learns on the way that changes of the width cost something."""
+    done = run(TEXTS, "--devices", TRACES / "gpu_curves.json")
+    assert done.returncode == 0, done.stderr
+    line = r"pydoc \| (.+) \| c 0\.05: ([\d.]+) x plain, .* ([\d.]+) \(\d+\), worst text ([+-][\d.]+) t\(1\)"
+    found = re.findall(line, done.stdout)
+    assert len(found) == 6
+    for device, gain, fixed, excess in found:
+        assert float(gain) > 0.97 * float(fixed) > 1.5, device
+        assert float(excess) < (12 if device == CHANGES_COST_MORE_THAN_THREE_DECODES else 0), device
+
+
+# Recording with the real llama.cpp
+
+
+def record(folder: Path, target: Path, draft: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "prompts.json").write_text(json.dumps({"some": ["the quick brown fox", "once upon a time"]}))
+    return run(
+        *("--record", folder / "traces.json", "-m", target, "-md", draft),
+        *("--prompts", folder / "prompts.json", "-n", 30, "--ctx", 512),
+    )
+
+
+def n_right(folder: Path, target: Path, draft: Path) -> list[int]:
+    """Right choices of each text of 30 tokens."""
+    done = record(folder, target, draft)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "traces.json").read_text())["some"]
+    assert [len(trace["text"]) for trace in found] == [30, 30]
+    assert all(conf > 0 for trace in found for conf in trace["conf"])
+    return [sum(a == b for a, b in zip(t["draft"], t["text"], strict=True)) for t in found]
+
+
+def test_records_the_head_inside_the_target(tmp_path: Path) -> None:
+    model = tinymtp.mimo2(tmp_path / "m.gguf", adds=LAST, copied=True, head_noise=NOISE)
+    right = n_right(tmp_path, model, model)
+    assert min(right) > 15
+    assert sum(right) < 60
+
+
+def test_records_a_head_in_a_file_of_its_own(tmp_path: Path) -> None:
+    trunk = tinymtp.mimo2(tmp_path / "trunk.gguf", adds=LAST, part="trunk")
+    head = tinymtp.mimo2(tmp_path / "mtp.gguf", adds=LAST, copied=True, part="head")
+    assert n_right(tmp_path, trunk, head) == [30, 30]
+
+
+def test_records_a_draft_model(tmp_path: Path) -> None:
+    target = tinygguf.llama(tmp_path / "target.gguf", adds=LAST)
+    draft = tinygguf.llama(tmp_path / "draft.gguf", adds=LAST, noise=NOISE)
+    right = n_right(tmp_path, target, draft)
+    assert min(right) > 5
+    assert sum(right) < 60
+
+
+def test_a_head_that_is_only_promised_is_refused(tmp_path: Path) -> None:
+    model = tinymtp.mimo2(tmp_path / "m.gguf", part="promise")
+    done = record(tmp_path, model, model)
+    assert done.returncode != 0
+    assert "the file does not have" in done.stderr
+
+
+# Second candidates
+
+
+def second_right(n: int = 80) -> Trace:
+    """A text whose draft model is wrong at two of five tokens, and then right with its second candidate."""
+    text = random.Random(n).choices(range(10, 4000), k=n)
+    wrong = [i % 5 > 2 for i in range(n)]
+    draft = [5 if w else t for w, t in zip(wrong, text, strict=True)]
+    conf = [0.4 if w else 0.9 for w in wrong]
+    second = [t if w else 6 for w, t in zip(wrong, text, strict=True)]
+    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong])
+
+
+def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    traces = {"some": [second_right(200)] * 3}
+    cells = [
+        trees.cell("flat", 0.02, trees.on_curve({1: 1.0, 16: 1.1}, 0.02, TraceDrafter), traces),
+        trees.cell("device", 0.05, trees.on_device(curves()["padded 4B Q4_0"], 0.05, TraceDrafter), traces),
+    ]
+    trees.show("label", traces, iter(cells))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  some, model: 0: 100% of 240 wrong ones (40% of 600), 1: 100% of ")
+    assert cells[0].gains["auto"] == (1.0, 1.0, 0, 0)  # no decode is filled up there
+    gain, _, accepted, drafted = cells[0].gains["paid"]
+    assert gain > 1.1
+    assert 100 < accepted <= drafted
+    assert cells[1].gains["auto"][3] > 0
+    assert lines[-1].startswith("  means: auto ")
+
+
+def test_older_traces_get_second_candidates(tmp_path: Path) -> None:
+    texts = json.loads(TEXTS.read_text())
+    short = {"source": [{k: v[:40] if k != "prompt" else v for k, v in texts["source"][0].items()}]}
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    done = run(tmp_path / "short.json", "--second", tmp_path / "more.json")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"(3\d|40) of 40 first choices are the recorded ones", done.stdout)
+    (more,) = json.loads((tmp_path / "more.json").read_text())["source"]
+    assert len(more["second"]) == 40
+    assert sum(token >= 0 for token in more["second"]) == sum(conf < 0.95 for conf in more["conf"])

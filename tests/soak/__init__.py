@@ -1,0 +1,1 @@
+"""A soak test of `specllama serve`, which `python -m tests.soak` and tests/faults/test_soak.py run."""

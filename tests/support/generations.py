@@ -1,0 +1,19 @@
+"""Requests to the engine, written by the names of what their prompts are made of."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from specllama.client import protocol as m
+
+_OF_CHATS = {f.name for f in fields(m.ChatInput)}
+_FORMS = {"prompt": m.TextInput, "ids": m.TokenInput, "parts": m.MixedInput}
+
+
+def generate(id_: int, **given: Any) -> m.Generate:
+    """A Generate of one of messages (with the other fields of ChatInput), prompt, ids, parts and infill."""
+    chat = {name: given.pop(name) for name in _OF_CHATS & given.keys()}
+    form, value = next(((n, given.pop(n)) for n in (*_FORMS, "infill") if n in given), ("", None))
+    prompt = m.ChatInput(**chat) if chat else value if form == "infill" else _FORMS[form](value)
+    return m.Generate(id_, prompt, **given)

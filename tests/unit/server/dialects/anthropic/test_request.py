@@ -1,0 +1,473 @@
+"""What Anthropic's requests become, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from specllama.calls.tools import Tool, Tools
+from specllama.client import protocol
+from specllama.errors import (
+    AccessError,
+    BusyError,
+    ContextLengthError,
+    DeadlineError,
+    EngineDiedError,
+    NotFoundError,
+    SpecllamaError,
+    UsageError,
+)
+from specllama.server.app import ERRORS
+from specllama.server.dialects.anthropic.errors import error_body
+from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
+from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MethodError, WrongOriginError
+
+ASKED: dict[str, Any] = {"role": "user", "content": "What?"}
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+READ = {"name": "read", "description": "Read a file", "input_schema": SCHEMA}
+STOP = {"name": "stop", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a"}}
+
+
+def request(*messages: dict[str, Any], **fields: Any) -> protocol.Generate:
+    body = {"max_tokens": 5, "messages": list(messages) or [ASKED], **fields}
+    return checked(MessagesRequest, body).generation({}, {})
+
+
+def result(content: Any = None, **fields: Any) -> dict[str, Any]:
+    block = {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **fields}
+    return {k: v for k, v in block.items() if v is not None}
+
+
+def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
+    def read() -> None:
+        found = checked(model, body)
+        found.generation({}, {}) if model is MessagesRequest else found.chat_input({})
+
+    with pytest.raises(FieldError) as error:
+        read()
+    return error.value.message
+
+
+def allowed(**fields: Any) -> dict[str, Any]:
+    """The tools of a request as a dict."""
+    found = asdict(request(**fields).chat.tools)
+    return found | {"names": list(found["names"])}
+
+
+def tools(*tools: Tool, **fields: Any) -> dict[str, Any]:
+    return asdict(Tools(list(tools), **fields)) | {"names": list(fields.get("names", ()))}
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("system", "text"),
+        [
+            ("Be short.", "Be short."),
+            ([{"type": "text", "text": "Be"}, {"type": "text", "text": "short."}], "Be\nshort."),
+            ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], "a"),
+            ("x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;", ""),
+            (
+                "x-anthropic-billing-header: cc_version=2.1; cch=a5145;You are Claude Code.",
+                "You are Claude Code.",
+            ),
+            (
+                "x-anthropic-billing-header: cc_version=2.1; cch=a5145\nYou are Claude Code.",
+                "You are Claude Code.",
+            ),
+            ("x-anthropic-billing-header: a=b c; d=e; f=g; not this", "not this"),
+            ("Say x-anthropic-billing-header: cch=1;", "Say x-anthropic-billing-header: cch=1;"),
+            ("", ""),
+            ([], ""),
+        ],
+    )
+    def test_the_system_prompt(self, system, text) -> None:
+        found = request(system=system).chat.messages
+        assert found == [*([{"role": "system", "content": text}] if text else []), ASKED]
+
+    def test_a_block_with_only_the_header_is_dropped(self) -> None:
+        header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.9; cch=fa690;"}
+        rest = [{"type": "text", "text": "You are"}, {"type": "text", "text": "Claude."}]
+        assert request(system=[header, *rest]).chat.messages == request(system=rest).chat.messages
+
+    @pytest.mark.parametrize(
+        ("block", "text"),
+        [
+            (result("12"), "12"),
+            (result([{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]), "1\n2"),
+            (result([]), ""),
+            (result(), ""),
+            (result("no such file", is_error=True), "Error: no such file"),
+            (result("Error: gone", is_error=True), "Error: gone"),
+            (result(is_error=True), "Error"),
+            (result("fine", is_error=False), "fine"),
+        ],
+    )
+    def test_results(self, block, text) -> None:
+        found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [block]})
+        function = {"name": "read", "arguments": {"path": "a"}}
+        call = {"id": "toolu_1", "type": "function", "function": function}
+        assert found.chat.messages == [
+            ASKED,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "toolu_1", "content": text, "name": "read"},
+        ]
+
+    def test_results_come_before_the_text_of_their_turn(self) -> None:
+        blocks = [{"type": "text", "text": "See:"}, result("1"), {"type": "text", "text": "and"}, result("2")]
+        found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": blocks})
+        assert found.chat.messages is not None
+        assert [(m["role"], m["content"]) for m in found.chat.messages[2:]] == [
+            ("tool", "1"), ("tool", "2"), ("user", "See:\nand"),
+        ]  # fmt: skip
+
+    def test_thinking_is_the_reasoning_of_its_turn(self) -> None:
+        blocks = [
+            {"type": "thinking", "thinking": "So ", "signature": "x"},
+            {"type": "redacted_thinking", "data": "abc"},
+            {"type": "thinking", "thinking": "be it."},
+            {"type": "text", "text": "Yes"},
+            {"type": "text", "text": ".", "citations": None},
+        ]
+        found = request(ASKED, {"role": "assistant", "content": blocks}, ASKED).chat.messages
+        assert found == [
+            ASKED,
+            {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."},
+            ASKED,
+        ]
+
+    def test_turns_of_the_same_role_stay_apart(self) -> None:
+        """calls/turns.py joins them where the template demands that."""
+        said = {"role": "assistant", "content": "b"}
+        thought = {"type": "thinking", "thinking": "t"}
+        used = {"role": "assistant", "content": [thought, {"type": "text", "text": "c"}, USE]}
+        found = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).chat.messages
+        assert found is not None
+        assert found[:3] == [ASKED, ASKED, said]
+        assert (found[3]["content"], found[3]["reasoning_content"]) == ("c", "t")
+        assert [call["id"] for call in found[3]["tool_calls"]] == ["toolu_1"]
+        assert len(found) == 5
+
+    def test_instructions_between_turns_stay_the_system_s(self) -> None:
+        """As Claude Code 2.1.197 sends them; calls/turns.py marks them where the template shows none."""
+        text = [{"type": "text", "text": "Agents: none"}]
+        body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
+        read = checked(MessagesRequest, body)
+        assert read.chat_input({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
+        read.check_roles("claude-code-20250219")
+
+    def test_the_system_begins_only_with_a_beta(self) -> None:
+        first = checked(MessagesRequest, {"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]})
+        first.check_roles("claude-code-20250219,mid-conversation-tool-changes-2026-07-01")
+        with pytest.raises(FieldError, match=r"messages\[0\].role must be 'user' or 'assistant'"):
+            first.check_roles("claude-code-20250219")
+
+    def test_found_tools_are_named(self) -> None:
+        """What Claude Code's search for tools returns."""
+        found = result([{"type": "tool_reference", "tool_name": "Monitor"}])
+        used = {"role": "assistant", "content": [USE]}
+        messages = request(ASKED, used, {"role": "user", "content": [found]}).chat.messages
+        assert messages is not None
+        assert messages[-1]["content"] == "The tool Monitor can be called now."
+
+    def test_a_last_turn_of_the_assistant_is_continued(self) -> None:
+        blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]
+        for content in ("It is ", blocks):
+            found = request(ASKED, {"role": "assistant", "content": content})
+            assert (found.chat.messages, found.chat.prefix) == ([ASKED], "It is ")
+        assert request(ASKED).chat.prefix == ""
+
+    @pytest.mark.parametrize(
+        ("messages", "needle"),
+        [
+            ([], "messages"),
+            ("hello", "messages"),
+            ([{"content": "x"}], "messages[0].role"),
+            ([{"role": "user"}], "messages[0].content"),
+            ([{"role": "tool", "content": "x"}], "messages[0].role"),
+            (
+                [{"role": "system", "content": [result("x")]}],
+                "messages[0].content[0].type must be one of text",
+            ),
+            ([{"role": "user", "content": 5}], "messages[0].content"),
+            ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
+            ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
+            ([{"role": "user", "content": [{"type": "magic"}]}], "messages[0].content[0].type must be"),
+            (
+                [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "x"}}]}],
+                "messages[0].content[0].image: this model reads text only and could not process image input",
+            ),
+            (
+                [{"role": "user", "content": [{"type": "document", "source": {}}]}],
+                "messages[0].content[0].document: this model reads text only",
+            ),
+            (
+                [{"role": "user", "content": [result([{"type": "magic"}])]}],
+                "messages[0].content[0].content[0].type must be one of text",
+            ),
+            ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be one of text"),
+            ([{"role": "user", "content": [result("1")]}], "tool_use_id: no message before it has a call"),
+            (
+                [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}],
+                "messages[0].content[0].tool_use_id is missing",
+            ),
+            ([ASKED, {"role": "assistant", "content": [result("1")]}, ASKED], "messages[1].content[0].type"),
+            (
+                [ASKED, {"role": "assistant", "content": [{**USE, "id": ""}]}, ASKED],
+                "messages[1].content[0].id is missing",
+            ),
+            (
+                [ASKED, {"role": "assistant", "content": [{**USE, "name": ""}]}, ASKED],
+                "messages[1].content[0].name is missing",
+            ),
+            (
+                [ASKED, {"role": "assistant", "content": [{**USE, "input": "nonsense"}]}, ASKED],
+                "messages[1].content[0].input",
+            ),
+            ([ASKED, {"role": "assistant", "content": [{**USE, "input": [1]}]}, ASKED], "input"),
+            ([ASKED, {"role": "assistant", "content": [USE]}], "the last message have no results"),
+            ([{"role": "assistant", "content": "x"}], "messages: there is nothing to answer"),
+            ([ASKED] * 5000, "messages"),
+            ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}], "messages[0].content"),
+        ],
+    )
+    def test_messages_that_cannot_be_used(self, messages, needle) -> None:
+        for model in (MessagesRequest, CountRequest):
+            assert needle in refused({"max_tokens": 5, "messages": messages}, model)
+
+
+class TestTools:
+    @pytest.mark.parametrize(
+        ("choice", "found"),
+        [
+            (None, {}),
+            ({"type": "auto"}, {}),
+            ({"type": "any"}, {"choice": "required"}),
+            ({"type": "none"}, {"choice": "none"}),
+            ({"type": "tool", "name": "stop"}, {"choice": "required", "names": ["stop"], "parallel": False}),
+            ({"type": "auto", "disable_parallel_tool_use": True}, {"parallel": False}),
+            ({"type": "any", "disable_parallel_tool_use": False}, {"choice": "required"}),
+        ],
+    )
+    def test_choices(self, choice, found) -> None:
+        known = [Tool("read", "Read a file", SCHEMA), Tool("stop", "", {"type": "object"})]
+        assert allowed(tools=[READ, STOP], tool_choice=choice) == tools(*known, **found)
+
+    def test_no_tools(self) -> None:
+        assert request().chat.tools is None
+        assert request(tools=[], tool_choice={"type": "auto"}).chat.tools is None
+
+    def test_fields_that_mean_nothing_here(self) -> None:
+        tool = {**READ, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": True}
+        assert allowed(tools=[tool]) == allowed(tools=[READ])
+        assert allowed(tools=[{**READ, "strict": True}]) == tools(
+            Tool("read", "Read a file", SCHEMA, strict=True)
+        )
+
+    def test_tools_of_the_server_are_left_out(self) -> None:
+        body = checked(MessagesRequest, {"max_tokens": 1, "messages": [ASKED], "tools": [SEARCH, READ]})
+        assert body.dropped == ["web_search"]
+        assert body.generation({}, {}).chat.tools == request(tools=[READ]).chat.tools
+
+    @pytest.mark.parametrize(
+        ("fields", "needle"),
+        [
+            ({"tools": [{"input_schema": {}}]}, "tools[0].name is missing"),
+            ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+            ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
+            ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
+            ({"tools": [{"name": "f", "input_schema": {"enum": ["x" * 70_000]}}]}, "65536"),
+            ({"tools": [READ, READ]}, "tools[1]: there is a tool 'read' already"),
+            ({"tools": [{"name": f"f{i}"} for i in range(2000)]}, "tools: must have at most 1024 items"),
+            ({"tools": [SEARCH]}, "tools[0].type: 'web_search_20250305' runs on Anthropic's servers"),
+            ({"tools": [SEARCH, READ], "tool_choice": {"type": "tool", "name": "web_search"}}, "no tool"),
+            ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+            ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+            ({"tool_choice": {"type": "tool", "name": "read"}}, "tool_choice needs tools"),
+            ({"tools": [READ], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
+            ({"tools": [READ], "tool_choice": {"type": "any", "name": "read"}}, "tool_choice.name is for"),
+            (
+                {"tools": [READ], "tool_choice": {"type": "tool", "name": "x"}},
+                "tool_choice: there is no tool 'x'; the tools are read",
+            ),
+            ({"tools": [READ], "tool_choice": {"type": "required"}}, "tool_choice.type"),
+            ({"tools": [READ], "tool_choice": "any"}, "tool_choice"),
+            (
+                {"tools": [READ], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+                "tool_choice",
+            ),
+        ],
+    )
+    def test_tools_that_cannot_be_used(self, fields, needle) -> None:
+        for model in (MessagesRequest, CountRequest):
+            assert needle in refused({"max_tokens": 5, "messages": [ASKED], **fields}, model)
+
+
+class TestParameters:
+    def test_sampling(self) -> None:
+        found = request(
+            temperature=1, top_p=0.9, top_k=5, stop_sequences=["END"], min_p=0.1, seed=3,
+            speculation={"enabled": False, "max": 2},
+        )  # fmt: skip
+        assert found.params == {
+            "max_tokens": 5, "temperature": 1, "top_p": 0.9, "top_k": 5, "stop": ["END"], "min_p": 0.1,
+            "seed": 3,
+        }  # fmt: skip
+        assert (found.speculate, found.draft_max) == (False, 2)
+
+    def test_the_servers_own_settings_are_defaults(self) -> None:
+        body = checked(MessagesRequest, {"max_tokens": 5, "messages": [ASKED], "top_k": 1})
+        found = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
+        assert found.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}
+        assert found.chat.variables == {"x": 1, "enable_thinking": False}
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"metadata": {"user_id": "u"}},
+            {"service_tier": "auto"},
+            {"betas": ["x"]},
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            {"container": None},
+            {"inference_geo": "us"},
+            {"speed": "fast"},
+            {"diagnostics": {"a": 1}},
+            {"cache_control": {"type": "ephemeral"}},
+            {"nonsense": [1]},
+            {"output_config": {"effort": None, "task_budget": 5}},
+            {"tools": None, "tool_choice": None, "stop_sequences": None, "top_k": None, "thinking": None},
+        ],
+    )
+    def test_fields_without_an_effect(self, fields) -> None:
+        assert request(**fields) == request()
+
+    def test_a_schema(self) -> None:
+        found = request(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+        assert found.params["json_schema"] == SCHEMA
+
+    @pytest.mark.parametrize(
+        ("thinking", "server", "variables"),
+        [
+            (None, {}, {"enable_thinking": False}),
+            (None, {"enable_thinking": True}, {"enable_thinking": True}),
+            ({"type": "disabled"}, {"enable_thinking": True}, {"enable_thinking": False}),
+            (
+                {"type": "enabled", "budget_tokens": 2000},
+                {"enable_thinking": False},
+                {"enable_thinking": True},
+            ),
+            ({"type": "adaptive", "display": "omitted"}, {}, {"enable_thinking": True}),
+        ],
+    )
+    def test_thinking(self, thinking, server, variables) -> None:
+        body = {"max_tokens": 5, "messages": [ASKED], "thinking": thinking}
+        assert checked(MessagesRequest, body).generation({}, server).chat.variables == variables
+        body["messages"] = [ASKED, {"role": "assistant", "content": "It"}]
+        assert checked(MessagesRequest, body).generation({}, server).chat.variables == {
+            "enable_thinking": False
+        }
+
+    @pytest.mark.parametrize(("effort", "shown"), [("low", "low"), ("high", "high"), ("max", "high")])
+    def test_effort(self, effort: str, shown: str) -> None:
+        assert request(output_config={"effort": effort}).chat.variables["reasoning_effort"] == shown
+
+    def test_variables_of_the_template(self) -> None:
+        found = request(chat_template_kwargs={"enable_thinking": True, "x": 1}).chat.variables
+        assert found == {"enable_thinking": True, "x": 1}
+
+    @pytest.mark.parametrize(
+        ("fields", "needle"),
+        [
+            ({"max_tokens": None}, "max_tokens is missing"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": -1}, "max_tokens"),
+            ({"max_tokens": "5"}, "max_tokens"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"temperature": -1}, "temperature"),
+            ({"top_p": 2}, "top_p"),
+            ({"top_k": 0.5}, "top_k"),
+            ({"stop_sequences": "x"}, "stop_sequences"),
+            ({"stop_sequences": [5]}, "stop_sequences[0]"),
+            ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
+            ({"stream": "yes"}, "stream"),
+            ({"n": 2}, "n"),
+            ({"system": 5}, "system"),
+            ({"system": [{"type": "tool_use"}]}, "system[0].type must be one of text"),
+            ({"thinking": {"type": "on"}}, "thinking.type"),
+            ({"thinking": 1}, "thinking"),
+            ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+            ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format.type"),
+            (
+                {"output_config": {"format": {"type": "json_schema"}}},
+                "output_config.format.schema is missing",
+            ),
+            (
+                {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "grammar": "x"},
+                "output_config.format.schema and grammar are both given",
+            ),
+            ({"tools": [READ], "grammar": "x"}, "tools and grammar"),
+            ({"input": "x"}, "input is not supported"),
+            ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+            ({"model": 5}, "model"),
+            ({"thread": {"type": "create"}}, "thread: no conversation is kept here"),
+            ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+        ],
+    )
+    def test_fields_that_cannot_be_used(self, fields, needle) -> None:
+        assert needle in refused({"max_tokens": 5, "messages": [ASKED], **fields})
+
+    def test_a_count_needs_no_max_tokens(self) -> None:
+        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).chat_input({})
+        assert found.messages == [{"role": "system", "content": "x"}, ASKED]
+        assert found.tools is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UsageError("no"), "invalid_request_error"),
+        (AccessError("no"), "authentication_error"),
+        (WrongOriginError("no"), "permission_error"),
+        (NotFoundError("no"), "not_found_error"),
+        (MethodError("no"), "invalid_request_error"),
+        (BodyTooSlowError("no"), "timeout_error"),
+        (BodyTooLargeError("no"), "request_too_large"),
+        (BusyError("no"), "rate_limit_error"),
+        (SpecllamaError("no"), "api_error"),
+        (EngineDiedError("no"), "overloaded_error"),
+        (DeadlineError("no"), "timeout_error"),
+    ],
+)
+def test_errors(error: SpecllamaError, kind: str) -> None:
+    found = error_body(error, "req_1")
+    assert found == {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_1"}
+
+
+def test_a_prompt_that_is_too_long_is_named_as_claude_code_expects() -> None:
+    details = {"n_prompt_tokens": 5000, "n_ctx": 4096}
+    found = error_body(ContextLengthError("long", details=details), "")["error"]
+    assert found["message"] == "prompt is too long: 5000 tokens > 4096 maximum; long"
+    assert error_body(ContextLengthError("long"), "")["error"]["message"] == "prompt is too long: long"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "header"),
+    [
+        (AccessError("no"), 401, "authentication_error", "www-authenticate"),
+        (MethodError("no", details={"allow": "POST"}), 405, "invalid_request_error", "allow"),
+        (BodyTooLargeError("no"), 413, "request_too_large", "connection"),
+        (BusyError("no", details={"retry_after": 7}), 429, "rate_limit_error", "retry-after"),
+        (EngineDiedError("no"), 503, "overloaded_error", "retry-after"),
+    ],
+)
+def test_errors_of_the_path(path: str, error: SpecllamaError, status: int, kind: str, header: str) -> None:
+    """As the middleware, the router and the limits on connections write them."""
+    found = ERRORS.response(error, path, "req_1")
+    assert (found.status_code, json.loads(found.body)["error"]["type"]) == (status, kind)
+    assert header in found.headers

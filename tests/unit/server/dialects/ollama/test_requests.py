@@ -1,0 +1,370 @@
+"""What the bodies of Ollama's API ask of the engine, and which of them are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specllama.calls.tools import Tool
+from specllama.client.protocol import Infill, TextInput
+from specllama.errors import AccessError, BusyError, EngineDiedError
+from specllama.models.details import ModelDetails
+from specllama.server.app import ERRORS
+from specllama.server.dialects.ollama import shapes
+from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
+from tests.support.loads import load_info
+
+ASKED = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def chat(**fields: Any):
+    """The engine's request for these fields of a chat."""
+    return checked(OllamaChatRequest, {"messages": ASKED, **fields}).request({}, {})
+
+
+def generate(templated: bool = True, **fields: Any):
+    return checked(OllamaGenerateRequest, {"prompt": "x", **fields}).request({}, {}, templated)
+
+
+def refused(make, fields: dict[str, Any]) -> FieldError:
+    with pytest.raises(FieldError) as found:
+        make(**fields)
+    return found.value
+
+
+class TestFields:
+    def test_streams_are_the_default(self) -> None:
+        assert checked(OllamaChatRequest, {"messages": ASKED}).stream
+        assert checked(OllamaChatRequest, {"messages": ASKED, "stream": None}).stream
+        assert not checked(OllamaGenerateRequest, {"stream": False}).stream
+
+    def test_options_are_sampling_parameters(self) -> None:
+        options = {
+            "num_predict": 5, "temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7,
+            "stop": ["a"], "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+            "repeat_last_n": -1,
+        }  # fmt: skip
+        expected = {"max_tokens": options["num_predict"], **options}
+        del expected["num_predict"]
+        assert chat(options=options).params == expected
+        assert generate(options=options).params == expected
+
+    @pytest.mark.parametrize(
+        ("options", "params"),
+        [
+            ({"num_predict": -1}, {"max_tokens": -1}),
+            ({"num_predict": -2}, {"max_tokens": -1}),
+            ({"num_predict": 0}, {"max_tokens": -1}),
+            ({"num_predict": 8.0}, {"max_tokens": 8}),
+            ({"seed": -1}, {}),
+            ({"top_k": -1}, {"top_k": 0}),
+            ({"stop": "a"}, {"stop": "a"}),
+            ({"temperature": None, "num_ctx": 4096.0, "num_gpu": -1, "use_mmap": True, "num_keep": 5}, {}),
+            ({"mirostat": 0, "mirostat_tau": 5, "tfs_z": 1, "typical_p": 1.0, "numa": False}, {}),
+        ],
+    )
+    def test_special_values(self, options, params) -> None:
+        found = chat(options=options).params
+        assert {name: value for name, value in found.items() if value is not None} == params
+
+    def test_options_take_precedence_over_the_server_s(self) -> None:
+        body = checked(OllamaChatRequest, {"messages": ASKED, "options": {"top_k": 3}})
+        assert body.request({"top_k": 1, "top_p": 0.5}, {}).params == {"top_k": 3, "top_p": 0.5}
+
+    @pytest.mark.parametrize(
+        ("format_", "schema"),
+        [("", None), (None, None), ("json", {"type": "object"}), ({"enum": [1]}, {"enum": [1]}), ({}, {})],
+    )
+    def test_formats(self, format_, schema) -> None:
+        assert chat(format=format_).params.get("json_schema") == schema
+
+    @pytest.mark.parametrize(
+        ("think", "variables"),
+        [
+            (None, {"a": 1}),
+            (True, {"a": 1, "enable_thinking": True}),
+            (False, {"a": 1, "enable_thinking": False}),
+            ("low", {"a": 1, "enable_thinking": True, "reasoning_effort": "low"}),
+        ],
+    )
+    def test_thinking(self, think, variables) -> None:
+        body = checked(OllamaChatRequest, {"messages": ASKED, "think": think})
+        assert body.request({}, {"a": 1}).chat.variables == variables
+
+    @pytest.mark.parametrize(
+        ("keep_alive", "expected"),
+        [(0, 0), (-1, -1), (300, 300), ("5m", 300), ("1h30m", 5400), ("-1s", -1), ("0", 0), ("1.5s", 1.5)],
+    )
+    def test_keep_alive(self, keep_alive, expected) -> None:
+        body = checked(OllamaChatRequest, {"keep_alive": keep_alive})
+        assert body.keep_alive == expected
+        assert body.ending == ("load" if expected else "unload")
+
+    def test_logprobs(self) -> None:
+        assert chat(logprobs=True).params["logprobs"] == 0
+        assert chat(logprobs=True, top_logprobs=3).params["logprobs"] == 3
+        assert "logprobs" not in chat(top_logprobs=0).params
+
+    def test_what_programs_in_go_send_too(self) -> None:
+        """Their empty values are part of every request."""
+        more = {"format": None, "options": None, "tools": None, "keep_alive": "5m0s", "think": None}
+        sent = {**more, "_debug_render_only": False, "truncate": True, "shift": True}
+        messages = [{**ASKED[0], "images": None, "tool_calls": None, "thinking": "", "tool_name": ""}]
+        assert chat(messages=messages, **sent).chat.messages == ASKED
+        empty = {"suffix": "", "system": "", "template": "", "context": None, "images": None, "raw": False}
+        assert generate(**sent, **empty).chat.messages == ASKED
+
+    def test_speculation(self) -> None:
+        found = chat(speculation={"enabled": False, "max": 3})
+        assert (found.speculate, found.draft_max) == (False, 3)
+
+    def test_tools(self) -> None:
+        found = chat(tools=[TOOL, {"function": {"name": "g", "description": "what"}}]).chat.tools
+        assert found is not None
+        assert (found.choice, found.parallel) == ("auto", True)
+        assert found.tools == [Tool("f", "", {"type": "object", "properties": {}}), Tool("g", "what")]
+        assert chat(tools=[]).chat.tools is None
+
+    @pytest.mark.parametrize(
+        ("choice", "expected"),
+        [
+            ("none", ("none", [])),
+            ("required", ("required", [])),
+            ({"type": "function", "function": {"name": "f"}}, ("required", ["f"])),
+        ],
+    )
+    def test_a_choice_among_tools(self, choice, expected) -> None:
+        found = chat(tools=[TOOL], tool_choice=choice).chat.tools
+        assert found is not None
+        assert (found.choice, list(found.names)) == expected
+
+    def test_a_text_goes_through_the_chat_template_unless_it_is_raw(self) -> None:
+        found = generate(system="s")
+        assert found.chat.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+        assert generate(raw=True).prompt == TextInput("x")
+        assert generate(templated=False).prompt == TextInput("x")
+
+    def test_a_suffix_leaves_a_gap(self) -> None:
+        for raw in (False, True):
+            found = generate(suffix="y", raw=raw)
+            assert found.prompt == Infill("x", "y")
+
+    def test_the_last_assistant_message_is_continued(self) -> None:
+        found = chat(messages=[*ASKED, {"role": "assistant", "content": "and"}])
+        assert (found.chat.messages, found.chat.prefix) == (ASKED, "and")
+
+    def test_show_takes_either_name(self) -> None:
+        assert checked(ShowRequest, {"name": "m", "verbose": True, "options": {"a": 1}}).name == "m"
+
+
+class TestHistory:
+    CALLS = ({"function": {"name": "f", "arguments": {"a": 1}}}, {"function": {"name": "g", "arguments": {}}})
+
+    def history(self, *results: dict[str, Any], calls=CALLS) -> list[dict[str, Any]]:
+        """The results as the engine gets them, after an answer with these calls."""
+        messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
+        found = chat(messages=[*messages, *({"role": "tool", **result} for result in results)]).chat.messages
+        assert found is not None
+        return found[1:]
+
+    def test_results_without_ids_are_paired_by_order(self) -> None:
+        assistant, *results = self.history({"content": "1"}, {"content": "2"})
+        first, second = assistant["tool_calls"]
+        assert first == {
+            "id": "call00001",
+            "type": "function",
+            "function": {"name": "f", "arguments": {"a": 1}},
+        }
+        assert results == [
+            {"role": "tool", "content": "1", "tool_call_id": first["id"], "name": "f"},
+            {"role": "tool", "content": "2", "tool_call_id": second["id"], "name": "g"},
+        ]
+
+    def test_names_count_more_than_the_order(self) -> None:
+        _, *results = self.history({"content": "2", "tool_name": "g"}, {"content": "1", "tool_name": "f"})
+        assert [(r["content"], r["name"]) for r in results] == [("1", "f"), ("2", "g")]
+
+    def test_ids_count_more_than_names(self) -> None:
+        calls = [{"id": f"call_{i}", "type": "function", **self.CALLS[0]} for i in range(2)]
+        _, *results = self.history(
+            {"content": "2", "tool_call_id": "call_1", "tool_name": "f"},
+            {"content": "1", "tool_call_id": "call_0"},
+            calls=calls,
+        )
+        assert [(r["content"], r["tool_call_id"]) for r in results] == [("1", "call_0"), ("2", "call_1")]
+
+    def test_results_of_no_call_stay(self) -> None:
+        _, *results = self.history({"content": "1"}, {"content": "2"}, {"content": "3", "tool_name": "h"})
+        assert results[-1] == {"role": "tool", "content": "3", "tool_call_id": "call00003", "name": "h"}
+
+    def test_two_turns(self) -> None:
+        turn = [{"role": "assistant", "tool_calls": [self.CALLS[0]]}, {"role": "tool", "content": "1"}]
+        found = chat(messages=[*ASKED, *turn, *turn]).chat.messages
+        assert found is not None
+        ids = [m.get("tool_call_id") or m["tool_calls"][0]["id"] for m in found[1:]]
+        assert ids == ["call00001", "call00001", "call00002", "call00002"]
+
+    def test_arguments_as_text_are_parsed(self) -> None:
+        assistant, *_ = self.history(calls=[{"function": {"name": "f", "arguments": '{"a": 1}'}}])
+        assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+    def test_thinking_is_the_reasoning(self) -> None:
+        found = chat(messages=[*ASKED, {"role": "assistant", "content": "y", "thinking": "so"}, *ASKED])
+        assert found.chat.messages is not None
+        assert found.chat.messages[1] == {"role": "assistant", "content": "y", "reasoning_content": "so"}
+
+
+CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": "x"}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "magic"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "images": ["aGk="]}]}, "messages[0].images"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+    ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1]"),
+    (
+        {"messages": [*ASKED, {"role": "tool", "content": "x", "tool_call_id": "c"}]},
+        "messages[1].tool_call_id",
+    ),
+    (
+        {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+    ({"tools": [{}]}, "tools[0].function"),
+    ({"tools": [{"function": {}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"function": {"name": "f", "parameters": "x"}}]}, "tools[0].function.parameters"),
+    ({"tools": [TOOL, TOOL]}, "tools[1]"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "f", "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+    ({"stream": "yes"}, "stream"),
+    ({"model": 5}, "model"),
+    ({"prompt": "x"}, "prompt"),
+]  # fmt: skip
+GENERATE_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": 5}, "prompt"),
+    ({"template": "{{ .Prompt }}"}, "template"),
+    ({"context": [1, 2]}, "context"),
+    ({"suffix": 5}, "suffix"),
+    ({"suffix": "x", "system": "x"}, "system"),
+    ({"suffix": "x", "think": "low"}, "think"),
+    ({"images": ["aGk="]}, "images"),
+    ({"raw": True, "system": "x"}, "system"),
+    ({"raw": True, "think": True}, "think"),
+    ({"templated": False, "system": "x"}, "system"),
+    ({"messages": ASKED}, "messages"),
+]
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"think": "much"}, "think"),
+    ({"think": 1}, "think"),
+    ({"format": "xml"}, "format"),
+    ({"format": ["json"]}, "format"),
+    ({"format": {"enum": ["x" * 70_000]}}, "format"),
+    ({"keep_alive": "soon"}, "keep_alive"),
+    ({"keep_alive": "5" + "0" * 90}, "keep_alive"),
+    ({"keep_alive": True}, "keep_alive"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"options": []}, "options"),
+    ({"options": {"dry_multiplier": 1}}, "options.dry_multiplier"),
+    ({"options": {"num_predict": "x"}}, "options.num_predict"),
+    ({"options": {"num_predict": 1.5}}, "options.num_predict"),
+    ({"options": {"num_predict": -3}}, "options.num_predict"),
+    ({"options": {"num_predict": True}}, "options.num_predict"),
+    ({"options": {"temperature": "hot"}}, "options.temperature"),
+    ({"options": {"temperature": -1}}, "options.temperature"),
+    ({"options": {"top_p": 2}}, "options.top_p"),
+    ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
+    ({"options": {"stop": [5]}}, "options.stop[0]"),
+    ({"options": {"stop": ["x"] * 65}}, "options.stop"),
+    ({"options": {"seed": "1"}}, "options.seed"),
+    ({"options": {"num_ctx": "big"}}, "options.num_ctx"),
+    ({"options": {"use_mmap": 1}}, "options.use_mmap"),
+    ({"options": {"mirostat": 2}}, "options.mirostat"),
+    ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
+    ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+    ({"speculation": {"trace": True}}, "speculation.trace"),
+    ({"_debug_render_only": True}, "_debug_render_only"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_REFUSALS + REFUSALS)
+def test_a_chat_that_is_refused(fields, param) -> None:
+    error = refused(chat, fields)
+    assert error.details["param"] == param, error.message
+    assert param.split("[")[0] in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(("fields", "param"), GENERATE_REFUSALS + REFUSALS)
+def test_a_text_that_is_refused(fields, param) -> None:
+    error = refused(generate, fields)
+    assert error.details["param"] == param, error.message
+
+
+@pytest.mark.parametrize("error", [AccessError("no"), BusyError("full"), EngineDiedError("gone")])
+def test_errors_of_all_layers_are_one_text(error) -> None:
+    assert json.loads(ERRORS.response(error, "/api/chat").body) == {"error": error.message}
+
+
+class TestShapes:
+    INFO = load_info(architecture="llama", n_layer=9, template="t", template_works=True)
+
+    def test_show_has_what_copilot_reads(self) -> None:
+        found = shapes.show("m", self.INFO, 4096, 0, {"top_k": 3})
+        assert found["model_info"]["general.architecture"] == "llama"
+        assert found["model_info"]["llama.context_length"] == 4096
+        assert found["model_info"]["general.parameter_count"] == 10**9
+        assert found["details"] == {
+            "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
+            "parameter_size": "1.0B", "quantization_level": "Q4_0",
+        }  # fmt: skip
+        assert "top_k 3" in found["parameters"].splitlines()
+        assert found["template"] == "t"
+
+    @pytest.mark.parametrize(
+        ("changes", "more"),
+        [
+            ({}, ["tools"]),
+            ({"template_reasons": True}, ["tools", "thinking"]),
+            ({"template_works": False, "template_reasons": True}, []),
+            ({"infill": True}, ["tools", "insert"]),
+        ],
+    )
+    def test_capabilities(self, changes, more) -> None:
+        info = load_info(**{"template_works": True, **changes})
+        assert shapes.capabilities(info) == ["completion", *more]
+
+    @pytest.mark.parametrize(("n", "share"), [(0, 0), (5, 0.5), (99, 1), (-1, 1)])
+    def test_the_share_of_the_gpu(self, n: int, share: float) -> None:
+        info = load_info(n_layer=9, file_bytes=1000, target=replace(self.INFO.target, n_gpu_layers=n))
+        found = shapes.running("m", info, None)
+        assert (found["size"], found["size_vram"]) == (1000, 1000 * share)
+        assert found["expires_at"].startswith("9999-")
+        assert shapes.running("m", info, 60)["expires_at"] == "1970-01-01T00:01:00Z"
+
+    def test_tags(self) -> None:
+        """Of a model that cannot be read, that has never been loaded, and that is in memory."""
+        header = ModelDetails("llama", 10**9, "Q4_0")
+        unread, unloaded, loaded = (shapes.tag("m", one, 7, 0) for one in (None, header, self.INFO))
+        assert (unread["name"], unread["model"], unread["size"]) == ("m", "m", 7)
+        assert unread["modified_at"] == "1970-01-01T00:00:00Z"
+        assert unread["details"]["parameter_size"] == ""
+        assert unloaded == loaded
+
+    @pytest.mark.parametrize(("n", "text"), [(134_515_008, "134.52M"), (8 * 10**9, "8.0B"), (12, "12")])
+    def test_sizes(self, n: int, text: str) -> None:
+        assert shapes.details(load_info(target=replace(self.INFO.target, params=n)))["parameter_size"] == text

@@ -1,0 +1,226 @@
+"""Tools and calls in the bodies of /v1/chat/completions: what the engine is asked, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from specllama.calls.tools import Tool, Tools
+from specllama.client import protocol
+from specllama.errors import UsageError
+from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.shared.fields import FieldError, checked
+from specllama.server.http.body import parse
+
+USER = {"role": "user", "content": "x"}
+F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+G: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def asked(**fields: Any) -> protocol.Generate:
+    """The engine's request for a body with these fields."""
+    return checked(ChatRequest, {"messages": [USER], **fields}).generation({}, {})
+
+
+def called(arguments: Any, id_: str = "c1") -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def result(content: Any = "1", id_: str = "c1") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id_, "content": content}
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+def test_tools() -> None:
+    function = {"name": "f", "description": "what", "parameters": SCHEMA, "strict": True, "more": 1}
+    bare = {"type": "function", "function": {"name": "g", "description": None, "parameters": None}}
+    found = asked(tools=[{"type": "function", "function": function, "cache_control": {}}, bare]).chat.tools
+    assert found == Tools([Tool("f", "what", SCHEMA, strict=True), Tool("g")])
+    assert asked(tools=[]).chat.tools is None
+    assert asked(tools=[], tool_choice="none", parallel_tool_calls=False).chat.tools is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ("auto", ())),
+        ("auto", ("auto", ())),
+        ("none", ("none", ())),
+        ("required", ("required", ())),
+        (F, ("required", ("f",))),
+        (allowed("auto", F), ("auto", ("f",))),
+        (allowed("required", G, F), ("required", ("g", "f"))),
+    ],
+)
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_choices(choice, expected, parallel) -> None:
+    found = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).chat.tools
+    one = parallel is False or choice == F
+    assert found == Tools([Tool("f"), Tool("g")], *expected, parallel=not one)
+
+
+def test_the_schema_of_a_text_goes_with_tools() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    found = asked(tools=[F], response_format=form)
+    assert (found.params["json_schema"], found.chat.tools) == (SCHEMA, Tools([Tool("f")]))
+    assert "json_schema" not in asked(tools=[F], response_format={"type": "text"}).params
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},  # huggingface_hub
+        {"type": "json", "value": SCHEMA},
+    ],
+)
+def test_other_ways_to_give_a_schema(form) -> None:
+    assert asked(response_format=form).params["json_schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_earlier_calls(content) -> None:
+    calls = [called('{"a": [1, "é"]}'), called("", "c2") | {"index": 1}]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [USER, {"role": "assistant", "content": content, "tool_calls": calls}]
+    found = asked(messages=[*messages, result(parts), result(None, "c2")]).chat.messages
+    assert found is not None
+    assert found[1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [called({"a": [1, "é"]}), called({}, "c2")]},
+        {"role": "tool", "content": "one\ntwo", "tool_call_id": "c1", "name": "f"},
+        {"role": "tool", "content": "", "tool_call_id": "c2", "name": "f"},
+    ]
+    absent = {"role": "assistant", "tool_calls": [called({"a": 1})]}
+    assert asked(messages=[USER, absent, result()]).chat.messages[1]["content"] == ""  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": F}, "tool_choice"),
+        ({"tool_choice": G, "tools": [F]}, "tool_choice"),
+        ({"tool_choice": allowed("auto", F, G), "tools": [F]}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [F]}, "tool_choice"),
+        ({"tool_choice": 5, "tools": [F]}, "tool_choice"),
+        ({"tool_choice": {}, "tools": [F]}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}, "tools": [F]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [F]}, "tool_choice.function"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [F]}, "tool_choice.function"),
+        ({"tool_choice": allowed("none", F), "tools": [F]}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("auto"), "tools": [F]}, "tool_choice.allowed_tools.tools"),
+        ({"tools": "f"}, "tools"),
+        ({"tools": [F] * 1025}, "tools"),
+        ({"tools": [F, F]}, "tools[1]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [F, {"type": "function", "function": {"name": "g", "parameters": {"type": "array"}}}]},
+            "tools[1].function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "g", "parameters": {"enum": ["x" * 70_000]}}}
+                ]
+            },
+            "tools[0].function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": "x"}}}}
+                ]
+            },
+            "tools[0].function.parameters.properties.a",
+        ),
+        ({"tools": [F], "grammar": 'root ::= "a"'}, "grammar"),
+        ({"tools": [F], "json_schema": {}}, "json_schema"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ],
+)
+def test_tools_that_cannot_be_used(fields, param) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(**fields)
+    assert error.value.details["param"] == param, error.value.message
+    assert param.split("[")[0] in error.value.message
+    assert len(error.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "1"}, "messages[1].tool_call_id"),
+        (USER | {"tool_calls": [called("{}")]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [called("x")]}, "messages[1].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [called("[]")]}, "messages[1].tool_calls[0].function.arguments"),
+        (
+            {"role": "assistant", "tool_calls": [called("{}"), called("nonsense")]},
+            "messages[1].tool_calls[1].function.arguments",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]},
+            "messages[1].tool_calls[0].custom",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[1].tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "magic"}]},
+            "messages[1].tool_calls[0].type",
+        ),
+        (result(id_="c9"), "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": [called("{}") | {"id": None}]}, "messages[1].tool_calls[0].id"),
+        ({"role": "assistant", "tool_calls": [called("{}")] * 1025}, "messages[1].tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),
+        ({"role": "function", "name": "f", "content": "1"}, "messages[1].role"),
+    ],
+)
+def test_messages_that_cannot_be_used(message, param) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(messages=[USER, message, USER])
+    assert error.value.details["param"] == param, error.value.message
+
+
+def test_calls_without_results_cannot_be_continued() -> None:
+    with pytest.raises(FieldError, match="no results"):
+        asked(messages=[USER, {"role": "assistant", "tool_calls": [called("{}")]}])
+
+
+def test_a_thousand_tools() -> None:
+    properties = {f"p{i}": {"type": "string", "description": "what"} for i in range(6)}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"t{i}", "parameters": {**SCHEMA, "properties": properties}},
+        }
+        for i in range(1000)
+    ]
+    began = time.thread_time()
+    body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
+    found = checked(ChatRequest, body).generation({}, {}).chat.tools
+    assert found is not None
+    assert len(found.allowed) == 1000
+    assert time.thread_time() - began < 5
+
+
+def test_arguments_hidden_in_texts_are_bounded() -> None:
+    """The body has few lists, its texts have many."""
+    many = json.dumps({"a": [[]] * 9000})
+    calls = {"role": "assistant", "tool_calls": [called(many)] * 100}
+    body = parse(json.dumps({"messages": [USER, calls, USER]}).encode())
+    began = time.thread_time()
+    with pytest.raises(UsageError, match="together"):
+        checked(ChatRequest, body)
+    assert time.thread_time() - began < 5

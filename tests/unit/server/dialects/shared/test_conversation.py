@@ -1,0 +1,224 @@
+"""How turns are read whatever their API is: calls and results, arguments, media, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from specllama.server.dialects.shared.conversation import CallArguments, ConversationReader, GivenCall
+from specllama.server.dialects.shared.fields import FieldError
+from specllama.server.dialects.shared.parts import ContentPart, placeholder, thought_of
+from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
+
+PATH = "messages[1].tool_calls[0].function.arguments"
+LEFT_OUT = "[image left out: this model reads text only]"
+
+
+def reader(*ids: str | None, name: str = "f") -> ConversationReader:
+    """A conversation with an answer that has calls with these ids."""
+    found = ConversationReader()
+    found.say("user", "x", "messages[0].content")
+    found.answer("", "messages[1].content", calls=[GivenCall(id_, name, "{}", PATH) for id_ in ids])
+    return found
+
+
+def results(found: ConversationReader) -> list[tuple[str, str]]:
+    messages = found.read(open_calls=True).messages
+    return [(m["tool_call_id"], m["content"]) for m in messages if m["role"] == "tool"]
+
+
+def image(**more: Any) -> list[ContentPart]:
+    return [ContentPart(type="image_url", **more)]
+
+
+class TestResults:
+    def test_ids_decide(self) -> None:
+        found = reader("a", "b")
+        found.result("b", "2", "")
+        found.result("a", "1", "")
+        assert results(found) == [("a", "1"), ("b", "2")]
+
+    def test_without_ids_the_order_decides(self) -> None:
+        found = reader(None, None)
+        for text in "12":
+            found.result(None, text, "")
+        assert results(found) == [("call00001", "1"), ("call00002", "2")]
+
+    def test_results_with_ids_of_calls_without(self) -> None:
+        """As langchain-ollama sends them: ollama-python drops the ids of calls."""
+        found = reader(None, "b", None)
+        for id_, text in (("x", "1"), ("b", "2"), ("y", "3")):
+            found.result(id_, text, "")
+        assert results(found) == [("call00001", "1"), ("b", "2"), ("call00003", "3")]
+
+    def test_the_same_id_twice_in_one_answer(self) -> None:
+        found = reader("a", "a")
+        for text in "12":
+            found.result("a", text, "")
+        assert results(found) == [("a", "1"), ("a", "2")]
+
+    def test_ids_that_begin_again_belong_to_the_latest_answer(self) -> None:
+        found = reader("a")
+        found.answer("", "", calls=[GivenCall("a", "g", None, PATH)])
+        found.result("a", "1", "")
+        assert found.read().messages[-1]["name"] == "g"
+
+    @pytest.mark.parametrize("id_", ["z", None])
+    def test_a_result_without_a_call_is_refused(self, id_: str | None) -> None:
+        found = ConversationReader()
+        with pytest.raises(FieldError, match="no message before it") as error:
+            found.result(id_, "1", "", id_path="messages[0]")
+        assert error.value.details["param"] == "messages[0]"
+
+    def test_the_result_of_what_is_left_out_is_left_out(self) -> None:
+        found = reader("a")
+        found.leave_out("web_search_call", "ws_1", None)
+        found.result("ws_1", "1", "")
+        assert results(found) == []
+        assert found.read(open_calls=True).note == "left out of the conversation: 1 'web_search_call'"
+
+    def test_words_of_an_error(self) -> None:
+        found = reader("a", "b", "c")
+        for id_, text in (("a", "no"), ("b", "error: no"), ("c", "")):
+            found.result(id_, text, "", failed=True)
+        assert results(found) == [("a", "Error: no"), ("b", "error: no"), ("c", "Error")]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ('{"a": [1]}', {"a": [1]}), ("", {}), (" ", {}), ("null", {}), (None, {}), ({"a": 1}, {"a": 1}),
+            ("{", {}), ('{"te', {}), ('{"a":', {}), ('{"a": "x', {"a": "x"}), ('{"a": "x\\', {"a": "x"}),
+            ('{"a": "\\ud83d', {"a": ""}), ('{"a": 12', {"a": 12}), ('{"a": tru', {}),
+            (' {"a": 1, ', {"a": 1}), ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
+        ],
+    )  # fmt: skip
+    def test_what_they_are(self, text, found) -> None:
+        assert CallArguments().parse(text, PATH) == found
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "[]", '"x"', "nonsense", '{"a": NaN}', '{"a":"\\ud800"}', '{"a":' * 70 + "1" + "}" * 70,
+            '{"a" 1', "{a: 1", '{"a": 1} x', '{"a": 1}{', "[" * 100_000, '{"a":' * 100 + '"', '{"a": NaN',
+        ],
+    )  # fmt: skip
+    def test_what_is_no_object_nor_the_beginning_of_one(self, text: str) -> None:
+        with pytest.raises(FieldError) as error:
+            CallArguments().parse(text, PATH)
+        assert error.value.details == {"param": PATH}
+        assert PATH in error.value.message
+        assert len(error.value.message) < 200
+
+    @pytest.mark.parametrize("item", ["[]", "1"])
+    def test_arguments_of_all_calls_have_common_limits(self, item: str) -> None:
+        most = {"[]": MAX_CONTAINERS, "1": MAX_VALUES}[item]
+        text = json.dumps({"a": [json.loads(item)] * 1000})
+        arguments = CallArguments()
+        for _ in range(most // 1002):
+            arguments.parse(text, "x")
+        with pytest.raises(FieldError, match="together"):
+            arguments.parse(text, "x")
+        with pytest.raises(FieldError, match="together"):
+            arguments.parse(text[:-2], "x")
+
+
+class TestMedia:
+    def test_a_new_one_is_refused_with_the_words_by_which_agents_recover(self) -> None:
+        found = ConversationReader()
+        found.say("user", [ContentPart(type="image")], "messages[3].content")
+        with pytest.raises(FieldError, match="this model reads text only") as error:
+            found.read()
+        assert error.value.details["param"] == "messages[3].content[0].type"
+        message = error.value.message
+        assert "The image data you provided does not represent a valid image" in message, "Codex"
+        claude = r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(image|document|pdf)"
+        match = re.search(claude, message)
+        assert match is not None, "Claude Code"
+        assert match.groups() == ("3", "0", "image")
+        assert "could not process image" in message
+
+    def test_one_that_was_refused_does_not_end_the_session(self) -> None:
+        found = ConversationReader()
+        found.say("user", image(), "messages[0].content")
+        found.say("user", "then without", "messages[1].content")
+        assert [m["content"] for m in found.read().messages] == [LEFT_OUT, "then without"]
+
+    def test_results_and_what_follows_them(self) -> None:
+        found = reader("a")
+        found.result("a", image(), "")
+        assert results(found) == [("a", LEFT_OUT)]
+        found.say("user", image(), "")
+        assert found.read().messages[-1]["content"] == LEFT_OUT
+
+    def test_names_of_files_are_shown(self) -> None:
+        assert placeholder("file", "a\n b" + "x" * 300) == (
+            f"[file a b{'x' * 197} left out: this model reads text only]"
+        )
+
+    @pytest.mark.parametrize(
+        ("part", "text"),
+        [
+            ({"type": "document", "source": {"type": "text", "data": "all of it"}}, "all of it"),
+            (
+                {
+                    "type": "document",
+                    "title": "T",
+                    "source": {"type": "content", "content": [{"text": "it"}]},
+                },
+                "T\nit",
+            ),
+            (
+                {"type": "search_result", "title": "T", "source": "u", "content": [{"text": "found"}]},
+                "T\nfound",
+            ),
+            (
+                {"type": "input_file", "filename": "a.pdf"},
+                "[file a.pdf left out: this model reads text only]",
+            ),
+            (
+                {"type": "file", "file": {"filename": "b.pdf"}},
+                "[file b.pdf left out: this model reads text only]",
+            ),
+        ],
+    )
+    def test_documents_that_are_text_are_read(self, part: dict[str, Any], text: str) -> None:
+        found = reader("a")
+        found.result("a", [ContentPart.model_validate(part)], "")
+        assert results(found) == [("a", text)]
+
+
+@pytest.mark.parametrize(
+    ("message", "thought"),
+    [
+        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
+        ({"reasoning_content": "", "reasoning": "b"}, "b"),
+        (
+            {"thinking_blocks": [{"type": "thinking", "thinking": "a"}, {"thinking": "b"}, {"data": "x"}, 5]},
+            "ab",
+        ),
+        ({"reasoning_details": [{"type": "reasoning.summary", "summary": "s"}, {"data": "x"}]}, "s"),
+        ({"reasoning": {"effort": "low"}, "reasoning_details": []}, None),
+        ({}, None),
+    ],
+)
+def test_where_clients_keep_reasoning(message: dict[str, Any], thought: str | None) -> None:
+    assert thought_of(message) == thought
+
+
+def test_an_answer_at_the_end_is_continued() -> None:
+    found = reader()
+    read = found.read()
+    assert (read.prefix, read.thought, len(read.messages)) == ("", "", 1)
+    found.answer("so", "", thought="hm")
+    read = found.read()
+    assert (read.prefix, read.thought, len(read.messages)) == ("so", "hm", 2)
+    assert len(found.read(continues=False).messages) == 3
+    alone = ConversationReader()
+    alone.answer("so", "")
+    with pytest.raises(FieldError, match="nothing to answer"):
+        alone.read()

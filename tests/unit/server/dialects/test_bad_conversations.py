@@ -1,0 +1,156 @@
+"""What stays an error of the client, in every API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specllama.server.dialects.shared.fields import FieldError
+from tests.support.conversations import WRITERS, Answer, Call, Conversation, Result, Say
+from tests.unit.server.dialects.test_conversations import asked
+
+U = Say("user", "x")
+CALL = Answer(calls=[Call("call_x")])
+X = Result("call_x")
+GOOD: dict[str, dict[str, Any]] = {
+    api: write(Conversation("good", [U, CALL, X])) for api, write in WRITERS.items()
+}
+LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+
+
+def field(api: str) -> str:
+    """Where the turns are."""
+    return "input" if api == "responses" else "messages"
+
+
+def turns(api: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = GOOD[api][field(api)]
+    return found
+
+
+def with_turns(api: str, *found: Any) -> dict[str, Any]:
+    return {**GOOD[api], field(api): list(found)}
+
+
+def limited(api: str, value: Any) -> dict[str, Any]:
+    if api == "ollama":
+        return {**GOOD[api], "options": {"num_predict": value}}
+    return {**GOOD[api], LIMIT[api]: value}
+
+
+def schema(api: str, value: Any) -> dict[str, Any]:
+    forms: dict[str, dict[str, Any]] = {
+        "chat": {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}},
+        "responses": {"text": {"format": {"type": "json_schema", "schema": value}}},
+        "messages": {"output_config": {"format": {"type": "json_schema", "schema": value}}},
+        "ollama": {"format": value},
+    }
+    return {**GOOD[api], **forms[api]}
+
+
+def tool(api: str, value: Any) -> dict[str, Any]:
+    flat = {"name": "f", "parameters": value}
+    forms: dict[str, dict[str, Any]] = {
+        "chat": {"type": "function", "function": flat},
+        "responses": {"type": "function", **flat},
+        "messages": {"name": "f", "input_schema": value},
+        "ollama": {"type": "function", "function": flat},
+    }
+    return {**GOOD[api], "tools": [forms[api]]}
+
+
+BAD = {
+    "a conversation that is a number": lambda api: {**GOOD[api], field(api): 5},
+    "a message that is a text": lambda api: with_turns(api, "hello"),
+    "a content that is a number": lambda api: with_turns(api, {"role": "user", "content": 5}),
+    "a content that is an object": lambda api: with_turns(api, {"role": "user", "content": {"text": "x"}}),
+    "a part without a type": lambda api: with_turns(api, {"role": "user", "content": [{"text": "x"}]}),
+    "a part of a type that does not exist": lambda api: with_turns(
+        api, {"role": "user", "content": [{"type": "magic", "text": "x"}]}
+    ),
+    "a part whose text is a number": lambda api: with_turns(
+        api, {"role": "user", "content": [{"type": "text", "text": 5}]}
+    ),
+    "a role that does not exist": lambda api: with_turns(api, {"role": "robot", "content": "x"}),
+    "no role": lambda api: with_turns(api, {"content": "x"}),
+    "a result without a call": lambda api: with_turns(api, turns(api)[0], turns(api)[-1]),
+    "a result before its call": lambda api: with_turns(api, turns(api)[-1], *turns(api)[:-1]),
+    "only an answer": lambda api: with_turns(
+        api, {"role": "assistant", "content": "x"} if api != "responses" else {"type": "reasoning"}
+    ),
+    "arguments that are no object": lambda api: WRITERS[api](
+        Conversation("", [U, Answer(calls=[Call("call_x", "f", "nonsense")]), X])
+    ),
+    "arguments that are a list": lambda api: WRITERS[api](
+        Conversation("", [U, Answer(calls=[Call("call_x", "f", "[1]")]), X])
+    ),
+    "4.5 tokens": lambda api: limited(api, 4.5),
+    "tokens as a text": lambda api: limited(api, "4"),
+    "true tokens": lambda api: limited(api, True),
+    "a schema that is a text": lambda api: schema(api, "object"),
+    "the schema of a tool that is a list": lambda api: tool(api, [1]),
+    "the schema of a tool that is no object": lambda api: tool(api, {"type": "string"}),
+    "stream as a text": lambda api: {**GOOD[api], "stream": "yes"},
+    "a model that is a number": lambda api: {**GOOD[api], "model": 5},
+    "a temperature that is a text": lambda api: {**GOOD[api], "options": {"temperature": "hot"}}
+    if api == "ollama" else {**GOOD[api], "temperature": "hot"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("api", WRITERS)
+def test_the_body_that_they_are_made_of_is_good(api: str) -> None:
+    assert len(asked(api, GOOD[api]).chat.messages or ()) == 3
+
+
+@pytest.mark.parametrize("api", WRITERS)
+@pytest.mark.parametrize("case", BAD)
+def test_what_stays_an_error(api: str, case: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(api, BAD[case](api))
+    assert error.value.http_status == 400
+    assert error.value.details["param"]
+    assert len(error.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("api", "calls"),
+    [
+        ("chat", [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+        ("messages", [{"type": "tool_use", "name": "f", "input": {}}]),
+        ("responses", [{"type": "function_call", "name": "f", "arguments": "{}"}]),
+    ],
+)
+def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
+    """Ollama's API has none, and pairs by order."""
+    for found in (calls, calls * 2):
+        if api == "responses":
+            body = with_turns(api, turns(api)[0], *found)
+        else:
+            where = "tool_calls" if api == "chat" else "content"
+            body = with_turns(api, turns(api)[0], {"role": "assistant", where: found}, turns(api)[0])
+        with pytest.raises(FieldError, match="id is missing"):
+            asked(api, body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: must have at least 1 item, not 0"),
+        ({"messages": 5}, "messages: must be a valid list"),
+        ({"messages": [5]}, "messages[0]: must be an object"),
+        ({"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content: must be a valid string or a valid list"),
+        ({"stop": 5}, "stop: must be a valid string or a valid list"),
+        ({"model": "x" * 600}, "model: must have at most 512 characters"),
+        ({"max_tokens": 2**40}, "max_tokens: must be less than 2147483648"),
+        ({"think": 5}, "think: must be a valid boolean or a valid string"),
+        ({"thinking": 5}, "thinking: must be a valid boolean or an object"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        ({"user": 5, "stop": "\ud800"}, "stop: must be valid Unicode"),
+    ],
+)  # fmt: skip
+def test_what_errors_say(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked("chat", {**GOOD["chat"], **fields})
+    assert error.value.message == message

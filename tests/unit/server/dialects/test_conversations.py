@@ -1,0 +1,60 @@
+"""The same conversations in every API: the engine gets the same messages, and templates the same prompts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol
+from specllama.server.dialects.anthropic.request import MessagesRequest
+from specllama.server.dialects.ollama.requests import OllamaChatRequest
+from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import checked
+from tests.support.conversation_table import CONTINUED, SIXTY
+from tests.support.conversations import (
+    WRITERS,
+    Conversation,
+)
+from tests.support.rendering import Rendering
+from tests.support.strict_templates import TEMPLATES
+
+MODELS: dict[str, Any] = {
+    "chat": ChatRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "ollama": OllamaChatRequest,
+}
+
+
+def asked(api: str, body: dict[str, Any]) -> protocol.Generate:
+    """The engine's request for a body of an API."""
+    found = checked(MODELS[api], body)
+    if api == "ollama":
+        return found.request({}, {})
+    return found.generation({}, {})
+
+
+RENDERINGS = {name: Rendering(source) for name, source in TEMPLATES.items()}
+
+
+def test_there_are_sixty() -> None:
+    assert len(SIXTY) >= 60
+    assert len({one.name for one in SIXTY}) == len(SIXTY)
+
+
+@pytest.mark.parametrize("found", SIXTY + CONTINUED, ids=lambda found: found.name)
+def test_every_api_reads_it_alike(found: Conversation) -> None:
+    apis = [api for api in WRITERS if not (found.continues and api == "responses")]
+    requests = {api: asked(api, json.loads(json.dumps(WRITERS[api](found)))) for api in apis}
+    first = requests["chat"]
+    assert first.chat is not None
+    for api, other in requests.items():
+        assert (other.chat.messages, other.chat.prefix, other.chat.prefix_thought) == (
+            first.chat.messages, first.chat.prefix, first.chat.prefix_thought
+        ), api  # fmt: skip
+    for name, rendering in RENDERINGS.items():
+        prompts = {api: rendering.prompt(other.chat.messages or []) for api, other in requests.items()}
+        assert len(set(prompts.values())) == 1, (name, prompts)

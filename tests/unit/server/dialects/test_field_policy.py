@@ -1,0 +1,297 @@
+"""The one policy for fields, in every API: what is ignored and named, what is done, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol
+from specllama.server.dialects.anthropic.request import MessagesRequest
+from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.llama_server.infill_request import InfillRequest
+from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
+from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.openai.completions_request import CompletionRequest
+from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
+
+Q = [{"role": "user", "content": "hi"}]
+CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "chat": (ChatRequest, {"messages": Q}),
+    "responses": (ResponsesRequest, {"input": Q}),
+    "messages": (MessagesRequest, {"messages": Q, "max_tokens": 5}),
+    "ollama": (OllamaChatRequest, {"messages": Q}),
+}
+TEXTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "completions": (CompletionRequest, {"prompt": "x"}),
+    "native": (NativeRequest, {"prompt": "x"}),
+    "infill": (InfillRequest, {"input_prefix": "x", "input_suffix": "y"}),
+    "generate": (OllamaGenerateRequest, {"prompt": "x"}),
+}
+ALL = {**CHATS, **TEXTS}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+chats = pytest.mark.parametrize("api", CHATS)
+every = pytest.mark.parametrize("api", ALL)
+
+
+def body(api: str, **fields: Any) -> Any:
+    model, least = ALL[api]
+    return checked(model, {**least, **fields})
+
+
+def asked(api: str, **fields: Any) -> protocol.Generate:
+    found = body(api, **fields)
+    if api == "ollama":
+        return found.request({}, {})
+    if api == "generate":
+        return found.request({}, {}, True)
+    if api in ("completions", "native", "infill"):
+        return found.generations({})[0]
+    return found.generation({}, {})
+
+
+@every
+def test_unknown_fields_are_ignored_and_named(api: str) -> None:
+    found = body(api, session_id="x", provider={"order": []}, usage={"include": True}, mood=None)
+    assert found.ignored_fields == ("session_id", "provider", "usage")
+    assert asked(api, session_id="x") == asked(api)
+
+
+@every
+def test_fields_that_clients_send_always_are_not_named(api: str) -> None:
+    assert body(api, user="u", metadata={"a": "b"}, store=True, cache_prompt=True).ignored_fields == ()
+
+
+def test_what_runs_elsewhere_is_not_named() -> None:
+    """Agents send it with every request, and it is left out as a whole."""
+    hosted = [{"type": "mcp", "server_label": "x", "headers": {"a": "b"}}, {"type": "file_search", "x": 1}]
+    assert body("responses", tools=hosted).ignored_fields == ()
+    searches = [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
+    assert body("messages", tools=searches).ignored_fields == ()
+    assert body("messages", context_management={"edits": [{"type": "x"}]}).ignored_fields == ()
+
+
+@every
+def test_very_many_are_refused(api: str) -> None:
+    assert len(body(api, **{f"a{i}": 1 for i in range(200)}).ignored_fields) == MAX_NAMED
+    with pytest.raises(FieldError, match="at most 256 fields"):
+        body(api, **{f"a{i}": 1 for i in range(300)})
+
+
+@chats
+def test_ignored_fields_of_messages_and_parts_are_reported_once_with_their_path(api: str) -> None:
+    part = {"type": "text", "text": "hi", "mood": 1, "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "mood": 1, "id": "m"}
+    field = "input" if api == "responses" else "messages"
+    found = body(api, **{field: [message] * 3})
+    assert set(found.ignored_fields) == {f"{field}[].mood", f"{field}[].content[].mood"}
+
+
+@chats
+def test_null_is_absent_at_every_level(api: str) -> None:
+    field = "input" if api == "responses" else "messages"
+    message = {"role": "user", "content": "hi", "foo": None, "name": None, "tool_calls": None}
+    found = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
+    assert found.ignored_fields == ()
+    options = {"stream_options": {"include_usage": True, "foo": None}} if api == "chat" else {}
+    assert asked(api, **{field: [message]}, **options).chat.messages == Q
+
+
+@every
+def test_4_0_is_a_whole_number_and_4_5_is_none(api: str) -> None:
+    def limited(value: Any) -> protocol.Generate:
+        if api in ("ollama", "generate"):
+            return asked(api, options={"num_predict": value})
+        return asked(api, max_tokens=value)
+
+    found = limited(4.0).params["max_tokens"]
+    assert (found, type(found)) == (4, int)
+    with pytest.raises(FieldError):
+        limited(4.5)
+    with pytest.raises(FieldError):
+        limited(True)
+
+
+def test_ids_may_be_whole_numbers_with_a_point() -> None:
+    assert asked("completions", prompt=[1.0, 2.0]).prompt == protocol.TokenInput([1, 2])
+    assert asked("native", prompt=[1.0, "x"]).prompt == protocol.MixedInput([[1], "x"])
+    assert asked("chat", stop_token_ids=[2.0]).stop_ids == [2]
+
+
+@every
+@pytest.mark.parametrize("stop", ["", [], [""], ["", ""]])
+def test_empty_stop_texts_are_none(api: str, stop: Any) -> None:
+    fields = {"options": {"stop": stop}} if api in ("ollama", "generate") else {"stop": stop}
+    assert not asked(api, **fields).params.get("stop")
+
+
+@every
+def test_64_stop_texts(api: str) -> None:
+    many = [f"s{i}" for i in range(64)]
+    fields = {"options": {"stop": ["", *many]}} if api in ("ollama", "generate") else {"stop": ["", *many]}
+    assert asked(api, **fields).params["stop"] == many
+
+
+@chats
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"enable_thinking": True}, {"enable_thinking": True}),
+        ({"think": False}, {"enable_thinking": False}),
+        ({"think": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, {"enable_thinking": True}),
+        ({"thinking": False}, {"enable_thinking": False}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning": {"enabled": True}}, {"enable_thinking": True}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ({"verbosity": "low"}, {"verbosity": "low"}),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "think": False}, {"enable_thinking": True}),
+    ],
+)
+def test_what_sets_the_thinking_of_one_api_sets_it_in_all(api: str, fields, variables) -> None:
+    alone = {"enable_thinking": False} if api == "messages" else {}  # unless a request asks for it
+    assert asked(api, **fields).chat.variables == {**alone, **variables}
+
+
+@every
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+        ({"guided_choice": ["yes", 'n"o', "a::=b"]}, {"grammar": r'start: "yes" | "n\"o" | "a:\u003a=b"'}),
+        ({"structured_outputs": {"choice": ["a"]}}, {"grammar": 'start: "a"'}),
+        ({"guided_regex": r"\d+/[a-z]\/"}, {"grammar": r"start: /\d+\/[a-z]\//"}),
+        ({"structured_outputs": {"regex": "a\nb"}}, {"grammar": r"start: /a\nb/"}),
+        ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
+        ({"guided_json": None, "guided_choice": [], "structured_outputs": {}}, {}),
+    ],
+)
+def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
+    found = asked(api, **fields).params
+    found.pop("max_tokens", None)
+    assert found == params
+
+
+@every
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": "nonsense"}, "guided_json"),
+        ({"guided_json": "[1]"}, "guided_json"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"keep_alive": "soon"}, "keep_alive"),
+        ({"keep_alive": True}, "keep_alive"),
+    ],
+)
+def test_such_fields_with_wrong_values(api: str, fields, param: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(api, **fields)
+    assert error.value.details["param"] == param
+
+
+@every
+def test_stop_tokens_and_times_in_memory(api: str) -> None:
+    assert asked(api, stop_token_ids=[]).stop_ids == []
+    assert asked(api, stop_token_ids=[5, 7]).stop_ids == [5, 7]
+    assert body(api, keep_alive="5m").keep_alive == 300
+    assert body(api, keep_alive=0).keep_alive == 0
+    where = {"options": {"num_ctx": 4096.0}} if api in ("ollama", "generate") else {"num_ctx": 4096.0}
+    assert body(api, **where).num_ctx == 4096
+
+
+@every
+@pytest.mark.parametrize(
+    ("name", "value", "off"),
+    [
+        ("functions", [{"name": "f"}], []),
+        ("bad_words", ["x"], []),
+        ("documents", [{"text": "x"}], []),
+        ("chat_template", "{{ x }}", ""),
+        ("min_tokens", 5, 0),
+        ("mirostat", 2, 0),
+        ("dry_multiplier", 0.8, 0),
+        ("top_n_sigma", 1.0, -1),
+        ("truncate_prompt_tokens", 5, -1),
+        ("instructions", "Be brief.", ""),
+        ("web_search_options", {}, None),
+    ],
+)
+def test_what_would_change_the_text_is_refused_unless_it_is_off(api: str, name: str, value, off) -> None:
+    if name == "instructions" and api == "responses":
+        pytest.skip("its own")
+    with pytest.raises(FieldError, match=f"^{name} is not supported") as error:
+        asked(api, **{name: value})
+    assert error.value.details["param"] == name
+    assert asked(api, **{name: off}) == asked(api)
+    assert body(api, **{name: off}).ignored_fields == ()
+
+
+def test_conversations_of_other_apis_are_refused() -> None:
+    for api, name in (
+        ("chat", "input"),
+        ("responses", "messages"),
+        ("messages", "prompt"),
+        ("ollama", "system"),
+    ):
+        with pytest.raises(FieldError, match=f"^{name} is not supported"):
+            body(api, **{name: "x"})
+
+
+def test_names_of_other_apis() -> None:
+    assert asked("chat", max_new_tokens=5).params == {"max_tokens": 5}
+    assert asked("chat", stop_sequences=["a"]).params == {"stop": ["a"]}
+    assert asked("chat", num_predict=5, max_tokens=6).params == {"max_tokens": 6}
+    assert asked("chat", grammar="", logit_bias=[], samplers=[]).params == {}
+
+
+@pytest.mark.parametrize("api", ["ollama", "generate"])
+def test_options_of_ollama(api: str) -> None:
+    found = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
+    assert found.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
+    assert asked(api, options={"seed": -5}).params["seed"] < 2**53
+
+
+def test_seeds_below_0_become_small_ones() -> None:
+    assert asked("chat", seed=-5).params["seed"] == 2**53 - 5
+    assert asked("chat", seed=-1).params == {}
+    assert asked("chat", seed=2**63).params["seed"] == 2**63
+
+
+@every
+@pytest.mark.parametrize(
+    ("speculation", "asked_for"),
+    [
+        ({}, {}),
+        ({"exact": True}, {"exact": True}),
+        ({"exact": False}, {"exact": False}),
+        ({"enabled": False}, {"speculate": False}),
+        ({"max": 3}, {"draft_max": 3}),
+        ({"max": 3.0, "exact": None}, {"draft_max": 3}),
+        ({"exact": True, "enabled": False, "max": 0}, {"exact": True, "speculate": False, "draft_max": 0}),
+    ],
+)
+def test_speculation_reaches_the_engine(api: str, speculation, asked_for) -> None:
+    assert asked(api, speculation=speculation) == replace(asked(api), **asked_for)
+
+
+@every
+@pytest.mark.parametrize("name", ["exact", "enabled", "memory", "trace"])
+@pytest.mark.parametrize("value", [1, 0, 1.0, "true", "", [], {}])
+def test_switches_of_speculation_are_booleans(api: str, name: str, value: Any) -> None:
+    with pytest.raises(FieldError, match=f"speculation.{name}: must be a valid boolean") as error:
+        body(api, speculation={name: value})
+    assert error.value.details["param"] == f"speculation.{name}"

@@ -1,0 +1,111 @@
+"""Leases of a model: waiting for it, using it, and when it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from specllama.errors import ResourceError
+from specllama.server.lease import ModelLease
+
+
+def in_loop(test: Callable[[ModelLease], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(5):
+            await test(ModelLease())
+
+    asyncio.run(run())
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_open_wakes_all_waiters_and_close_makes_later_ones_wait() -> None:
+    async def test(one: ModelLease) -> None:
+        changes: list[int] = []
+        one.on_change = lambda: changes.append(one.n_users)
+        waiting = [asyncio.create_task(one.acquire()) for _ in range(3)]
+        await settle()
+        assert (one.n_users, one.waiting_since is None, len(changes)) == (0, False, 3)
+        one.open()
+        assert (one.n_users, one.waiting_since) == (3, None)
+        await asyncio.gather(*waiting)
+        await one.acquire()
+        one.close()
+        late = asyncio.create_task(one.acquire())
+        await settle()
+        assert (one.n_users, late.done()) == (4, False)
+        for _ in range(4):
+            one.release()
+        assert one.n_users == 0
+        assert changes[-1] == 0
+        late.cancel()
+        await settle()
+        assert one.waiting_since is None
+
+    in_loop(test)
+
+
+def test_waiting_since_is_the_arrival_of_the_first_waiter() -> None:
+    async def test(one: ModelLease) -> None:
+        first = asyncio.create_task(one.acquire())
+        await settle()
+        since = one.waiting_since
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(one.acquire())
+        await settle()
+        assert one.waiting_since == since
+        first.cancel()
+        await settle()
+        assert since is not None
+        assert one.waiting_since is not None
+        assert one.waiting_since > since
+        second.cancel()
+
+    in_loop(test)
+
+
+def test_each_waiter_gets_the_error() -> None:
+    async def test(one: ModelLease) -> None:
+        waiting = [asyncio.create_task(one.acquire()) for _ in range(2)]
+        await settle()
+        one.fail_waiters(ResourceError("too large", details={"n": 1}))
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in found] == [ResourceError] * 2
+        assert found[0] is not found[1]
+        assert str(found[0]) == "too large"
+        assert one.waiting_since is None
+
+    in_loop(test)
+
+
+def test_a_waiter_cancelled_as_it_is_woken_releases_its_lease() -> None:
+    async def test(one: ModelLease) -> None:
+        waiting = asyncio.create_task(one.acquire())
+        await settle()
+        one.open()
+        waiting.cancel()
+        await settle()
+        assert waiting.cancelled()
+        assert one.n_users == 0
+
+    in_loop(test)
+
+
+def test_idle_time_begins_with_the_last_release() -> None:
+    async def test(one: ModelLease) -> None:
+        one.state, one.idle_seconds = "loaded", 5.0
+        one.open()
+        async with one.acquired():
+            assert one.idle_at is None
+        assert one.idle_at == pytest.approx(asyncio.get_running_loop().time() + 5.0, abs=1.0)
+        one.idle_seconds = None
+        assert one.idle_at is None
+        one.idle_seconds, one.state = 5.0, "unloaded"
+        assert one.idle_at is None
+
+    in_loop(test)
