@@ -3,7 +3,7 @@
 import { database, eachMessage, heads } from "./database.js";
 import { counted, element } from "./dom.js";
 import { keys, read, write } from "./storage.js";
-import { Conversation, checked, checkedHead, conversation, notStored, save } from "./store.js";
+import { Conversation, checked, checkedHead, conversation, notStored, revive, save } from "./store.js";
 import { newId } from "./tree.js";
 
 const FORMAT = "specllama.conversations";
@@ -93,6 +93,7 @@ export async function imported(text) {
 		else if (stored && holds(stored, found)) n.there += 1;
 		else {
 			if (stored) found.id = newId();
+			revive(found); // it may have been deleted on this page
 			await save(found);
 			n.added += 1;
 			n.mended += found.mended;
