@@ -7,7 +7,7 @@ The draft and its trimmed copy draft for two engines with the same target, which
 `specllama bench` in turns: whole and trimmed, then trimmed and whole. Neither chooses its tokens by these
 prompts; --texts are those that the copy is trimmed for. A gain is the time that the whole draft takes for a
 text over that of the copy, the geometric mean over texts, with a 95 % interval. The texts are compared:
-they must be equal. Run nothing else on the machine.
+they must be equal. Run nothing else on the machine, or count processor time with --cpu and one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -77,7 +78,7 @@ class Pair:
 
     def __init__(self, a: argparse.Namespace, draft: Path, store: Store) -> None:
         self.messages: list[protocol.Message] = []
-        self.core, self._next_id = EngineCore(self.messages.append, store), 0
+        self.core, self._next_id, self._cpu = EngineCore(self.messages.append, store), 0, a.cpu
         target, other = (
             ModelSettings(path=str(path), n_ctx=2048, n_threads=a.threads) for path in (a.target, draft)
         )
@@ -97,12 +98,17 @@ class Pair:
         else:
             request = protocol.Generate(self._next_id, messages=messages, params=params)
         self.core.handle(request)
+        began = None
         while self.core.busy:
             self.core.step()
+            if began is None and any(isinstance(m, protocol.Tokens) for m in self.messages):
+                began = time.process_time()  # after the first token
+        used = time.process_time() - (began or 0.0)
         stats = self._last(protocol.Done).stats
+        seconds = used if self._cpu else stats.decode_seconds
         items = (item for m in self.messages if isinstance(m, protocol.Tokens) for item in m.items)
         ids = tuple(token for item in items for token in item.ids)
-        return Text(ids, stats.decode_seconds / max(1, stats.n_predict - 1), stats)
+        return Text(ids, seconds / max(1, stats.n_predict - 1), stats)
 
     def _last(self, kind: type[Message]) -> Message:
         last = self.messages[-1]
@@ -153,6 +159,7 @@ def main() -> None:
     p.add_argument("--tokens", type=cli.whole(2), default=96, metavar="N", help="of a text")
     p.add_argument("--draft-max", type=int, metavar="N", help="a fixed length in place of auto")
     p.add_argument("--threads", type=cli.whole(1), default=2, metavar="N")
+    p.add_argument("--cpu", action="store_true", help="count processor time, for --threads 1")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     path, found = trimmed_copy(a)

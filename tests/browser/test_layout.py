@@ -220,8 +220,19 @@ def test_the_list_stays_usable_while_an_answer_is_written(page: Page) -> None:
     page.until(lambda: page.text_of(".choose") == "A question")
 
 
+def test_a_question_stands_at_the_right_in_any_script(page: Page) -> None:
+    made_up(page, "An answer.", "A question")
+    made_up(page, "جواب", "ما هذا؟")
+    edges = page.js(
+        "return [...document.querySelectorAll('.question .body')].map(b => b.getBoundingClientRect().right)"
+    )
+    assert len(edges) == 2
+    assert abs(edges[0] - edges[1]) < 1
+
+
 def test_each_setting_can_be_clicked(page: Page) -> None:
     page.press("Settings")
+    page.get("dialog")
     box = page.driver.find_element("id", "set-ignore_eos")
     box.click()
     assert box.is_selected()

@@ -341,12 +341,49 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
     assert page.js("return window.hacked") is None
     assert page.js("return document.querySelectorAll('.message :is(img, script)').length") == 0
     assert page.ask("More", **written("Yes.")) == "Yes."
+    for trace in (
+        {"runs": [[1e9, "model", 0]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 0], [1, "copy", 0]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 99999]], "rounds": [[1, 1, 2.5, 1]]},
+        {"runs": [[3, "model", 0]], "rounds": [[1e9, 1e9, 2.5, 1]]},
+        {"runs": [[3, "model", 0]], "rounds": [[-1, 0.5, 2.5, 1], [1, 1, 1, 1, 1e15]]},
+    ):
+        answer = {"role": "assistant", "content": "abc", "trace": trace, "figures": {"n": 3}}
+        one = {"id": "odd", "title": "Odd rounds", "messages": [{"role": "user", "content": "q"}, answer]}
+        given(page, tmp_path, {"format": "specllama.conversations", "version": 1, "conversations": [one]})
+        page.until(lambda: page.all("button", "Odd rounds"))
+        page.press("Odd rounds")
+        page.until(lambda: page.answers == ["abc"])
+        assert not page.all("button", "Play the rounds")
+        page.press("Delete Odd rounds")
+        page.driver.switch_to.alert.accept()
+        page.until(lambda: not page.all("button", "Odd rounds"))
     for bad, said in (
         ("{", "no JSON"), ({"format": "specllama.conversations", "version": 9, "conversations": []}, "newer"),
         ([], "no conversations"), ({"format": "specllama.conversations", "conversations": []}, "newer"),
     ):  # fmt: skip
         given(page, tmp_path, bad)
         page.until(lambda said=said: said in page.notice)
+
+
+def test_search_looks_through_all_messages(page: Page, tmp_path: Path) -> None:
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": f"number {i}.", "id": f"m{i:03}", "at": i,
+         "parent": f"m{i - 1:03}" if i else None}
+        for i in range(350)
+    ]  # fmt: skip
+    one = {"id": "a", "title": "Many", "messages": messages}
+    other = {"id": "b", "title": "Few", "messages": messages[:2]}
+    given(page, tmp_path, {"format": "specllama.conversations", "version": 2, "conversations": [one, other]})
+    page.until(lambda: "2 conversations imported" in page.notice)
+    search = page.get("textbox", "Search the conversations")
+    for words in ("NUMBER 349.", "number 199.", "number 100.", "number 99."):
+        search.send_keys(words)
+        page.until(lambda: page.all("button", "Many") and not page.all("button", "Few"), words)
+        search.send_keys(Keys.CONTROL, "a", Keys.DELETE)
+        page.until(lambda: page.all("button", "Few"))
+    search.send_keys("number 350.")
+    page.until(lambda: "Nothing is found." in page.text_of("#list"))
 
 
 def test_presets_system_prompt_and_theme(page: Page) -> None:
@@ -375,6 +412,7 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["t_max_predict_ms"]) == (0.33, 2500)
     page.press("Settings")
+    page.get("combobox", "Preset")
     page.js(
         "const m = document.getElementById('preset'); m.selectedIndex = 1;"
         "m.dispatchEvent(new Event('change'))"

@@ -132,6 +132,20 @@ def test_an_answer_that_is_deleted_comes_back_by_undo(page: Page) -> None:
     page.until(lambda: page.answers == ["A.", "B."])
 
 
+def test_deleting_twice_is_deleting_once(page: Page) -> None:
+    page.ask("One", **written("A."))
+    page.ask("Two", **written("B."))
+    page.until(lambda: page.all("button", "Delete the question"))
+    page.js("const [one] = document.querySelectorAll('[aria-label=\"Delete the question\"]');"
+            "one.click(); one.click();")  # fmt: skip
+    page.until(lambda: page.questions == ["Two"])
+    page.js("const undo = [...document.querySelectorAll('#notice button')]"
+            ".find((one) => one.textContent === 'Undo'); undo.click(); undo.click();")  # fmt: skip
+    page.until(lambda: page.questions == ["One", "Two"])
+    assert page.answers == ["A.", "B."]
+    assert len(page.stored[0]["all"]) == 4
+
+
 def test_a_question_without_an_answer_is_not_sent_with_the_next_one(page: Page) -> None:
     page.js(BUSY)
     page.write("Nobody answers this")

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.support.browser import Page, needs_chromium
 from tests.support.page_answers import answer_with
-from tests.support.page_pace import TEXTS
+from tests.support.page_pace import N_LONG, long_conversation, opened
 
 pytestmark = needs_chromium()
-ANSWERS, N_TOKENS = 200, 400
 OPEN_MS, FRAME_MS, TRIES = 4 * 1000, 1000, 3  # wide: what else runs on the machine adds to them
-_OPEN = """
-const done = arguments[0];
-const buttons = [...document.querySelectorAll("#conversations button")];
-const button = buttons.find((b) => b.textContent.includes("Long one"));
-const began = performance.now();
-button.click();
-const look = () => {
-  if (document.querySelectorAll(".answer").length < 200) return setTimeout(look, 1);
-  return requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
-};
-look();
-"""
-
-
-def conversation() -> str:
-    """A file with a conversation of 200 answers of 400 tokens, with their sources."""
-    text = (TEXTS["mixed"] * 20)[: 4 * N_TOKENS]
-    runs = [[4 * i + 4, "model" if i % 4 else "target", i // 4] for i in range(N_TOKENS)]
-    trace = {"runs": runs, "rounds": [[4, 3, 12.5, 4 * i + 4] for i in range(N_TOKENS // 4)]}
-    messages = []
-    for i in range(ANSWERS):
-        messages.append({"role": "user", "content": f"Question {i}"})
-        messages.append({"role": "assistant", "content": text, "trace": trace, "figures": {"n": N_TOKENS}})
-    one = {"id": "long", "title": "Long one", "system": "", "changed": 1, "messages": messages}
-    return json.dumps({"format": "specllama.conversations", "version": 1, "conversations": [one]})
 
 
 def test_200_answers_open_at_once(page: Page) -> None:
-    page.driver.execute_async_script(
-        "const [text, done] = arguments;"
-        "import('/page/transfer.js').then(m => m.imported(text)).then(() => done())",
-        conversation(),
-    )
+    long_conversation(page)
     times = []
     for _ in range(TRIES):
         page.ready()
-        times.append(page.driver.execute_async_script(_OPEN))
+        times.append(opened(page))
         if times[-1] < OPEN_MS:
             break
     assert min(times) < OPEN_MS, times
@@ -57,7 +25,7 @@ def test_200_answers_open_at_once(page: Page) -> None:
     page.until(lambda: page.js("return document.querySelector('.answer:last-child table') !== null"))
     page.until(lambda: page.js(place) < 5)
     assert (
-        page.js("return document.querySelector('.answer .body').textContent.length") > N_TOKENS
+        page.js("return document.querySelector('.answer .body').textContent.length") > N_LONG
     )  # to be found
     page.js("document.getElementById('log').scrollTop = 0")
     page.until(lambda: page.js("return document.querySelector('.answer table') !== null"))

@@ -298,6 +298,13 @@ def test_the_card_finishes_one_task_after_another(page: Page) -> None:
     about, order = page.driver.execute_async_script(_CARD, [pairs_of((10, 12)), [], []])
     assert about == "Identical text with and without drafts in 1 pair of runs of 1 of the 3 tasks."
     assert order == "aabbbccc" + "abcabc"
+    longer = {name: run(10, text="abcdef") for name in ("plain", "speculative")}
+    shorter = {name: run(10, text="abc") for name in ("plain", "speculative")}
+    about, _ = page.driver.execute_async_script(_CARD, [[shorter, longer], [], []])
+    assert about == "Identical text with and without drafts in 2 pairs of runs of 1 of the 3 tasks."
+    other = {"plain": run(10, text="abc"), "speculative": run(10, text="abd")}
+    about, _ = page.driver.execute_async_script(_CARD, [[shorter, other], [], []])
+    assert about == "Texts differ in: a; compared: 2 pairs of runs of 1 of the 3 tasks."
 
 
 def test_the_card(page: Page) -> None:

@@ -1,9 +1,10 @@
 """Measures how the page keeps up with an answer: a stream of made-up events at a fixed rate, and the time
-from Enter to the first character on the screen.
+from Enter to the first character on the screen; how soon it is there; and how soon a long conversation is.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from statistics import median
@@ -13,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.browser import Page
 
 N_PARTS = 8  # of an answer, whose work is compared
+N_ANSWERS, N_LONG = 200, 400  # of a long conversation, and the tokens of each
 RATE = 250  # tokens per second of the made-up answer
 _PROSE = "The scheduler admits a sequence when a slot is free , and evicts the oldest cache first . "
 _MIXED = (
@@ -87,6 +89,25 @@ const observer = new MutationObserver(() => {
 observer.observe(document.getElementById("log"), { childList: true, subtree: true, characterData: true });
 """
 
+_OPEN = """
+const done = arguments[0];
+const buttons = [...document.querySelectorAll("#conversations button")];
+const button = buttons.find((b) => b.textContent.includes("Long one"));
+const began = performance.now();
+button.click();
+const look = () => {
+  if (document.querySelectorAll(".answer").length < 200) return setTimeout(look, 1);
+  return requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
+};
+look();
+"""
+_LOADED = """
+const [paint] = performance.getEntriesByName("first-contentful-paint");
+const all = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")];
+const own = all.filter(({ name }) => !/\\/(v1|props|health)/.test(new URL(name).pathname));
+return [paint?.startTime ?? 0, own.reduce((sum, { decodedBodySize }) => sum + decodedBodySize, 0)];
+"""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -140,3 +161,38 @@ def first_character(page: Page) -> float:
     key, painted = page.until(lambda: page.js(f"return {times}"))
     answer = max(page.stored, key=lambda one: one["changed"])["messages"][-1]
     return float(painted - key - 1000 * answer["report"]["figures"]["ttft_seconds"])
+
+
+def long_conversation(page: Page) -> None:
+    """Import a conversation of 200 answers of 400 tokens, with their sources."""
+    text = (TEXTS["mixed"] * 20)[: 4 * N_LONG]
+    runs = [[4 * i + 4, "model" if i % 4 else "target", i // 4] for i in range(N_LONG)]
+    trace = {"runs": runs, "rounds": [[4, 3, 12.5, 4 * i + 4] for i in range(N_LONG // 4)]}
+    messages = []
+    for i in range(N_ANSWERS):
+        messages.append({"role": "user", "content": f"Question {i}"})
+        messages.append({"role": "assistant", "content": text, "trace": trace, "figures": {"n": N_LONG}})
+    one = {"id": "long", "title": "Long one", "system": "", "changed": 1, "messages": messages}
+    text = json.dumps({"format": "specllama.conversations", "version": 1, "conversations": [one]})
+    page.driver.execute_async_script(
+        "const [text, done] = arguments;"
+        "import('/page/transfer.js').then(m => m.imported(text)).then(() => done())",
+        text,
+    )
+
+
+def opened(page: Page) -> float:
+    """Milliseconds from the click on the long conversation until all of its answers are on the page."""
+    return float(page.driver.execute_async_script(_OPEN))
+
+
+def first_paint(page: Page) -> tuple[float, int]:
+    """(milliseconds to the first paint with content, bytes of the files that were loaded by then and when the
+    page was idle), of a page that is loaded without a cache.
+    """
+    page.driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    page.ready()
+    page.until(lambda: page.js(_LOADED)[0] > 0)
+    page.driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": False})
+    milliseconds, n_bytes = page.js(_LOADED)
+    return float(milliseconds), int(n_bytes)

@@ -113,7 +113,7 @@ def test_texts_are_written_once_the_engine_is_idle(opened):
     front.core.step()
     assert front.core.loaded_engine.kept is not None
     assert front.core.loaded_engine.kept.disk.flush(10.0)
-    assert front.core.loaded_engine.kept.disk.stats.n_written == 1
+    assert front.core.loaded_engine.kept.disk.n_written == 1
     assert front.core.step_due_in is None
     assert list(default_directory().glob("*.state"))
 
@@ -158,7 +158,7 @@ def test_a_busy_engine_writes_too(opened):
     front.core.step()
     assert front.core.decoding
     assert kept.disk.flush(20)
-    assert kept.disk.stats.n_written == 1
+    assert kept.disk.n_written == 1
 
 
 def test_prompts_of_another_scope_are_not_read(opened):

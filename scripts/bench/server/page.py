@@ -4,9 +4,11 @@ usage: python -m scripts.bench.server.page [-m MODEL] [--runs N] [-n TOKENS]
 
 Needs Chromium and its driver. Prints, of the page, for answers of 2,000 made-up tokens of five kinds: the
 longest time without a frame (0: none above 50 ms), the processor time per token, and its growth from the
-beginning of the answer to its end; then the time from Enter to the first character on the screen, without the
-engine's own time to its first token. Of the server: the processor time of server and engine, and the time of
-an answer, with the trace over without, as the median of pairs. Run nothing else on the machine.
+beginning of the answer to its end; then the time from Enter to the first character on the screen, without
+the engine's own time to its first token; the first paint with content of a page that nothing is cached
+of; and how long a conversation of 200 answers of 400 tokens takes to open. Of the server: the processor
+time of server and engine, and the time of an answer, with the trace over without, as the median of pairs.
+Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from tests.support.browser import browser
-from tests.support.page_pace import TEXTS, first_character, streamed
+from tests.support.page_pace import (
+    TEXTS,
+    first_character,
+    first_paint,
+    long_conversation,
+    opened,
+    streamed,
+)
 from tests.support.serving import QUESTION, Server
 
 N_TOKENS = 2000
@@ -48,6 +57,16 @@ def main() -> None:
                 )
             first = sorted(first_character(page) for _ in range(args.runs))
             print(f"Enter to the first character: median {median(first):.0f} ms, longest {first[-1]:.0f} ms")
+            painted = [first_paint(page) for _ in range(args.runs)]
+            times = sorted(ms for ms, _ in painted)
+            size = max(n for _, n in painted) / 1000
+            print(f"first paint: median {median(times):.0f} ms, longest {times[-1]:.0f} ms; {size:.0f} kB")
+            long_conversation(page)
+            times = []
+            for _ in range(args.runs):
+                page.ready()
+                times.append(opened(page))
+            print(f"opening 200 answers: median {median(times):.0f} ms, longest {max(times):.0f} ms")
 
 
 def cost_of_trace(server: Server, runs: int, n: int) -> None:

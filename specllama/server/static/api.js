@@ -100,7 +100,8 @@ export function problemOf(status, error) {
 	if (status === 404) return new Problem(said, "Choose another model in the menu above.", more);
 	if (status === 504) return new Problem(said, "Ask for a shorter answer, or raise --timeout.", more);
 	if (status === 413) return new Problem(said, "Attach less, or leave out or delete earlier messages.", more);
-	if (status === 400) return new Problem(said, "", more);
+	const many = error.param === "messages" && said.includes("at most");
+	if (status === 400) return new Problem(said, many ? "Start a new conversation, or delete earlier messages." : "", more);
 	return new Problem(said, "Try again; the server's terminal may say more.", { ...more, retry: true });
 }
 

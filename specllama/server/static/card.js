@@ -152,7 +152,9 @@ export function cardData(tasks, model, props, note) {
 	const rows = tasks.map(({ name, pairs }) => rowOf(name, pairs));
 	const known = rows.filter(({ said }) => said !== "not measured");
 	const measured = tasks.filter(({ pairs }) => pairs.length);
-	const differ = measured.filter(({ pairs }) => !/identical/.test(sameText(pairs))).map(({ name }) => name);
+	// The runs of a pair have the same length, and those of the first pair another one than later ones.
+	const differs = ({ pairs }) => pairs.some((pair) => !/identical/.test(sameText([pair])));
+	const differ = measured.filter(differs).map(({ name }) => name);
 	const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);
 	const of = `${counted(n, "pair")} of runs of ${measured.length} of the ${tasks.length} tasks`;
 	const same = differ.length ? `Texts differ in: ${differ.join(", ")}; compared: ${of}.` : `Identical text with and without drafts in ${of}.`;

@@ -3,6 +3,7 @@
 
 const NAME = "specllama";
 const VERSION = 1;
+const BATCH = 100; // messages that are read together
 
 /** Thrown where the browser's storage is full or refuses to write. */
 export class StorageError extends Error {}
@@ -81,15 +82,13 @@ export async function eachMessage(visit) {
 		for (const one of memory.messages.values()) if (visit(one)) return;
 		return;
 	}
-	await new Promise((resolve, reject) => {
-		const request = db.transaction("messages").objectStore("messages").openCursor();
-		request.onerror = () => reject(request.error);
-		request.onsuccess = () => {
-			const cursor = request.result;
-			if (!cursor || visit(cursor.value)) resolve();
-			else cursor.continue();
-		};
-	});
+	for (let rest = null; ; ) {
+		const found = await done(db.transaction("messages").objectStore("messages").getAll(rest, BATCH));
+		for (const one of found) if (visit(one)) return;
+		if (found.length < BATCH) return;
+		const { conversation, id } = found.at(-1);
+		rest = IDBKeyRange.lowerBound([conversation, id], true);
+	}
 }
 
 /**

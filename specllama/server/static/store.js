@@ -9,6 +9,7 @@ export { StorageError, whyNotKept } from "./database.js";
 export { Conversation } from "./tree.js";
 
 const ROUNDS = 200_000; // characters that the rounds of an answer may take
+const LONGEST_DRAFT = 4096; // tokens
 const SETTINGS = "specllama.settings";
 const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
 const erased = new Set(); // by this tab
@@ -36,8 +37,8 @@ export function checked(data) {
 		model: text(data.model),
 		tokens: number(data.tokens) || null,
 		files: filesOf(data.files),
-		trace: traceOf(data.trace),
-		reasoningTrace: traceOf(data.reasoningTrace),
+		trace: traceOf(data.trace, data.content.length),
+		reasoningTrace: traceOf(data.reasoningTrace, text(data.reasoning).length),
 	};
 }
 
@@ -47,13 +48,25 @@ function filesOf(data) {
 	return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
 }
 
-function traceOf(data) {
+const isCount = (value, most) => Number.isInteger(value) && value >= 0 && value <= most;
+
+/** The rounds of a text of `length` characters, none where any of them cannot be: what counts them trusts them. */
+function traceOf(data, length) {
 	const runs = Array.isArray(data?.runs) ? data.runs : [];
 	const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
-	const good =
-		runs.every((r) => Array.isArray(r) && Number.isFinite(r[0]) && typeof r[1] === "string" && Number.isInteger(r[2])) &&
-		rounds.every((r) => Array.isArray(r) && r.length >= 3 && r.slice(0, 5).every(Number.isFinite) && (r[5] ?? []).every?.((one) => Array.isArray(one) && one.every((part) => typeof part === "string")));
-	return good ? { runs, rounds } : { runs: [], rounds: [] };
+	let end = 0;
+	const isRun = (r) => {
+		const before = end;
+		if (!Array.isArray(r) || !isCount(r[0], length) || r[0] < before || typeof r[1] !== "string" || !Number.isInteger(r[2])) return false;
+		end = r[0];
+		return r[2] >= -1 && r[2] < Math.max(1, rounds.length);
+	};
+	const isRejected = (one) => Array.isArray(one) && one.every((part) => typeof part === "string");
+	const isRound = (r) =>
+		Array.isArray(r) && isCount(r[0], LONGEST_DRAFT) && isCount(r[1], LONGEST_DRAFT) && Number.isFinite(r[2]) &&
+		(r[3] === undefined || Number.isFinite(r[3])) && (r[4] === undefined || isCount(r[4], LONGEST_DRAFT)) &&
+		(r[5] === undefined || (Array.isArray(r[5]) && r[5].every(isRejected)));
+	return runs.every(isRun) && rounds.every(isRound) ? { runs, rounds } : { runs: [], rounds: [] };
 }
 
 /** The fields of a conversation besides its messages. */

@@ -64,7 +64,7 @@ class Headers:
             assert error.message.isprintable(), error.message[:500]
             return "refused"
         assert all(line.isprintable() for line in lines)
-        json.dumps(pair_check._object(header, other, verdict, None, False))
+        json.dumps(pair_check._object(header, other, verdict, verdict.ok, None))
         return verdict.verdict
 
     def close(self) -> None:

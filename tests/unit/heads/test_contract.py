@@ -101,6 +101,7 @@ def test_its_fields_agree(read: Read) -> None:
     assert bool(head.target_layers) is not kind.nextn_layers  # which read the rows before the output norm
     assert head.runs_alone <= (not kind.drafts_blocks and not kind.shares_cache)
     assert set(head.step_tensors) <= set(head.tensors) <= set(read.header.tensors)
+    assert (len(head.step_tensors) < len(head.tensors)) is (head.n_chained > 1)
     assert head.weight_bytes > 0
     assert head.label == kind.label(head) != ""
 
@@ -138,7 +139,8 @@ def test_it_is_trimmed_or_refused(read: Read) -> None:
             trim_source(read.header, False, None)
     else:
         source = trim_source(read.header, not read.head.own_file, None)
-        assert source.keeps_tokenizer is read.kind.keeps_tokenizer
+        # llama.cpp looks for no d2t in layers of multi-token prediction.
+        assert source.keeps_tokenizer is read.kind.keeps_tokenizer is not read.kind.nextn_layers
 
 
 def test_a_header_is_read_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from specllama.server.dialects.shared.fields import FieldError
 from tests.support.conversations import WRITERS, Answer, Call, Conversation, Result, Say
-from tests.unit.server.test_conversations import asked
+from tests.unit.server.dialects.test_conversations import asked
 
 U = Say("user", "x")
 CALL = Answer(calls=[Call("call_x")])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specllama.server.dialects.shared.fields import FieldError
-from tests.unit.server.test_field_policy import ALL, CHATS, SCHEMA, asked, body
+from tests.unit.server.dialects.test_field_policy import ALL, CHATS, SCHEMA, asked, body
 
 every = pytest.mark.parametrize("api", ALL)
 chats = pytest.mark.parametrize("api", CHATS)
