@@ -71,7 +71,7 @@ class Scheduler:
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
         self.max_rows, self.exact_rows = max_rows, exact_rows
         self.tree_forced = bool(draft_tree)
-        self.draft_tree = target.n_branches // target.n_seq_max if draft_tree is None else draft_tree
+        self.draft_tree = -(-target.n_branches // target.n_seq_max) if draft_tree is None else draft_tree
         self.store, self._offloaded = PrefixStore(target, clock, room, cache_budget, max_partials), 0.0
         self.waiting: list[Generation] = []
         self.queue = FairQueue()

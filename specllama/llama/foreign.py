@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,15 +86,8 @@ class ForeignContext(LlamaContext):
     def any_token(self) -> int:
         return int(self.translation.ids.ids[super().any_token])
 
-    def decode(
-        self,
-        batch: Sequence[BatchRow],
-        n_rows: int = 0,
-        n_outputs: int = 0,
-        branches: Sequence[Sequence[BatchRow]] = (),
-        n_apart: int = 0,
-    ) -> NDArray[np.float32]:
-        rows = self.translation.ids.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
+    def decode(self, batch: Sequence[BatchRow], *more: Any, **named: Any) -> NDArray[np.float32]:
+        rows = self.translation.ids.spread(super().decode(batch, *more, **named))
         rows[:, self.translation.never_drafted] = -np.inf
         return rows
 

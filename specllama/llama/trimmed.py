@@ -8,6 +8,7 @@ embeddings, read from the end of the file. Where the file has none, a token that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,15 +83,8 @@ class TrimmedContext(LlamaContext):
     def any_token(self) -> int:
         return int(self.kept.ids[super().any_token])
 
-    def decode(
-        self,
-        batch: Sequence[BatchRow],
-        n_rows: int = 0,
-        n_outputs: int = 0,
-        branches: Sequence[Sequence[BatchRow]] = (),
-        n_apart: int = 0,
-    ) -> NDArray[np.float32]:
-        return self.kept.spread(super().decode(batch, n_rows, n_outputs, branches, n_apart))
+    def decode(self, batch: Sequence[BatchRow], *more: Any, **named: Any) -> NDArray[np.float32]:
+        return self.kept.spread(super().decode(batch, *more, **named))
 
     def _fill(
         self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None

@@ -18,6 +18,7 @@ from specllama.models.memory.windows import keeps_all_cells
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
 BRANCHES = 3  # of a text, where no number is asked for: each costs a pass over all cells a round
+BRANCHED_SLOTS = 4  # llama.cpp compares all sequences of a context with each other in every decode
 MAX_SEQUENCES = 256  # of a context: LLAMA_MAX_SEQ
 VISIBLE_CELLS = 256  # caches have a multiple of this many cells
 ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
@@ -39,7 +40,7 @@ def branch_sequences(settings: LoadSettings) -> int:
     n_slots, n_tree = settings.n_slots, settings.draft_tree
     if not settings.drafters or settings.draft_max == 0 or n_tree == 0:
         return 0
-    wanted = (BRANCHES if n_tree is None else n_tree) * n_slots
+    wanted = BRANCHES * min(n_slots, BRANCHED_SLOTS) if n_tree is None else n_tree * n_slots
     return max(0, min(wanted, MAX_SEQUENCES - n_slots))
 
 
