@@ -23,9 +23,11 @@ def translation_notes(
     can = "its tokens are translated" if translates else "can draft with --draft-vocab auto"
     yield Note(f"{shared.label}, {can}")
     yield from costs(target, draft)
-    if target.bytes_per_token and draft.bytes_per_token:
-        found = MeasuredDrafts(target).of(draft)
-        yield Note(_not_measured(target, draft) if found is None else _measured(found))
+    found = MeasuredDrafts(target).of(draft)
+    if found is not None:
+        yield Note(_measured(found))
+    elif 0 < draft.bytes_per_token < target.bytes_per_token:  # others cannot pay, which `costs` says
+        yield Note(_not_measured(target, draft))
 
 
 def _measured(found: DraftRecord) -> str:
@@ -46,6 +48,6 @@ def _not_measured(target: Header, draft: Header) -> str:
         "specllama tune -m MAIN -md DRAFT --draft-vocab auto"
     )
     share = 100 * draft.bytes_per_token / target.bytes_per_token
-    if not 1 <= share < 100:
+    if share < 1:
         return text
     return f"{text}; by its size alone more than {share:.0f} % of its tokens must be right"

@@ -161,6 +161,12 @@ def test_compatible(command: Command, file: Callable[..., str]) -> None:
     assert found["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
 
 
+SAME_SIZE = (
+    "the draft reads 1 times what the target reads per token (79.6 kB against 79.6 kB): it cannot be faster; "
+    "a tenth is usual; are target and draft swapped?"
+)
+
+
 def test_incompatible_files_are_refused_with_a_reason(command: Command, file: Callable[..., str]) -> None:
     pair = file("t.gguf", W), file("d.gguf", [*W[:4], *[f"x{i}" for i in range(36)]])
     result = check(command, *pair)
@@ -172,13 +178,15 @@ def test_incompatible_files_are_refused_with_a_reason(command: Command, file: Ca
     assert lines[at + 7 :] == [
         "Choose a draft of the target's own family, or run without one: -md none.",
         "note: 10 % of tokens shared, can draft with --draft-vocab auto",
+        f"warning: {SAME_SIZE}",
     ]
     found = check(command, *pair, "--json")
     assert found.code == 7
     assert (found.json["verdict"], found.json["ok"]) == ("incompatible", False)
     assert found.json["first_difference"] == {"id": 5, "target": "t5", "draft": "x1"}
     assert found.json["n_differing"] == 36
-    assert found.json["notes"] == ["10 % of tokens shared, can draft with --draft-vocab auto"]
+    notes = [line.removeprefix("note: ") for line in lines[at + 8 :]]
+    assert found.json["notes"] == notes
 
 
 def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None:

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.replay import trees
-from specllama.core.replay.simulator import TraceDrafter
 from specllama.core.replay.trace import Trace
 from tests.support import tinygguf, tinymtp
-from tests.support.devices import curves
 from tests.support.paths import ROOT
 
 TRACES = ROOT / "tests/unit/core/traces"
@@ -132,31 +129,37 @@ def test_a_head_that_is_only_promised_is_refused(tmp_path: Path) -> None:
 # Second candidates
 
 
-def second_right(n: int = 80) -> Trace:
+def second_right(n: int = 200) -> dict[str, Any]:
     """A text whose draft model is wrong at two of five tokens, and then right with its second candidate."""
     text = random.Random(n).choices(range(10, 4000), k=n)
     wrong = [i % 5 > 2 for i in range(n)]
     draft = [5 if w else t for w, t in zip(wrong, text, strict=True)]
     conf = [0.4 if w else 0.9 for w in wrong]
     second = [t if w else 6 for w, t in zip(wrong, text, strict=True)]
-    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong])
+    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong]).to_dict()
 
 
-def test_second_candidates_are_counted_and_replayed(capsys: pytest.CaptureFixture[str]) -> None:
-    traces = {"some": [second_right(200)] * 3}
-    cells = [
-        trees.cell("flat", 0.02, trees.on_curve({1: 1.0, 16: 1.1}, 0.02, TraceDrafter), traces),
-        trees.cell("device", 0.05, trees.on_device(curves()["padded 4B Q4_0"], 0.05, TraceDrafter), traces),
-    ]
-    trees.show("label", traces, iter(cells))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("  some, model: 0: 100% of 240 wrong ones (40% of 600), 1: 100% of ")
-    assert cells[0].gains["auto"] == (1.0, 1.0, 0, 0)  # no decode is filled up there
-    gain, _, accepted, drafted = cells[0].gains["paid"]
-    assert gain > 1.1
-    assert 100 < accepted <= drafted
-    assert cells[1].gains["auto"][3] > 0
-    assert lines[-1].startswith("  means: auto ")
+def test_second_candidates_are_counted_and_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps({"some": [second_right()]}))
+    counted = "  some, model: 0: 100% of 80 wrong ones (40% of 200), 1: 100% of "
+    line = r"{}: auto ([\d.]+) .*?; \d+ of (\d+) accepted\), paid ([\d.]+) .*; (\d+) of (\d+) accepted"
+
+    def gains(machine: str, *flags: object) -> tuple[float, ...]:
+        done = run(path, "--draft-tree", *flags)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1].startswith(counted)
+        assert done.stdout.splitlines()[-1].startswith("  means: auto ")
+        (found,) = re.findall(line.format(re.escape(machine)), done.stdout)
+        return tuple(map(float, found))
+
+    auto, n_filled, paid, accepted, drafted = gains("GPU, draft cost 0.02")
+    assert (auto, n_filled) == (1, 0)  # no decode is filled up there
+    assert paid > 1.1
+    assert 50 < accepted <= drafted
+    auto, n_filled, *_ = gains("padded 4B Q4_0, draft cost 0.05", "--devices", TRACES / "gpu_curves.json")
+    assert auto > 1
+    assert n_filled > 0
 
 
 def test_older_traces_get_second_candidates(tmp_path: Path) -> None:

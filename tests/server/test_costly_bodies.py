@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from specllama.client import protocol
+from specllama.client.trim_messages import Trim
 from specllama.client.tune_messages import Tune
 from specllama.server.app import ROUTES
 from tests.soak.bystander import MB, Bystander
@@ -25,7 +26,8 @@ P99_SECONDS, LONGEST_SECONDS = 0.2, 0.75  # of /health, for all bodies together 
 GAP_SECONDS, GROWTH = 2.0, 200 * MB
 SETTLE = 0.1  # seconds before and after the requests to a route
 OF_THE_OPERATOR = {
-    protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Tune
+    protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Trim,
+    Tune,
 }  # fmt: skip
 WITHOUT_BODY = {protocol.Cancel, protocol.GetSlots}
 

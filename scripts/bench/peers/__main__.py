@@ -8,11 +8,10 @@ usage: python -m scripts.bench.peers --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] 
                                      [--fresh]
 
 The tools are built from the source package of the installed llama-cpp-python (once, about 8 minutes) unless
---tools names their directory. --pairs is a directory that scripts.bench.make_pair wrote, or with --spec-type
-scripts.bench.make_heads. A prompts file is a
-JSON object, workload to list of prompts without a chat template; the default is the prompts of `specllama
-bench` in ChatML. The grid point that counts as llama.cpp's best is chosen for each cell on every other run
-and compared on the rest; plain decoding is one of the points.
+--tools names their directory. --pairs is a directory as scripts.bench.make_pair writes it, with --spec-type
+one whose drafts are heads. A prompts file is a JSON object, workload to list of prompts without a chat
+template; the default is the prompts of `specllama bench` in ChatML. The grid point that counts as llama.cpp's
+best is chosen for each cell on every other run and compared on the rest; plain decoding is one of the points.
 
 --out writes a table and, next to it, all figures as JSON, updated after every cell. The same command
 continues an earlier one, however that ended, with the missing cells; --minutes ends it after the cell in
@@ -125,8 +124,8 @@ def arguments() -> argparse.Namespace:
         names += [] if args.no_draft else [f"bench-draft-{kind}-c{cost}.gguf" for cost in args.costs]
         for name in names:
             if not (args.pairs / name).is_file():
-                maker = "make_pair" if args.spec_type == SIMPLE else "make_heads"
-                parser.error(f"{args.pairs} has no {name}: python -m scripts.bench.{maker} makes it")
+                made = ": python -m scripts.bench.make_pair makes it" if args.spec_type == SIMPLE else ""
+                parser.error(f"{args.pairs} has no {name}{made}")
     return args
 
 
