@@ -56,7 +56,7 @@ def main() -> None:
         take(page, "page-phone.png", 390, 844)
         page.resize(1024, 800)
         page.press("Race")
-        page.add()  # the race has a length of its own
+        page.add(temperature=0)  # the race has a length of its own
         field = page.get("textbox", "Prompt")
         page.js("arguments[0].value = arguments[1]", field, QUESTION)
         page.press("Start the race")

@@ -51,7 +51,7 @@ def test_the_race_confirms_the_text(page: Page) -> None:
         shown, said_ = (
             float(t.split()[0]) * (0.001 if t.endswith("ms") else 1) for t in (clock[15:], seconds)
         )
-        assert abs(shown - said_) < 0.01 * said_
+        assert abs(shown - said_) < 0.01 * said_ + 0.0006  # the clock shows whole milliseconds
     page.press("Replay")
     page.until(lambda: page.get("button", "Replay").is_enabled())
     page.press("Close")
