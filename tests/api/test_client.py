@@ -113,7 +113,7 @@ class TestDelivery:
     def test_what_cannot_be_sent_is_raised_and_not_delivered(self, client: EngineClient) -> None:
         inbox = Inbox()
         with pytest.raises(UsageError, match="cannot be written as JSON"):
-            client.submit(generate(client.next_id(), prompt="a", variables={"a": object()}), inbox.put)
+            client.submit(generate(client.next_id(), messages=[], variables={"a": object()}), inbox.put)
         running = client.submit(ask(client, 30000), inbox.put)
         with pytest.raises(UsageError, match=f"there is a request {running.id} already"):
             client.submit(generate(running.id, prompt="a"), Inbox().put)

@@ -39,7 +39,8 @@ TEXT = {"type": "string"}
 ESTIMATE = or_null(an_object(value=NUMBER, low=MAYBE, high=MAYBE, n=COUNT))
 CELL = an_object(
     answers=COUNT, decode_tps=ESTIMATE, speedup=ESTIMATE, ttft_ms=ESTIMATE, n_predict=COUNT, n_drafted=COUNT,
-    n_accept=COUNT, n_discarded=COUNT, drafted_by={"type": "object"}, acceptance=MAYBE,
+    n_accept=COUNT, n_branch=COUNT, n_branch_accept=COUNT, n_discarded=COUNT,
+    drafted_by={"type": "object"}, acceptance=MAYBE,
     accept_by_position=SHARES, accept_by_source={"type": "object"}, rounds=COUNT, decode_seconds=NUMBER,
     time=an_object(verify=NUMBER, draft=NUMBER, sampling=NUMBER, other=NUMBER),
 )  # fmt: skip

@@ -161,9 +161,9 @@ class SlowTarget:
         self.now += 1e-6
         return self.now
 
-    def decode_slowly(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+    def decode_slowly(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
         self.now += 0.1 + 0.001 * len(batch)
-        return self.decode(batch, n_rows, n_outputs)
+        return self.decode(batch, *others)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,11 +34,11 @@ class Failing:
         self.decode, self.n_good, self.n_decodes = loaded.draft.context.decode, n, 0
         loaded.draft.context.decode = self  # type: ignore[method-assign]
 
-    def __call__(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+    def __call__(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
         self.n_decodes += 1
         if self.n_decodes > self.n_good:
             raise DecodeError("llama_decode answered -3: device lost")
-        return self.decode(batch, n_rows, n_outputs)
+        return self.decode(batch, *others)
 
 
 class SlowTarget:
@@ -57,9 +58,9 @@ class SlowTarget:
         self.now += 1e-6
         return self.now
 
-    def decode_slowly(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+    def decode_slowly(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
         self.now += 0.1 + 0.001 * len(batch)
-        return self.decode(batch, n_rows, n_outputs)
+        return self.decode(batch, *others)
 
 
 @pytest.fixture(params=[7, None], ids=["fixed", "auto"])
