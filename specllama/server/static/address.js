@@ -8,6 +8,7 @@ export const addressed = () => ADDRESS.exec(location.hash)?.[1] ?? "";
 /** Give the address of a conversation, "" for a new one. replaced: in the place of the address before. */
 export function moveTo(id, replaced = false) {
 	if (addressed() === id && (id || !location.hash)) return;
+	replaced ||= location.hash && !addressed(); // going back to an address that is none would lead here again
 	const address = id ? `#/${id}` : location.pathname + location.search;
 	history[replaced ? "replaceState" : "pushState"](null, "", address);
 }

@@ -49,9 +49,9 @@ const list = new ConversationList({
 });
 chat.list = list;
 
-/** The address and the draft follow the conversation. began: it was a new one, and has a question now. */
-function moved(id, began = false) {
-	moveTo(id, began);
+/** The address and the draft follow the conversation. began: it was a new one, and has a question now. replaced: see moveTo. */
+function moved(id, began = false, replaced = began) {
+	moveTo(id, replaced);
 	if (began) drafts.became(id);
 	else drafts.show(id).catch(failed);
 }

@@ -86,8 +86,8 @@ export class Chat {
 		return new Set(this.#writings.keys());
 	}
 
-	/** Show a conversation; without an id, a new one. Answers that are being written go on. */
-	async open(id = "") {
+	/** Show a conversation; without an id, a new one. gone: the one that was shown is deleted. Answers that are being written go on. */
+	async open(id = "", gone = false) {
 		const turn = (this.#opening += 1);
 		this.#ending.stop();
 		const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
@@ -99,7 +99,7 @@ export class Chat {
 		this.#log.toEnd(true);
 		say(id && !there ? "There is no such conversation in this browser." : "");
 		if (!this.busy) this.#ending.opened(this.#data);
-		this.#moved(there ? id : "");
+		this.#moved(there ? id : "", false, gone || (id && !there));
 		byId("question").focus();
 	}
 
@@ -150,9 +150,11 @@ export class Chat {
 		else say("There is no question before this answer.");
 	}
 
+	/** Continue an answer, by default the last one, or have a question answered that waits. */
 	async resume(message = this.#data.last) {
-		if (this.busy || message?.role !== "assistant") return;
-		await this.#write(this.#data.get(message.parent) ?? null, message);
+		if (this.busy || !message) return;
+		if (message.role === "user") await this.#write(message);
+		else await this.#write(this.#data.get(message.parent) ?? null, message);
 	}
 
 	/** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
@@ -182,7 +184,7 @@ export class Chat {
 
 	removed(id) {
 		this.#writings.get(id)?.stop();
-		if (id === this.#data.id) this.open();
+		if (id === this.#data.id) this.open("", true);
 	}
 
 	async rename(id, title) {
@@ -220,6 +222,7 @@ export class Chat {
 			else if (data === this.#data) this.gauge();
 		});
 		if (data === this.#data) {
+			this.#ending.stop();
 			say("");
 			if (!before) data.show(question?.id ?? null);
 			this.#show();

@@ -68,6 +68,7 @@ export class Ending {
 	}
 
 	async #wait(ask) {
+		this.stop();
 		const waiting = new AbortController();
 		this.#waiting = waiting;
 		await recovered((why) => say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
