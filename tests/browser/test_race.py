@@ -14,7 +14,7 @@ import pytest
 
 from specllama.core.gain import PlainRate, gain
 from specllama.core.stats import RunStats
-from tests.support.browser import Page, browser, needs_chromium
+from tests.support.browser import ENDLESS, Page, browser, needs_chromium
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
@@ -336,3 +336,15 @@ def test_the_card_waits_for_an_idle_server(page: Page, chat_server: Server) -> N
     assert page.all("button", "Try again")
     del connection
     chat_server.hang_up()
+
+
+def test_no_race_on_a_busy_server(page: Page) -> None:
+    page.write("Long", **ENDLESS)
+    page.until(lambda: page.answers and page.answers[-1])
+    page.press("Race")
+    page.press("Start the race")
+    page.until(lambda: "which would disturb the times" in page.text_of(".race"))
+    assert page.get("button", "Start the race").is_enabled()
+    page.press("Close")
+    page.press("Stop")
+    page.until_done()

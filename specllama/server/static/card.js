@@ -4,7 +4,7 @@ import { openDialog } from "./dialog.js";
 import { announce, button, counted, element } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
-import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
+import { BUSY, aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
 import { results, share } from "./results.js";
 
 const SECONDS = 180; // after which nothing further begins
@@ -69,7 +69,7 @@ async function measure({ model, props }, place, signal) {
 		return;
 	}
 	if (await busySlots(model)) {
-		refuse(place, "The server is writing another text, which would disturb the times. Try again when it is idle.", again);
+		refuse(place, BUSY, again);
 		return;
 	}
 	const own = new AbortController();

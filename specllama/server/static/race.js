@@ -14,6 +14,7 @@ import { loadStyle } from "./styles.js";
 loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const MOST_PAIRS = 9;
+export const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
 const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
@@ -142,8 +143,8 @@ export function whyNot(props) {
 
 async function race({ prompt, system, model, settings, props }, place, signal) {
 	const why = whyNot(props);
-	if (why) {
-		place.replaceChildren(element("p", { role: "alert" }, why));
+	if (why || (await busySlots(model))) {
+		place.replaceChildren(element("p", { role: "alert" }, why || BUSY));
 		return;
 	}
 	const status = element("p", { role: "status" }, "Evaluating the prompt…");
@@ -151,7 +152,7 @@ async function race({ prompt, system, model, settings, props }, place, signal) {
 	const stopped = AbortSignal.any([signal, own.signal]);
 	const stop = button("Stop and judge", () => own.abort());
 	place.replaceChildren(status, stop);
-	const busy = await busySlots(model);
+	let busy = 0;
 	const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
 	const pairs = [];
 	const said = (name, answer, i) => {
@@ -161,6 +162,7 @@ async function race({ prompt, system, model, settings, props }, place, signal) {
 	try {
 		for await (const pair of alternating(request, { signal: stopped, said })) {
 			pairs.push(pair);
+			busy ||= await busySlots(model);
 			const seconds = (performance.now() - began) / 1000;
 			if (!pair.speculative.drafted && pairs.length === 1) break; // more runs would tell no more
 			if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_PAIRS) break;
