@@ -30,6 +30,12 @@ export class ConversationList {
 			clearTimeout(this.#timer);
 			this.#timer = setTimeout(() => this.#search(), PAUSE);
 		});
+		byId("search").addEventListener("keydown", (event) => {
+			if (event.key !== "Escape" || !event.target.value) return;
+			event.preventDefault(); // or it would stop an answer too
+			event.target.value = "";
+			this.#search();
+		});
 	}
 
 	/** Show the list. open: id of the conversation that is shown; writing: ids of those whose answers are written. */
@@ -77,6 +83,12 @@ export class ConversationList {
 		});
 		const gone = button("✕", () => this.#remove(one), { class: "icon", "aria-label": `Delete ${name}` });
 		const item = element("li", {}, choose, more, gone);
+		item.addEventListener("keydown", (event) => {
+			if (event.key !== "Escape" || !item.querySelector(".actions")) return;
+			event.preventDefault();
+			this.#menu(one, item, more);
+			more.focus();
+		});
 		return item;
 	}
 
