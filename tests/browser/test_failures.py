@@ -163,3 +163,22 @@ def test_counts_are_written_as_people_write_them(page: Page) -> None:
         "1 token · 5 tokens/s · 100 % of 1 draft token accepted",
         "12,345 tokens · 5 tokens/s · 100 % of 23,456 draft tokens accepted",
     ]
+
+
+def test_a_question_that_was_asked_while_the_server_was_gone(own: tuple[Server, Page], tmp_path: Path) -> None:
+    server, page = own
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    server.process.kill()
+    server.process.wait()
+    page.until(lambda: "the server does not answer" in page.notice)
+    page.write("And now?", grammar='root ::= "Yes."')
+    page.until(lambda: page.questions[-1:] == ["And now?"] and "the server does not answer" in page.notice)
+    again = tmp_path / "again"
+    again.mkdir()
+    with Server(again, "--draft-max", "4", "--port", str(server.port)):
+        page.until(lambda: page.notice == "The engine is back.")
+        assert not page.all("button", "Continue the answer")
+        page.press("Try again")
+        page.until(lambda: page.answers[-1:] == ["Yes."])
+        page.until_done()

@@ -506,3 +506,60 @@ def test_two_tabs_have_drafts_of_their_own(page: Page) -> None:
     page.get("textbox", "Message").send_keys(Keys.CONTROL, "a", Keys.DELETE)
     page.ready()
     page.until(lambda: page.get("textbox", "Message").get_attribute("value") == "the second")
+
+
+def test_back_from_the_address_of_a_deleted_conversation(page: Page) -> None:
+    """It leads on to what was before, also from an address that is none, and not here again."""
+    page.open("/page/icon.svg")
+    page.ready()
+    page.ask("First", **written("One."))
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.ask("Second", **written("Two."))
+    page.press("Delete First")
+    page.driver.switch_to.alert.accept()
+    page.until(lambda: not page.all("button", "First"))
+    page.driver.back()
+    page.until(lambda: "no such conversation" in page.notice)
+    page.driver.back()
+    page.until(lambda: page.driver.current_url.endswith("icon.svg"))
+    page.ready()
+
+
+def test_escape_closes_what_is_open_and_does_not_stop_the_answer(page: Page) -> None:
+    page.write("Long", **ENDLESS)
+    page.until(lambda: page.answers and page.answers[-1])
+    page.press("More for Long")
+    page.get("button", "Rename").send_keys(Keys.ESCAPE)
+    assert not page.all("button", "Rename")
+    more = page.get("button", "More for Long")
+    assert more.get_attribute("aria-expanded") == "false"
+    assert page.js("return document.activeElement === arguments[0]", more)
+    search = page.get("textbox", "Search the conversations")
+    search.send_keys("nowhere")
+    page.until(lambda: "Nothing is found." in page.text_of("#list"))
+    search.send_keys(Keys.ESCAPE)
+    page.until(lambda: page.all("button", "More for Long"))
+    assert search.get_attribute("value") == ""
+    assert page.all("button", "Stop")
+    page.press("Stop")
+    page.until_done()
+
+
+@pytest.mark.parametrize("bad", [{"n": -5}, {"n": 5, "rate": 1e300}, {"n": 5, "nested": [{"a": -1}]}])
+def test_imported_figures_that_cannot_be(page: Page, tmp_path: Path, bad: dict[str, Any]) -> None:
+    good = {"n": 7, "rate": 3.5, "drafted": 2, "accepted": 1, "why": "text"}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "abc", "figures": good},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "abc", "figures": bad},
+    ]
+    one = {"id": "odd", "title": "O\u202edd", "messages": messages}
+    given(page, tmp_path, {"format": "specllama.conversations", "version": 1, "conversations": [one]})
+    page.until(lambda: page.all("button", "O dd"))
+    page.press("O dd")
+    page.until(lambda: page.answers == ["abc", "abc"])
+    assert [found.text.split(" · ")[0] for found in page.driver.find_elements("css selector", ".figures")] == [
+        "7 tokens"
+    ]

@@ -20,6 +20,7 @@ addEventListener("beforeunload", (event) => {
 });
 
 const text = (value) => (typeof value === "string" ? value : "");
+const name = (value) => text(value).replace(/[\p{Cc}\u202a-\u202e\u2066-\u2069]+/gu, " ").slice(0, 200); // without what turns the text around it
 const number = (value) => (Number.isFinite(value) ? value : 0);
 const isId = (value) => typeof value === "string" && /^[a-z0-9]{1,40}$/.test(value);
 
@@ -34,7 +35,7 @@ export function checked(data) {
 		at: number(data.at),
 		reasoning: text(data.reasoning),
 		outcome: text(data.outcome),
-		model: text(data.model),
+		model: name(data.model),
 		tokens: number(data.tokens) || null,
 		files: filesOf(data.files),
 		trace: traceOf(data.trace, data.content.length),
@@ -45,9 +46,10 @@ export function checked(data) {
 function filesOf(data) {
 	if (!Array.isArray(data)) return [];
 	const good = data.filter((file) => file && typeof file.text === "string");
-	return good.map((file) => ({ name: text(file.name).slice(0, 200), text: file.text }));
+	return good.map((file) => ({ name: name(file.name), text: file.text }));
 }
 
+const isTime = (value) => value >= 0 && value < 1e9 && Number.isFinite(value);
 const isCount = (value, most) => Number.isInteger(value) && value >= 0 && value <= most;
 
 /** The rounds of a text of `length` characters, none where any of them cannot be: what counts them trusts them. */
@@ -63,8 +65,8 @@ function traceOf(data, length) {
 	};
 	const isRejected = (one) => Array.isArray(one) && one.every((part) => typeof part === "string");
 	const isRound = (r) =>
-		Array.isArray(r) && isCount(r[0], LONGEST_DRAFT) && isCount(r[1], LONGEST_DRAFT) && Number.isFinite(r[2]) &&
-		(r[3] === undefined || Number.isFinite(r[3])) && (r[4] === undefined || isCount(r[4], LONGEST_DRAFT)) &&
+		Array.isArray(r) && isCount(r[0], LONGEST_DRAFT) && isCount(r[1], LONGEST_DRAFT) && isTime(r[2]) &&
+		(r[3] === undefined || isTime(r[3])) && (r[4] === undefined || isCount(r[4], LONGEST_DRAFT)) &&
 		(r[5] === undefined || (Array.isArray(r[5]) && r[5].every(isRejected)));
 	return runs.every(isRun) && rounds.every(isRound) ? { runs, rounds } : { runs: [], rounds: [] };
 }
@@ -73,7 +75,7 @@ function traceOf(data, length) {
 export function checkedHead(data) {
 	return {
 		id: isId(data?.id) ? data.id : newId(),
-		title: text(data?.title).slice(0, 200),
+		title: name(data?.title),
 		system: text(data?.system),
 		created: number(data?.created),
 		changed: number(data?.changed),

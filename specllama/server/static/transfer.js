@@ -113,6 +113,12 @@ function holds(stored, found) {
 	return found.all.every((message) => known.has(key(message)));
 }
 
+/** Whether figures can be: no number in them is negative or beyond all that is counted. */
+function possible(value, depth = 9) {
+	if (typeof value === "number") return value >= 0 && value < 1e12;
+	return typeof value !== "object" || (depth > 0 && Object.values(value ?? {}).every((one) => possible(one, depth - 1)));
+}
+
 /** A conversation of a file or of an older page, of any version; null where it is none. */
 function restored(data) {
 	if (typeof data !== "object" || data === null || !Array.isArray(data.messages)) return null;
@@ -123,6 +129,9 @@ function restored(data) {
 	for (const one of data.messages.map(checked).filter(Boolean)) {
 		if (seen.has(one.id)) one.id = newId();
 		seen.add(one.id);
+		if (!possible([one.figures, one.report, one.tokens, one.prompt, one.cached])) {
+			Object.assign(one, { figures: null, report: null, tokens: null, prompt: null, cached: null });
+		}
 		if (!tree) Object.assign(one, { parent, at: messages.length });
 		parent = one.id;
 		messages.push(one);
