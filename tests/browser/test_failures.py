@@ -165,7 +165,7 @@ def test_counts_are_written_as_people_write_them(page: Page) -> None:
     ]
 
 
-def test_a_question_that_was_asked_while_the_server_was_gone(own: tuple[Server, Page], tmp_path: Path) -> None:
+def test_a_question_asked_while_the_server_was_gone(own: tuple[Server, Page], tmp_path: Path) -> None:
     server, page = own
     page.write("What does os.walk do?", **ENDLESS)
     page.until(lambda: page.answers and len(page.answers[-1]) > 20)

@@ -560,6 +560,42 @@ def test_imported_figures_that_cannot_be(page: Page, tmp_path: Path, bad: dict[s
     page.until(lambda: page.all("button", "O dd"))
     page.press("O dd")
     page.until(lambda: page.answers == ["abc", "abc"])
-    assert [found.text.split(" · ")[0] for found in page.driver.find_elements("css selector", ".figures")] == [
-        "7 tokens"
-    ]
+    figures = page.driver.find_elements("css selector", ".figures")
+    assert [found.text.split(" · ")[0] for found in figures] == ["7 tokens"]
+
+
+def test_edits_that_are_not_sent_are_kept(page: Page) -> None:
+    """Until they are cancelled, or their conversation is deleted."""
+    page.ask("First", **written("One."))
+    for name in ("Edit the question", "Edit the answer"):
+        page.press(name)
+        page.get("textbox", name).send_keys(" and more")
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.driver.back()
+    page.until(lambda: page.answers == ["One."])
+    page.driver.refresh()
+    page.until(lambda: page.answers == ["One."])
+    for name, text in (("Edit the question", "First"), ("Edit the answer", "One.")):
+        page.press(name)
+        assert page.get("textbox", name).get_attribute("value") == f"{text} and more"
+    page.get("textbox", "Edit the question").send_keys(Keys.ESCAPE)
+    page.press("Edit the question")
+    assert page.get("textbox", "Edit the question").get_attribute("value") == "First"
+    kept = "return Object.keys(localStorage).filter((key) => /^specllama.draft.\\w+\\./.test(key)).length"
+    assert page.js(kept) == 1
+    page.press("Delete First")
+    page.driver.switch_to.alert.accept()
+    page.until(lambda: page.js(kept) == 0)
+
+
+def test_what_is_said_of_files_is_taken_back(page: Page) -> None:
+    drop(page, "a.bin", "\x00\x01", "")
+    page.until(lambda: "it is not a text file" in page.notice)
+    drop(page, "a.txt", "some words")
+    page.until(lambda: "a.txt" in page.text_of("#files") and not page.notice)
+    page.press("Remove a.txt")
+    drop(page, "exact.txt", "x" * 4 * 2**20, "text/plain")
+    page.until(lambda: "B too large: a request holds at most 4 MiB: remove some." in page.notice)
+    page.press("Remove exact.txt")
+    page.until(lambda: not page.notice)

@@ -36,10 +36,6 @@ const list = new ConversationList({
 		chat.open(id).catch(failed);
 		if (isNarrow()) toggle("list", false);
 	},
-	begin() {
-		chat.open().catch(failed);
-		if (isNarrow()) toggle("list", false);
-	},
 	removed(id) {
 		drafts.forget(id);
 		chat.removed(id);
@@ -70,12 +66,35 @@ function send() {
 /** Show the files of the draft. */
 function showDraft() {
 	const shown = drafts.files.map((file) => {
-		const remove = button("✕", () => drafts.detach(file), { class: "icon", "aria-label": `Remove ${file.name}` });
+		const drop = () => {
+			drafts.detach(file);
+			checkFiles();
+		};
+		const remove = button("✕", drop, { class: "icon", "aria-label": `Remove ${file.name}` });
 		return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
 	});
 	byId("files").replaceChildren(...shown);
 	byId("files").hidden = !shown.length;
 	grow();
+}
+
+let saidOfFiles = "";
+
+/** "": what was said before is taken back. */
+function sayOfFiles(text) {
+	if (text || byId("notice").querySelector("p").textContent === saidOfFiles) say(text);
+	saidOfFiles = text;
+}
+
+function checkFiles() {
+	const over = new Blob([JSON.stringify(drafts.files)]).size - LARGEST;
+	const most = models.contextLength || Infinity;
+	const long = drafts.files.find(({ text }) => text.length / 4 > most); // about, of English
+	if (over > 0) sayOfFiles(`With the request around them the attached files are ${bytes(over)} too large: a request holds at most ${bytes(LARGEST)}: remove some.`);
+	else if (long) {
+		const [n, size] = [Math.round(long.text.length / 4), most].map((one) => one.toLocaleString("en"));
+		sayOfFiles(`${long.name} has about ${n} tokens, and the context holds ${size}: it will be refused as it is.`);
+	} else sayOfFiles("");
 }
 
 function grow() {
@@ -107,16 +126,9 @@ setUpAttachments({
 	next: () => 1 + Math.max(0, ...drafts.files.map(({ name }) => Number(/^pasted-(\d+)\.txt$/.exec(name)?.[1] ?? 0))),
 	add(file) {
 		drafts.attach(file);
-		const size = new Blob([JSON.stringify(drafts.files)]).size;
-		if (size > LARGEST) return say(`The attached files have ${bytes(size)} as they are sent, and a request holds at most ${bytes(LARGEST)}: remove some.`);
-		const tokens = Math.round(file.text.length / 4); // about, of English
-		if (models.contextLength && tokens > models.contextLength) {
-			const [about, size] = [tokens, models.contextLength].map((n) => n.toLocaleString("en"));
-			say(`${file.name} has about ${about} tokens, and the context holds ${size}: it will be refused as it is.`);
-		}
-		return undefined;
+		checkFiles();
 	},
-	refused: say,
+	refused: sayOfFiles,
 });
 onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {
@@ -150,9 +162,10 @@ opens("open-race", async () => {
 	openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 setUpLayout();
-(globalThis.requestIdleCallback ?? setTimeout)(async () => (await import("./intro.js")).setUpIntro(gain));
+const later = globalThis.requestIdleCallback ?? setTimeout;
+later(async () => (await import("./intro.js")).setUpIntro(gain));
 // The first answer is shown sooner when its code has run before.
-(globalThis.requestIdleCallback ?? setTimeout)(() => {
+later(() => {
 	render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
 	// What buttons open is there before they are pressed, even if the server is gone then.
 	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});

@@ -9,16 +9,14 @@ const CONTROLS = /[\0-\b\v\x0e-\x1a\x1c-\x1f]/;
 /** A file as {name, text}. Throws Error with a sentence. */
 export async function readFile(file) {
 	const name = file.name.normalize("NFC").replace(/[\p{C}/\\]+/gu, " ").trim().slice(0, 120) || "file";
-	if (file.type.startsWith("image/")) throw new Error(`${name} is not attached: the model reads text only, no pictures.`);
-	if (/^(audio|video)\//.test(file.type)) throw new Error(`${name} is not attached: the model reads text only.`);
-	if (file.type === "application/pdf" || /\.pdf$/i.test(name)) {
-		throw new Error(`${name} is not attached: PDF files are not read. Copy their text and paste it.`);
-	}
-	if (file.size > LARGEST) throw new Error(`${name} is not attached: it has ${bytes(file.size)}, and the most is ${bytes(LARGEST)}.`);
+	const refusal = (why) => new Error(`${name} is not attached: ${why}.`);
+	if (/^(image|audio|video)\//.test(file.type)) throw refusal("the model reads text only, no pictures and no sound");
+	if (file.type === "application/pdf" || /\.pdf$/i.test(name)) throw refusal("PDF files are not read. Copy their text and paste it");
+	if (file.size > LARGEST) throw refusal(`it has ${bytes(file.size)}, and the most is ${bytes(LARGEST)}`);
 	const data = new Uint8Array(await file.arrayBuffer());
 	const text = decoded(data);
-	if (text === null) throw new Error(`${name} is not attached: it is not a text file.`);
-	if (!text.trim()) throw new Error(`${name} is not attached: it is empty.`);
+	if (text === null) throw refusal("it is not a text file");
+	if (!text.trim()) throw refusal("it is empty");
 	return { name, text };
 }
 

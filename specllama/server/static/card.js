@@ -4,7 +4,7 @@ import { openDialog } from "./dialog.js";
 import { announce, button, counted, element } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
-import { BUSY, aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
+import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
 import { results, share } from "./results.js";
 
 const SECONDS = 180; // after which nothing further begins
@@ -63,13 +63,9 @@ function refuse(place, text, again) {
 
 async function measure({ model, props }, place, signal) {
 	const again = () => begin({ model, props }, place, signal);
-	const why = whyNot(props);
+	const why = await whyNot(props, model);
 	if (why) {
 		refuse(place, why, again);
-		return;
-	}
-	if (await busySlots(model)) {
-		refuse(place, BUSY, again);
 		return;
 	}
 	const own = new AbortController();

@@ -92,7 +92,10 @@ export class Chat {
 		this.#ending.stop();
 		const there = id && (this.#writings.get(id)?.conversation ?? (await store.conversation(id)));
 		if (turn !== this.#opening) return;
-		if (this.#writing) this.#hide(this.#writing);
+		if (this.#writing) {
+			this.#writing.view?.remove();
+			this.#writing.view = null;
+		}
 		this.#data = there || new store.Conversation({ system: newSystem() });
 		this.#log.clear();
 		this.#show();
@@ -289,11 +292,6 @@ export class Chat {
 		this.#panel.show(writing.answer, this.#models.props, true);
 		this.gauge();
 		if (follows) this.#toEnd();
-	}
-
-	#hide(writing) {
-		writing.view?.remove();
-		writing.view = null;
 	}
 
 	#toEnd() {

@@ -80,3 +80,8 @@ export function bytes(n) {
 	const i = n > 0 ? Math.min(units.length - 1, Math.floor(Math.log2(n) / 10)) : 0;
 	return `${numeral(n / 1024 ** i)} ${units[i]}`;
 }
+
+/** Have Escape call `act()` and do nothing else, unless that returns false. */
+export function onEscape(node, act) {
+	node.addEventListener("keydown", (event) => event.key === "Escape" && act() !== false && event.preventDefault());
+}

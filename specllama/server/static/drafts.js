@@ -115,8 +115,9 @@ export class Drafts {
 		if (text) this.keep();
 	}
 
+	/** Forget the draft of a conversation, and those of its messages: see edit.js. */
 	forget(id) {
-		write(PREFIX + id, null);
+		for (const key of [PREFIX + id, ...keys(`${PREFIX}${id}.`)]) write(key, null);
 		keepDraftFiles(id, []).catch(() => {});
 	}
 }

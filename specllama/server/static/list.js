@@ -1,12 +1,12 @@
 // The list of conversations: choosing, searching, renaming, deleting, export and import.
 
-import { byId, button, element } from "./dom.js";
+import { byId, button, element, onEscape } from "./dom.js";
 import * as store from "./store.js";
 
 const transfer = () => import("./transfer.js");
 const PAUSE = 200; // milliseconds after a key before texts are searched
 
-/** actions: {open(id), begin(), removed(id), rename(id, title), say(text)}. */
+/** actions: {open(id): without one a new one, removed(id), rename(id, title), say(text)}. */
 export class ConversationList {
 	#actions;
 	#open = "";
@@ -19,7 +19,7 @@ export class ConversationList {
 
 	constructor(actions) {
 		this.#actions = actions;
-		byId("new").addEventListener("click", () => actions.begin());
+		byId("new").addEventListener("click", () => actions.open());
 		byId("export").addEventListener("click", async () => {
 			const { download, exportedAll } = await transfer();
 			download("specllama-conversations.json", await exportedAll());
@@ -30,11 +30,10 @@ export class ConversationList {
 			clearTimeout(this.#timer);
 			this.#timer = setTimeout(() => this.#search(), PAUSE);
 		});
-		byId("search").addEventListener("keydown", (event) => {
-			if (event.key !== "Escape" || !event.target.value) return;
-			event.preventDefault(); // or it would stop an answer too
-			event.target.value = "";
-			this.#search();
+		onEscape(byId("search"), () => {
+			if (!byId("search").value) return false;
+			byId("search").value = "";
+			return this.#search();
 		});
 	}
 
@@ -83,11 +82,10 @@ export class ConversationList {
 		});
 		const gone = button("✕", () => this.#remove(one), { class: "icon", "aria-label": `Delete ${name}` });
 		const item = element("li", {}, choose, more, gone);
-		item.addEventListener("keydown", (event) => {
-			if (event.key !== "Escape" || !item.querySelector(".actions")) return;
-			event.preventDefault();
-			this.#menu(one, item, more);
+		onEscape(item, () => {
+			if (!item.querySelector(".actions")) return false;
 			more.focus();
+			return this.#menu(one, item, more);
 		});
 		return item;
 	}
@@ -131,11 +129,8 @@ export class ConversationList {
 		};
 		field.addEventListener("keydown", (event) => {
 			if (event.key === "Enter") end(true);
-			if (event.key === "Escape") {
-				event.stopPropagation();
-				end(false);
-			}
 		});
+		onEscape(field, () => void end(false));
 		field.addEventListener("blur", () => end(true));
 		item.replaceChildren(field);
 		field.select();

@@ -54,7 +54,7 @@ export function questionView(message, actions) {
 			end();
 			actions.edit(text, kept);
 		};
-		const { form, area } = editForm(message.content, words, { save, end });
+		const { form, area } = editForm(message, words, { save, end });
 		body.replaceWith(form);
 		tools.remove();
 		area.focus();
@@ -227,7 +227,7 @@ export class AnswerView {
 			end();
 			this.#actions.amend(text);
 		};
-		const { form, area } = editForm(message.content, words, { save, end });
+		const { form, area } = editForm(message, words, { save, end });
 		this.#body.replaceWith(form);
 		this.#foot.hidden = true;
 		area.focus();

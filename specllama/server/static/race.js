@@ -14,7 +14,7 @@ import { loadStyle } from "./styles.js";
 loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const MOST_PAIRS = 9;
-export const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
+const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
 const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
@@ -134,17 +134,17 @@ export function comparedPairs(pairs) {
 }
 
 /** Why a comparison with drafts would tell nothing, as sentences; "" where it can. */
-export function whyNot(props) {
+export async function whyNot(props, model) {
 	const off = props?.speculation.reason;
-	if (props && !off) return "";
+	if (props && !off) return (await busySlots(model)) ? BUSY : "";
 	const why = props ? `Nothing is drafted here: ${off}.` : "The model is not loaded yet.";
 	return `${why} There is nothing to compare before that changes.`.replace("..", ".");
 }
 
 async function race({ prompt, system, model, settings, props }, place, signal) {
-	const why = whyNot(props);
-	if (why || (await busySlots(model))) {
-		place.replaceChildren(element("p", { role: "alert" }, why || BUSY));
+	const why = await whyNot(props, model);
+	if (why) {
+		place.replaceChildren(element("p", { role: "alert" }, why));
 		return;
 	}
 	const status = element("p", { role: "status" }, "Evaluating the prompt…");
