@@ -186,6 +186,8 @@ def test_export_and_import(page: Page, tmp_path: Path) -> None:
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
     )
     page.ask("Keep this", **written("Kept."))
+    figures = page.text_of(".figures")
+    assert "token" in figures
     page.press("Export")
     file = tmp_path / "specllama-conversations.json"
     page.until(lambda: file.exists() and file.stat().st_size > 0)
@@ -200,6 +202,7 @@ def test_export_and_import(page: Page, tmp_path: Path) -> None:
     assert not page.notice
     page.press("Keep this")
     page.until(lambda: page.answers == ["Kept."])
+    assert page.text_of(".figures") == figures
     page.until(lambda: not page.notice)
     page.driver.find_element("id", "import-file").send_keys(str(file))
     page.until(lambda: page.notice == "0 conversations imported. 1 there already.")
