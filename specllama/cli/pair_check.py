@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.formatting import columns, table, wrapped
+from specllama.cli.formatting import columns, side_by_side, wrapped
 from specllama.cli.translation_notes import translation_notes
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
@@ -246,7 +246,7 @@ def _lines(
         more = _head_rows(target, verdict.head)
         ours += [(name, a) for name, a, _ in more]
         theirs += [(name, b) for name, _, b in more]
-    yield from _compared(ours, theirs, second, width)
+    yield from side_by_side(ours, theirs, second, width)
     yield ""
     yield from wrapped(f"{verdict.verdict}: {verdict.reason}", width)
     most = MAX_SHOWN if verdict.ok else MAX_SHOWN_REFUSED
@@ -291,20 +291,3 @@ def _rows(header: Header, vocab: Vocab, params: int) -> list[tuple[str, str]]:
         ("eos", f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"),
         ("context", str(header.n_ctx_train or "unknown")),
     ]
-
-
-def _compared(
-    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], second: str, width: int | None
-) -> Iterator[str]:
-    """Both files side by side, or one below the other where `width` columns are too few for that. second:
-    what the draft is called.
-    """
-    rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
-    lines = list(table(("", "target", second), rows, left=(0, 1, 2), gap=2))
-    if width is None or max(map(len, lines)) <= width:
-        yield from lines
-        return
-    for title, about in (("target", target), (second, draft)):
-        yield title
-        for name, text in about:
-            yield from wrapped(f"{name} {text}", width, "  ", "    ")
