@@ -99,6 +99,9 @@ def test_names_that_are_not_there_or_not_clear(command: Command) -> None:
     assert_error(chat(command, args=("--continue", "monads")), 3, "more than one conversation begins")
     assert_error(chat(command, args=("--continue", "Monads explaned")), 3, "did you mean Monads explained?")
     assert_error(command("chats", "rm", "Monads again", "lists"), 3, "there is no conversation 'lists'")
+    assert_error(command("chats", "rm", "Monads a"), 3, "'Monads again' begins so", "whole name or its id")
+    id_ = files(command)[0].stem
+    assert_error(command("chats", "rm", id_[:5]), 3, "begins so")
     assert len(files(command)) == 2, "nothing is removed where a name is wrong"
     for flags in (("--name", "a"), ("--load", "a.json")):
         assert_error(chat(command, args=("--continue", *flags)), 2, "cannot be used with --continue")
