@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.chat.library import ChatLibrary, SavedChat, named
+from specllama.cli.chat.library import ChatLibrary, SavedChat, to_remove
 from specllama.cli.formatting import age, columns, listing, wrapped
 from specllama.models.sizes import size
 from specllama.text.terminal import printable
@@ -60,14 +60,14 @@ def ls(given: Mapping[str, Any]) -> int:
 
 
 def rm(given: Mapping[str, Any]) -> int:
-    """Remove conversations by their names or ids; returns 0.
+    """Remove conversations by their whole names or their ids; returns 0.
 
     Raises NotFoundError and ResourceError, before anything is removed.
     """
     library = ChatLibrary()
     chats = library.chats()
     return _remove(
-        library, list({(c := named(name, chats)).path: c for name in given["names"]}.values()), given
+        library, list({(c := to_remove(name, chats)).path: c for name in given["names"]}.values()), given
     )
 
 

@@ -139,3 +139,20 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """ "; did you mean X?", "" where no name is similar."""
     found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def side_by_side(
+    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], second: str, width: int | None
+) -> Iterator[str]:
+    """The rows (label, text) of a target and a draft side by side, or one below the other where `width`
+    columns are too few for that. second: what the draft is called.
+    """
+    rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
+    lines = list(table(("", "target", second), rows, left=(0, 1, 2), gap=2))
+    if width is None or max(map(len, lines)) <= width:
+        yield from lines
+        return
+    for title, about in (("target", target), (second, draft)):
+        yield title
+        for name, text in about:
+            yield from wrapped(f"{name} {text}", width, "  ", "    ")

@@ -6,6 +6,7 @@ Knows no command's options; unknown flags that are in no list are refused by Typ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ _INSTEAD: Mapping[str, str] = {
     "--prompt-cache": "evaluated prompts are kept on disk (--cache-disk)",
     "--list-devices": "specllama doctor lists them",
 }
+_NEGATIVE = re.compile(r"-[0-9.]+")
 _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first")
 
 
@@ -82,7 +84,8 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
 
 
 def _check_value(flag: str, option: Option, rest: Sequence[str]) -> None:
-    """Raises UsageError for a flag whose value, one of some words, is missing."""
-    words = [word for word in option.completes if word.isalpha()]
-    if words and list(words) == list(option.completes) and (not rest or rest[0].startswith("-")):
-        raise UsageError(f"{flag} needs a value: {', '.join(words[:-1])} or {words[-1]}")
+    """Raises UsageError for a flag whose value, one of some words, is missing. A negative number is a value,
+    which its reader judges.
+    """
+    if option.values and (not rest or (rest[0].startswith("-") and not _NEGATIVE.fullmatch(rest[0]))):
+        raise UsageError(f"{flag} needs a value: {option.values}")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.formatting import columns, table, wrapped
+from specllama.cli.formatting import columns, side_by_side, wrapped
 from specllama.cli.translation_notes import translation_notes
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
@@ -23,6 +23,7 @@ from specllama.gguf.trimmed import read_trim
 from specllama.heads import read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo
+from specllama.models.foreign_drafts import left_out
 from specllama.models.prepare import find_draft, known_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
@@ -37,6 +38,7 @@ EXAMPLES = """
 Examples:
   specllama pair-check main.gguf draft.gguf
   specllama pair-check 8B 1B
+  specllama pair-check -m 8B -md auto           # the draft that run uses with it
   specllama pair-check user/repo:Q4_K_M hf:user/other-repo --json
   specllama pair-check main.gguf eagle3.gguf    # a head for this model
   specllama pair-check model-mtp.gguf           # the head inside the model
@@ -59,13 +61,14 @@ def pair_check(given: Mapping[str, Any]) -> int:
     known = library()
     main = known.find(_named(given, "target", "model", "MAIN"), "MAIN")
     target = _header(known, main, check_model)
-    if "draft" in given or "draft_model" in given:
-        other = find_draft(known, _named(given, "draft", "draft_model", "DRAFT"), "DRAFT")
-    else:
-        other = known_draft(known, main, given.get("draft_vocab", "strict")) or main
-    draft = target if other is main else _header(known, other, check_draft)
-    verdict: PairVerdict | HeadVerdict = _inner_head(target) if other is main else check_any(target, draft)
     translates, shared = _translates(given), None
+    if (name := _draft_name(given)) is not None:
+        other = find_draft(known, name, "DRAFT")
+    else:
+        other = known_draft(known, main, "auto" if translates else "strict") or main
+    draft = target if other is main else _header(known, other, check_draft)
+    verdict: PairVerdict | HeadVerdict
+    verdict = _inner_head(main.path, target, translates) if other is main else check_any(target, draft)
     if not verdict.ok and isinstance(verdict, PairVerdict):
         shared, problem = overlap(target, draft)
         notes = translation_notes(target, draft, shared, problem, translates)
@@ -94,6 +97,16 @@ def _translates(given: Mapping[str, Any]) -> bool:
     return bool(mode == "auto")
 
 
+def _draft_name(given: Mapping[str, Any]) -> str | None:
+    """The name of the draft, None for that with which `run` uses the target. Raises UsageError."""
+    if "draft" not in given and "draft_model" not in given:
+        return None
+    name = _named(given, "draft", "draft_model", "DRAFT")
+    if name == "none":
+        raise UsageError("DRAFT: none is no draft to check", "name one, or auto for what run uses with MAIN")
+    return None if name == "auto" else name
+
+
 def _named(given: Mapping[str, Any], argument: str, flag: str, shown_name: str) -> str:
     """The name of a model, given by its place or by a flag. Raises UsageError."""
     if argument in given and flag in given:
@@ -113,8 +126,9 @@ def _header(known: Library, model: ResolvedModel, check: Callable[[Header], None
     return header
 
 
-def _inner_head(header: Header) -> HeadVerdict:
-    """The verdict on the head inside a model. Raises UsageError if it has none, IncompatiblePairError for one
+def _inner_head(path: str, header: Header, translates: bool) -> HeadVerdict:
+    """The verdict on the head inside a model. path: "" where it is not on disk. translates: whether a draft
+    of another vocabulary was looked for too. Raises UsageError if it has none, IncompatiblePairError for one
     that llama.cpp does not run.
     """
     head = read_head(header)
@@ -124,6 +138,11 @@ def _inner_head(header: Header) -> HeadVerdict:
         raise IncompatiblePairError(
             f"{header.path}: its head cannot be used: {reason}",
             "Name a draft, or run it without one: -md none.",
+        )
+    if translates and (draft := left_out(path, header)):
+        raise UsageError(
+            f"{header.path} has no head of its own, and -md auto leaves the draft known for it out: {draft}",
+            "name it to see more: specllama pair-check MAIN DRAFT",
         )
     raise UsageError(
         f"{header.path} has no head of its own, and no draft for it is known and on disk",
@@ -227,7 +246,7 @@ def _lines(
         more = _head_rows(target, verdict.head)
         ours += [(name, a) for name, a, _ in more]
         theirs += [(name, b) for name, _, b in more]
-    yield from _compared(ours, theirs, second, width)
+    yield from side_by_side(ours, theirs, second, width)
     yield ""
     yield from wrapped(f"{verdict.verdict}: {verdict.reason}", width)
     most = MAX_SHOWN if verdict.ok else MAX_SHOWN_REFUSED
@@ -272,20 +291,3 @@ def _rows(header: Header, vocab: Vocab, params: int) -> list[tuple[str, str]]:
         ("eos", f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"),
         ("context", str(header.n_ctx_train or "unknown")),
     ]
-
-
-def _compared(
-    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], second: str, width: int | None
-) -> Iterator[str]:
-    """Both files side by side, or one below the other where `width` columns are too few for that. second:
-    what the draft is called.
-    """
-    rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
-    lines = list(table(("", "target", second), rows, left=(0, 1, 2), gap=2))
-    if width is None or max(map(len, lines)) <= width:
-        yield from lines
-        return
-    for title, about in (("target", target), (second, draft)):
-        yield title
-        for name, text in about:
-            yield from wrapped(f"{name} {text}", width, "  ", "    ")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specllama.config.option import Option
 
 PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+_NUMBERS = {int: "a whole number", float: "a number"}
 _NARROW = 60  # columns; in fewer, the description of an option goes below its flags
 
 
@@ -186,9 +187,23 @@ def _annotation(o: Option) -> Any:
         from specllama.cli.completion import completer
 
         shared["autocompletion"] = completer(o.completes)
+    if o.kind in _NUMBERS and not o.many:
+        shared["parser"] = _number(o.kind)
     if o.flags:
         return Annotated[kind | None, typer.Option(*o.flags, **shared)]
     return Annotated[kind if o.required else kind | None, typer.Argument(**shared)]
+
+
+def _number(kind: type) -> Callable[[str], Any]:
+    """The reader of a number, with a message in the words of the other errors."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"must be {_NUMBERS[kind]}, not {text[:60]!r}") from None
+
+    return read
 
 
 def usage(entry: CommandEntry) -> list[str]:

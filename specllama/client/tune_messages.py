@@ -177,7 +177,8 @@ class TrimmedPrediction:
 class MeasuredDraft:
     """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. head: kind and
     size of a head, "" for a draft model. step: seconds for a token of the draft, points: what its steps take.
-    trimmed: what a trimmed copy of it would do. What is not measured is None or empty.
+    trimmed: what a trimmed copy of it would do. translated: whether its tokens are. What is not measured is
+    None or empty.
     """
 
     index: int
@@ -189,6 +190,7 @@ class MeasuredDraft:
     break_even: list[BreakEven] = field(default_factory=list)
     forecast: DraftPrediction | None = None
     trimmed: TrimmedPrediction | None = None
+    translated: bool = False
 
 
 TunePart = TuneAgenda | TimedCurve | ThreadsComparison | RowsComparison | WrittenTexts | MeasuredDraft

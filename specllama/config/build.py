@@ -23,7 +23,7 @@ from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_step
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 
-KINDS: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
+KINDS: sources.Kinds = {name: (o.kind, o.many, o.values) for name, o in STORED.items()}
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:

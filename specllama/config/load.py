@@ -417,7 +417,8 @@ class LoadSettings:
         None,
         str,
         "--draft-tree",
-        "second candidates verified with a draft; auto (default) only where they cost nothing, off, or N",
+        "second candidates verified with a draft; auto (default) only where they cost nothing, off, or N; "
+        "models with sliding windows need --swa-full",
         "N",
         panel=_DRAFTING,
         completes=("auto", "off"),

@@ -48,6 +48,14 @@ class Option:
     bare: bool = False
     scope: Scope = Scope.USER
 
+    @property
+    def values(self) -> str:
+        """All values in words, where they are some words, or numbers and words; else ""."""
+        if not self.completes or not all(word.isalpha() and word.islower() for word in self.completes):
+            return ""
+        words = [*(["a number"] if self.metavar == "N" else []), *self.completes]
+        return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
 
 def row(
     name: str,

@@ -54,7 +54,12 @@ class Setting:
     def read(self, given: Mapping[str, Any]) -> Any:
         """The field's value from what `given` found. Raises UsageError, NotFoundError."""
         if self.merge is not None:
-            return self.merge({name.removesuffix(DRAFT): value for name, value in given.items()})
+            try:
+                return self.merge({name.removesuffix(DRAFT): value for name, value in given.items()})
+            except UsageError as error:
+                if error.option in given or f"{error.option}{DRAFT}" not in given:
+                    raise
+                raise error.renamed(f"{error.option}{DRAFT}") from None
         ((name, value),) = given.items()
         return value if self.form is None else self.form.text(value, name)
 

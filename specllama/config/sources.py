@@ -28,7 +28,8 @@ _OF_SERVICE = re.compile(
     + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*")
-Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whether it is a list)
+# Option name to (type of a value, whether it is a list, all values in words or "").
+Kinds = Mapping[str, tuple[type, bool] | tuple[type, bool, str]]
 
 
 class Values(dict[str, Any]):
@@ -161,7 +162,8 @@ def read_file(path: Path, kinds: Kinds, aliases: Mapping[str, str] = {}, links: 
             raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds, aliases))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
-        values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
+        kind, many, *words = kinds[name]
+        values[name] = _checked(value, kind, many, f"{where}: {key}", *words)
         values.origins[name] = f"{where}: {key}"
     return values
 
@@ -183,7 +185,7 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[
             raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds, aliases))
         if name in values:
             raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
-        kind, many = kinds[name]
+        kind, many = kinds[name][:2]
         if many:
             values[name] = [_parsed(part.strip(), kind, variable) for part in text.split(",") if part.strip()]
         else:
@@ -205,10 +207,10 @@ def _parsed(text: str, kind: type, where: str) -> Any:
         raise ConfigError(f"{where} must be {_NAMES[kind]}, not {text!r}") from None
 
 
-def _checked(value: Any, kind: type, many: bool, where: str) -> Any:
+def _checked(value: Any, kind: type, many: bool, where: str, words: str = "") -> Any:
     if many:
         items = value if isinstance(value, list) else [value]
-        return [_checked(item, kind, False, where) for item in items]
+        return [_checked(item, kind, False, where, words) for item in items]
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ConfigError(f"{where} is a number with too many digits")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -216,7 +218,7 @@ def _checked(value: Any, kind: type, many: bool, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} must be {_NAMES[kind]}, not {quoted(value)}")
+        raise ConfigError(f"{where} must be {words or _NAMES[kind]}, not {quoted(value)}")
     return value
 
 

@@ -37,7 +37,7 @@ def _layers(text: str, name: str) -> int:
     if text in ("auto", "all", "-1", "-2"):
         return AUTO if text in ("auto", "-1") else ALL_LAYERS
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a number of layers, auto or all, not {text!r}", option=name)
+        raise UsageError(f"must be a number of layers from 0, auto or all, not {text!r}", option=name)
     return int(text)
 
 
@@ -200,8 +200,12 @@ def draft_tokens_of(given: int | Literal["auto"], name: str) -> int | None:
 
 
 def experts_on_cpu(given: Mapping[str, Any]) -> int:
-    """The layers whose experts stay on the CPU, -1 for all."""
-    return -1 if given.get("cpu_moe") else int(given.get("n_cpu_moe", 0))
+    """The layers whose experts stay on the CPU, -1 for all. Raises UsageError."""
+    n_layers = int(given.get("n_cpu_moe", 0))
+    if n_layers < 0:
+        what = f"{option('cpu_moe')} is for all layers"
+        raise UsageError(f"must be a whole number from 0, not {n_layers}", what, option="n_cpu_moe")
+    return -1 if given.get("cpu_moe") else n_layers
 
 
 def template(given: Mapping[str, Any]) -> str:

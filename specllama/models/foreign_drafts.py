@@ -14,7 +14,7 @@ from specllama.gguf.identity import identity
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore
-from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
+from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts
 from specllama.models.names import DEMO
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
 from specllama.pair.check import check_pair
@@ -27,27 +27,51 @@ from specllama.text.terminal import printable
 def foreign_draft(
     library: Library, target: ResolvedModel, header: Header, translates: bool
 ) -> ResolvedModel | None:
-    """The draft that was measured to gain most for a target on this machine, if it is where it was, and the
-    tokens of drafts may be translated; a note says why it is used, or what lets it be used. header: the
-    target's.
+    """The draft that was measured to gain most for a target on this machine, if it is where it was, pays, and
+    the tokens of drafts may be translated; a note says why it is used or left out, or what lets it be used.
+    header: the target's.
     """
-    for found in MeasuredDrafts(header).all():
-        if not found.pays:
-            break  # and the others gain less
-        shared = None
-        with suppress(SpecllamaError, OSError):
-            shared = _shared(found, target.path, header)
-        if shared is None:
-            continue
-        name = printable(os.path.basename(found.path))
-        about = f"{name}, of another vocabulary ({shared.label})"
-        if not translates:
+    best = _best(target.path, header)
+    if best is None:
+        return None
+    found, shared = best
+    about = f"{_name(found)}, of another vocabulary ({shared.label})"
+    if not translates:
+        if found.pays:
             what = option("draft_vocab", "auto")
             library.listener.note(f"{what} would use the draft {about}: {found.label}")
-            return None
-        library.listener.note(f"the draft {about} is used: {found.label}")
-        return ResolvedModel(ParsedName(found.path), found.path)
+        return None
+    if not found.pays:
+        library.listener.note(f"the draft {left_out(target.path, header)}")
+        return None
+    library.listener.note(f"the draft {about} is used: {found.label}")
+    return ResolvedModel(ParsedName(found.path), found.path)
+
+
+def left_out(target: str, header: Header) -> str:
+    """Which draft `-md auto` leaves out as it does not pay, and what was measured; "" where there is none.
+    target: its path, header: its header.
+    """
+    best = _best(target, header)
+    if best is None or best[0].pays:
+        return ""
+    found = best[0]
+    return f"{_name(found)} is left out: {found.label}, and it has to gain {PAYS:.2f} x"
+
+
+def _best(target: str, header: Header) -> tuple[DraftRecord, Overlap] | None:
+    """The draft that gains most of those that are where they were, and what it shares with the target."""
+    for found in MeasuredDrafts(header).all():
+        shared = None
+        with suppress(SpecllamaError, OSError):
+            shared = _shared(found, target, header)
+        if shared is not None:
+            return found, shared
     return None
+
+
+def _name(found: DraftRecord) -> str:
+    return printable(os.path.basename(found.path))
 
 
 def _shared(found: DraftRecord, target: str, header: Header) -> Overlap | None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from specllama.cli.chat.library import ChatLibrary, held
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support.chat_pty import CTRL_C, CTRL_D, Terminal
 from tests.support.command import Command, Result, assert_error
+from tests.support.foreign import permuted
 
 FEW = ("--no-calibrate", "-s", "3", "-n", "24")
 LINE = r"prompt (\d+) evaluated, (\d+) reused"
@@ -97,6 +99,9 @@ def test_names_that_are_not_there_or_not_clear(command: Command) -> None:
     assert_error(chat(command, args=("--continue", "monads")), 3, "more than one conversation begins")
     assert_error(chat(command, args=("--continue", "Monads explaned")), 3, "did you mean Monads explained?")
     assert_error(command("chats", "rm", "Monads again", "lists"), 3, "there is no conversation 'lists'")
+    assert_error(command("chats", "rm", "Monads a"), 3, "'Monads again' begins so", "whole name or its id")
+    id_ = files(command)[0].stem
+    assert_error(command("chats", "rm", id_[:5]), 3, "begins so")
     assert len(files(command)) == 2, "nothing is removed where a name is wrong"
     for flags in (("--name", "a"), ("--load", "a.json")):
         assert_error(chat(command, args=("--continue", *flags)), 2, "cannot be used with --continue")
@@ -134,6 +139,30 @@ def test_the_model_is_kept_and_another_one_is_said(command: Command) -> None:
     assert result.code == 0, result.err
     assert "it was held with" in result.err
     assert len(questions(path)) == 3
+
+
+def test_a_draft_whose_tokens_are_translated_goes_on(command: Command) -> None:
+    draft = permuted(Path(EMBEDDED_DRAFT), command.home / "other.gguf", every=4, drop=True)
+    pair = ("-m", str(EMBEDDED_TARGET), "-md", str(draft), "--draft-vocab", "auto")
+    assert chat(command, "zip", args=(*FEW, *pair, "--name", "v")).code == 0
+    (path,) = files(command)
+    assert content(path)["options"]["draft_vocab"] == "auto"
+    result = chat(command, "sort", args=("--no-calibrate", "--continue", "v"))
+    assert result.code == 0, result.err
+    strict = chat(command, "sort", args=("--no-calibrate", "--continue", "v", "--draft-vocab", "strict"))
+    assert_error(strict, 7, "do not fit together")
+
+
+def test_the_command_line_goes_before_what_a_conversation_was_saved_with(command: Command) -> None:
+    chat(command, "zip", args=(*FEW, "-sys", "Be brief.", "--name", "one"))
+    few = ("--no-calibrate", "-n", "6")
+    for back in ("/continue one", f"/load {files(command)[0]}"):
+        said = chat(command, back, "/set max_tokens", "/set seed", "/system", args=few).err
+        assert re.search(r"max_tokens +6 +\(set\)", said)
+        assert re.search(r"seed +3 +\(set\)", said)
+        assert "Be brief." in said
+        said = chat(command, back, "/system", args=(*few, "-sys", "Be long.")).err
+        assert said.splitlines()[-1].endswith("Be long.")
 
 
 def test_damaged_and_newer_files(command: Command) -> None:

@@ -80,7 +80,14 @@ def test_auto_uses_it_where_it_was_measured_to_pay(command: Command, draft: str)
     assert found.json["draft"]["path"] == draft
     assert found.json["text"] == strict.json["text"] == plain["text"]
     record(command, draft, 1.32, without=1.3)
-    assert command(*run, "--draft-vocab", "auto").json["draft"] is None
+    result = command(*run, "--draft-vocab", "auto")
+    assert result.json["draft"] is None
+    left_out = "other.gguf is left out: specllama tune predicted 1.32 x plain decoding, 1.30 x without it"
+    assert result.err.count(left_out) == 1
+    check = command("pair-check", "big.gguf", "--draft-vocab", "auto")
+    assert check.code == 2
+    assert left_out in check.err.replace("\n", " ")
+    assert "no draft for it is known" not in check.err
 
 
 def test_pair_check_says_whether_it_pays(command: Command, draft: str) -> None:

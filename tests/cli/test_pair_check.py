@@ -334,6 +334,9 @@ def test_without_a_draft_it_is_what_run_uses(shared: Command) -> None:
     assert by_place.code == 0
     assert "0.16 times what the target reads" in by_place.out
     assert by_place.raw == alone.raw == flags.raw
+    for auto in (["pydoc", "auto"], ["-m", "pydoc", "-md", "auto"]):
+        assert shared("pair-check", *auto).raw == alone.raw
+    assert_error(shared("pair-check", "-m", "pydoc", "-md", "none"), 2, "none is no draft to check")
     assert_error(shared("pair-check", "pydoc", "-m", "pydoc"), 2, "MAIN is given twice")
     assert_error(shared("pair-check", "-md", "pydoc"), 2, "MAIN is missing")
 

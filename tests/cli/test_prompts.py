@@ -80,6 +80,14 @@ def test_quiet_leaves_the_answer_alone(shared: Command) -> None:
         ("run -p x -fa", ("-fa needs a value: on, off or auto",)),
         ("chat -fa -n 3", ("-fa needs a value: on, off or auto",)),
         ("run --reasoning -p x", ("--reasoning needs a value",)),
+        ("run --draft-max -p x", ("--draft-max needs a value: a number or auto",)),
+        ("run --draft-tree -p x", ("--draft-tree needs a value: a number, auto or off",)),
+        ("run -p x --draft-max -1", ("--draft-max must be a whole number from 0 or auto, not '-1'",)),
+        ("run -p x --draft-tree -1", ("--draft-tree must be a whole number from 0, auto or off, not '-1'",)),
+        ("run -p x -ngl -3", ("must be a number of layers from 0, auto or all, not '-3'",)),
+        ("run -p x -ncmoe -1", ("-ncmoe must be a whole number from 0, not -1",)),
+        ("run -p x -ncmoed -1", ("-ncmoed must be a whole number from 0, not -1",)),
+        ("run -p x -n abc", ("must be a whole number, not 'abc'",)),
     ],
 )  # fmt: skip
 def test_what_other_programs_take_is_answered_with_a_way(shared: Command, line: str, needles) -> None:

@@ -75,14 +75,16 @@ def chat(given: Mapping[str, Any]) -> int:
             FullContext(engine, variables, _may_drop(reader, values.get("drop_oldest", False))),
             options_of(given, values),
             may_rescue=not values.get("no_save", False),
+            flags=dict(params),
+            system=clean(values["system_prompt"]) if "system_prompt" in values else None,
         )  # fmt: skip
         engine.load(session.structured)
         if saved is not None:
-            session.restore(saved, file=values["load"], more=params)
+            session.restore(saved, file=values["load"])
         if taken is not None and taken.saved is not None:
-            session.restore(taken.saved, taken.name, more=params)
-        if "system_prompt" in values:
-            session.conversation.system = clean(values["system_prompt"])
+            session.restore(taken.saved, taken.name)
+        if session.system is not None:
+            session.conversation.system = session.system
         _greet(session, values.get("show_draft", False))
         with _rescuing(session):
             code = _converse(session, reader)

@@ -17,6 +17,7 @@ from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.text.terminal import visible
 
 _MODEL, _DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")
+_OF_DRAFT = ("draft_vocab",)
 _OF_MODEL = ("chat_template", "chat_template_file", "tool_format")
 _OTHERS = ("n_ctx", "reasoning", "tools")
 _FILES = ("model", "draft_model", "chat_template_file", "tools")
@@ -66,10 +67,11 @@ def command(name: str) -> str:
 
 
 def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a conversation is saved with: its models, wherever they are set, and what flags say of
+    """The options that a conversation is saved with: its models and whether the draft's tokens are
+    translated, wherever they are set, and what flags say of
     templates, tools and the context. given: flags; values: merged with files and the environment.
     """
-    found = {name: values[name] for name in (*_MODEL, *_DRAFT) if name in values}
+    found = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
     found |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
     return {name: _absolute(value) if name in _FILES else value for name, value in found.items()}
 
@@ -98,7 +100,7 @@ def _checked(saved: Saved, path: Path) -> dict[str, Any]:
     """The options that are known. Raises UsageError for values of another kind."""
     known = {
         name: saved.options[name]
-        for name in (*_MODEL, *_DRAFT, *_OF_MODEL, *_OTHERS)
+        for name in (*_MODEL, *_DRAFT, *_OF_DRAFT, *_OF_MODEL, *_OTHERS)
         if name in saved.options
     }
     for name, value in known.items():

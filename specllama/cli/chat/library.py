@@ -29,6 +29,7 @@ _FILE = re.compile(r"[0-9a-f]{16}\.json")
 _LEFT_OVER = re.compile(r"\.([0-9a-f]{16}\.json)\.[0-9a-f]{16}\.tmp")
 _NAME = re.compile(rb'\{\s*"schema": "[^"]*",\s*"name": ("(?:[^"\\]|\\.)*")')
 _HEAD_BYTES = 4096
+_OF_ID = 6  # letters of an id that name a conversation to remove
 HINT = "specllama chats lists them"
 
 
@@ -178,6 +179,19 @@ def held(path: Path, name: str = "") -> FileLock:
 
 def _lock_file(path: Path) -> Path:
     return path.with_name(f".{path.stem}.lock")
+
+
+def to_remove(name: str, chats: Sequence[SavedChat]) -> SavedChat:
+    """As `named`, but only by the whole name or at least 6 letters of the id: nothing brings it back. Raises
+    NotFoundError.
+    """
+    chat = named(name, chats)
+    if _folded(chat.name) != _folded(name) and not (len(name) >= _OF_ID and chat.id.startswith(name)):
+        raise NotFoundError(
+            f"there is no conversation {name[:MAX_NAME]!r}; {chat.name!r} begins so",
+            f"give its whole name or its id to remove it: {chat.id}",
+        )
+    return chat
 
 
 def named(name: str, chats: Sequence[SavedChat]) -> SavedChat:

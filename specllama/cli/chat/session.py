@@ -35,7 +35,8 @@ class ChatSession:
     chat template. file: the last one saved to or loaded from. results: of the calls in the last answer, as
     far as they were typed. saver: where the conversation is saved as it goes, with the options that it is
     held with. full: for a full context. may_rescue: whether a conversation that is not saved may be written
-    to a file where the chat ends unexpectedly.
+    to a file where the chat ends unexpectedly. flags: the parameters that the chat was started with, and
+    system: its system message, None without one; both go before those of a conversation that it goes on with.
     """
 
     engine: ChatEngine
@@ -50,6 +51,8 @@ class ChatSession:
     may_rescue: bool = True
     speculate: bool = True
     file: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
     used: dict[str, Any] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
@@ -82,17 +85,16 @@ class ChatSession:
         self.file, self.conversation.changed = name, False
         console.note(f"{counted(len(self.conversation.turns), 'turn')} saved in {visible(str(path))}")
 
-    def restore(
-        self, saved: Saved, name: str = "", file: str = "", more: Mapping[str, Any] | None = None
-    ) -> None:
+    def restore(self, saved: Saved, name: str = "", file: str = "") -> None:
         """Go on with a conversation, with its system message and parameters, and show what has changed with
-        them, and the last turn. name, file: under which it is saved, or which it is from. more: parameters
-        that override its own.
+        them, and the last turn. name, file: under which it is saved, or which it is from.
         """
         refuse_logprobs(saved.params)
         system, params = self.conversation.system, self.params
         self.conversation, self.file = saved.conversation, file
-        self.params = {**saved.params, **(more or {})}
+        self.params = {**saved.params, **self.flags}
+        if self.system is not None:
+            self.conversation.system = self.system
         n = counted(len(saved.conversation.turns), "turn")
         console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
         for line in restored(system, params, self.conversation.system, self.params):

@@ -36,6 +36,7 @@ class DraftResult:
     inside: whether it is the head inside the target. problem: why it cannot be used, "" if it can. head: kind
     and size of a head, "" for a draft model. step: seconds for a token of the draft. forecast: None before
     everything is measured. trimmed: of a trimmed copy, None where it was not tried.
+    translated: whether its tokens are.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DraftResult:
     break_even: Sequence[BreakEven] = ()
     forecast: DraftPrediction | None = None
     trimmed: TrimmedPrediction | None = None
+    translated: bool = False
 
     @property
     def speedup(self) -> float | None:
@@ -131,6 +133,7 @@ class TuneResults(PartialResults):
         draft.problem, draft.model, draft.step = found.problem, found.model, found.step
         draft.points, draft.break_even = found.points, found.break_even
         draft.head, draft.forecast, draft.trimmed = found.head, found.forecast, found.trimmed
+        draft.translated = found.translated
 
     @property
     def t1(self) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.core.policy.break_even import easiest
+from specllama.models.measured_drafts import PAYS as DRAFT_PAYS
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
@@ -22,7 +25,9 @@ def verdict(results: TuneResults) -> str:
         return f"No draft was ranked: {why}."
     best = ranking[0]
     if (best.speedup or 0.0) >= PAYS:
-        text = f"Best: {_flag(best)}, predicted {best.speedup:.2f} x plain decoding."
+        text = (
+            f"Best: {_flag(best)}, predicted {best.speedup:.2f} x plain decoding.{_left_out(best, ranking)}"
+        )
     else:
         text = f"Best: plain decoding. {_why(best)}"
         text += " The default decides so by itself."
@@ -34,6 +39,19 @@ def _flag(draft: DraftResult) -> str:
     if draft.inside:
         return "the head of the model (-md auto)"
     return f"-md {printable(draft.path)}" if draft.path is not None else "copying alone (-md none)"
+
+
+def _left_out(best: DraftResult, ranking: Sequence[DraftResult]) -> str:
+    """That `-md auto` does not use the best draft, where one of another vocabulary gains too little."""
+    copied = next((e.speedup or 0.0 for e in ranking if e.path is None), 0.0)
+    gain = (best.speedup or 0.0) / max(1.0, copied)
+    if not best.translated or gain >= DRAFT_PAYS:
+        return ""
+    over = "copying alone" if copied > 1 else "plain decoding"
+    return (
+        f" That is {gain:.2f} x {over}; -md auto uses a draft of another vocabulary from {DRAFT_PAYS:.2f} x "
+        "and leaves this one out."
+    )
 
 
 def _why(best: DraftResult) -> str:

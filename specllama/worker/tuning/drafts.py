@@ -111,7 +111,12 @@ class DraftTrial:
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
-            self.found = replace(self.found, model=model, head=head.label if head else "")
+            self.found = replace(
+                self.found,
+                model=model,
+                head=head.label if head else "",
+                translated=self.foreign is not None,
+            )
             yield loading
             times: Times = {}
             for share in self._steps(draft, drafter, times):

@@ -111,6 +111,17 @@ def test_no_line_is_too_long(width):
     assert max(map(len, text(found(), width).splitlines())) <= width
 
 
+def test_a_draft_of_another_vocabulary_that_auto_leaves_out():
+    one = found(good=1.24, copied=1.2)
+    one.add(replace(draft(1, 0.1, COSTS, forecast(1.24, 0.5)), translated=True))
+    shown = verdict(one)
+    assert f"Best: -md {GOOD}, predicted 1.24 x plain decoding. That is 1.03 x copying alone" in shown
+    assert "from 1.05 x and leaves this one out" in shown
+    assert "leaves this one out" not in verdict(found(good=1.24, copied=1.2)), "one of its own vocabulary"
+    one.add(replace(draft(1, 0.1, COSTS, forecast(1.27, 0.5)), translated=True))
+    assert "leaves this one out" not in verdict(one)
+
+
 def test_the_verdict_names_the_best_draft_as_predicted_not_measured():
     shown = verdict(found())
     assert shown.startswith(f"Best: -md {GOOD}, predicted 1.62 x plain decoding.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from specllama.config import toml_file
+from specllama.config import build, toml_file
 from specllama.config.sources import project_file, read_environment, read_file, resolve, user_file
 from specllama.config.toml_file import parse_toml
 from specllama.errors import ConfigError
@@ -391,3 +391,15 @@ def test_reads_booleans_from_the_environment(text, value):
 def test_errors_name_the_variable(variable, text, names):
     with pytest.raises(ConfigError, match=names):
         read_environment({variable: text}, KINDS)
+
+
+def test_a_wrong_type_is_answered_with_all_that_is_allowed(home: Path) -> None:
+    cases = {
+        "draft_tree": "a number, auto or off",
+        "n-gpu-layers": "a number, auto or all",
+        "flash-attn": "on, off or auto",
+        "model": "a text",
+    }
+    for key, allowed in cases.items():
+        with pytest.raises(ConfigError, match=f"{key} must be {allowed}, not True"):
+            read_file(write(home / "a.toml", f"{key} = true"), build.KINDS)
