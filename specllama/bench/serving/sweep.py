@@ -70,9 +70,9 @@ def order(series: Sequence[str], settings: SweepSettings, seed: int = 0) -> Iter
 def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> dict[str, Any]:
     """The JSON of the request `number` (from 0) of a cell.
 
-    The prompt starts with a number that differs by concurrency and run, so that a series does not find its own
-    prompts in the server's cache. The series share it, so that they write the same texts; the second
-    one, and another measurement of the same server, may find them there.
+    The prompt starts with a number that differs by concurrency and run, so that a series does not find its
+    own prompts in the server's cache. The series share it, so that they write the same texts; the second one,
+    and another measurement of the same server, may find them there.
     """
     mark = 10_000 + (cell.run * 7919 + cell.concurrency * 613 + number * 31) % 90_000
     text = f"({mark}) {settings.prompts[number][1]}"
