@@ -90,7 +90,7 @@ def test_rejects_values_in_files(command: Command, user: bool) -> None:
     """The project's specllama.toml and the user's config.toml."""
     places = Path("config/specllama/config.toml") if user else Path("specllama.toml")
     wrong_kind: list[tuple[dict[str, Any], str]] = [
-        ({"draft_max": True}, "a text, not True"),
+        ({"draft_max": True}, "a number or auto, not True"),
         ({"draft_min": True}, "a whole number, not True"),
         ({"draft_min": 1.0}, "a whole number, not 1.0"),
         ({"draft_p_min": True}, "a number, not True"),
