@@ -15,7 +15,7 @@ def translation_notes(
     target: Header, draft: Header, shared: Overlap | None, problem: str, translates: bool
 ) -> Iterator[Note]:
     """The notes on a draft that llama.cpp refuses. shared: what the vocabularies share, None if its tokens
-    cannot be translated, because of this problem. translates: whether they shall be.
+    cannot be translated, because of this problem. translates: whether --draft-vocab is auto.
     """
     if shared is None:
         yield Note(f"its tokens cannot be translated: {problem}")

@@ -33,7 +33,10 @@ def read(target: Header, draft: Header) -> Overlap | None:
     """What was stored for the tokenizers of two models, None where nothing was, or nothing that is whole."""
     if (path := _path(target, draft)) is None:
         return None
+    most = _DIGEST + _COUNTS.size + 8 * draft.n_vocab + -(-target.n_vocab // 8)  # bytes
     try:
+        if not path.is_file() or path.stat().st_size > most:  # a pipe would never end
+            return None
         data = path.read_bytes()
     except OSError:
         return None

@@ -42,7 +42,7 @@ class _Pipes:
     """stdin and stdout as message streams; all other output to stdout is redirected to stderr.
 
     blocked: whether the main thread waits for the front to read.
-    inbox: messages with their bytes, functions that the main thread shall call, None when the front is gone.
+    inbox: messages with their bytes, functions for the main thread to call, None when the front is gone.
     stored: set when what was learnt is stored.
     """
 

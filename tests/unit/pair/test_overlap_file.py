@@ -105,6 +105,18 @@ def test_damaged_files_are_ignored_and_replaced(pair: tuple[Header, Header], fol
     assert same(found(pair), first)
 
 
+def test_files_without_an_end_are_not_read(pair: tuple[Header, Header], folder: Path) -> None:
+    first = found(pair)
+    path = only_file(folder)
+    path.write_bytes(path.read_bytes() + b"x" * (1 << 20))
+    assert overlap_file.read(*pair) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert overlap_file.read(*pair) is None
+    assert same(first, found(pair))
+    assert path.is_file()
+
+
 def test_a_file_of_another_pair_under_its_name(pair: tuple[Header, Header], folder: Path) -> None:
     target, draft = pair
     found(pair)
