@@ -735,7 +735,8 @@ class TestTerminal:
             second = user.ask("And sort?")
             assert int(second["reused"]) >= int(first["evaluated"]) + 20
             assert int(second["evaluated"]) < 20
-            assert "the speed of plain decoding is unknown" not in user.text()
+            unknown = user.text().count("the speed of plain decoding is unknown")
+            assert unknown < 2  # the first answer may say it
 
     def test_simple_terminals_get_lines(self, command: Command) -> None:
         no_library(command)
