@@ -34,7 +34,7 @@ GAIN = r"\d+\.\d\dx plain \(\d+\.\d t/s(, stored)?\)"
 READ_OUT = [
     r"speculation on: draft pydoc-draft Q4_0 \(vocabulary identical\) \+ copy, length up to 4",
     r"",
-    rf"(faster|slower): {GAIN}|cannot tell: ({GAIN} is too close to call|.* unknown; --compare measures it)",
+    rf"(faster|slower): {GAIN}|cannot tell: ({GAIN} is too close to call|[^;]+; --compare measures it)",
     rf"{RATE}",
     rf"{RATE}",
     r"",
