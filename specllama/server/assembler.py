@@ -144,8 +144,8 @@ class EventAssembler:
         return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
-        found, self._ids = self._ids, []
-        return found
+        ids, self._ids = self._ids, []
+        return ids
 
     def _plain_runs(self, runs: Runs) -> Runs:
         return self._spans.take(runs)[0] if self._spans is not None else runs

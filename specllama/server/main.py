@@ -69,10 +69,10 @@ def listen(host: str, port: int, seconds: float) -> socket.socket:
     Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise _no_address(host) from None
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

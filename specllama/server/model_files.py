@@ -72,8 +72,8 @@ def files_of(settings: LoadSettings) -> Iterator[str]:
 
 
 def _written(file: BinaryIO) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _digest(file: BinaryIO) -> bytes:

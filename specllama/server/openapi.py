@@ -41,34 +41,36 @@ def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
         if route.summary:
             path = route.path.replace(":path}", "}")
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
-    found: dict[str, Any] = {
+    api: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "specllama", "version": specllama.__version__},
         "paths": paths,
         "components": {"schemas": schemas},
     }
     if keyed:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        api["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        api["security"] = [{"key": []}]
+    return api
 
 
 def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     """One operation; adds the schemas that it refers to to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     answers = {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": route.summary,
         "responses": {"200": {"description": "done"}, **answers},
     }
     if route.open:
-        found["security"] = []
+        operation["security"] = []
     if "{name" in route.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
     if route.body is not None:
         schema = route.body.model_json_schema(ref_template=_REF, by_alias=True)
         schemas |= schema.pop("$defs", {})
         schemas[route.body.__name__] = schema
         content = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
-        found["requestBody"] = {"required": True, "content": {"application/json": content}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation

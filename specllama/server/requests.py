@@ -210,9 +210,9 @@ class RequestStream:
         path = self._fields.get(error.details.get("param", ""))
         if path is None:
             return error
-        found = error.prefixed(f"{path}: ")
-        found.details = {**error.details, "param": path}
-        return found
+        named = error.prefixed(f"{path}: ")
+        named.details = {**error.details, "param": path}
+        return named
 
     def _put(self, arrived: tuple[EventAssembler, protocol.Message, float] | SpecllamaError) -> None:
         self._inbox.append(arrived)

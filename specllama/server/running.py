@@ -54,15 +54,15 @@ class RunningServer:
 
 def running() -> list[RunningServer]:
     """The running servers, sorted by URL. Removes stale records."""
-    found = []
+    servers = []
     for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if _is_held(record):
-                found.append(_read(record))
+                servers.append(_read(record))
             else:
                 record.unlink()
                 record.with_suffix(".lock").unlink(missing_ok=True)
-    return sorted(found, key=lambda server: server.url)
+    return sorted(servers, key=lambda server: server.url)
 
 
 def runs(server: RunningServer) -> bool:

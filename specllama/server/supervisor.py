@@ -112,11 +112,11 @@ class Supervisor:
         """What is wrong with the engine now, "" for nothing and for an unloaded model. For the operator and
         clients with a key.
         """
-        found = self.public_problem
-        if self._client is None and self._why is not None and found:
+        public = self.public_problem
+        if self._client is None and self._why is not None and public:
             return f"{self._why.message}; it is being started again"
         dead = self._client.dead if self._client is not None else None
-        return dead.message if dead is not None and found else found
+        return dead.message if dead is not None and public else public
 
     @property
     def public_problem(self) -> str:
@@ -149,9 +149,9 @@ class Supervisor:
 
         Raises errors of the engine and of the load.
         """
-        found: list[Answer] = []
-        await self.collect(question, answer, found.append)
-        return found[-1]
+        parts: list[Answer] = []
+        await self.collect(question, answer, parts.append)
+        return parts[-1]
 
     async def peek(
         self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
@@ -160,11 +160,11 @@ class Supervisor:
 
         Raises EngineDiedError without an engine, TimeoutError after `seconds`.
         """
-        found: list[Answer] = []
+        parts: list[Answer] = []
         if self._client is None:
             raise EngineDiedError(self.problem or "the model is not in memory")
-        await self._collect(self._client, question, answer, found.append, seconds)
-        return found[-1]
+        await self._collect(self._client, question, answer, parts.append, seconds)
+        return parts[-1]
 
     async def collect(
         self,

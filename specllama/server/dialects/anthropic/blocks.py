@@ -101,8 +101,8 @@ def system_text(system: Texts | None) -> str:
 
 
 def _without_header(text: str) -> str:
-    found = _HEADER.match(text)
-    return text[found.end() :] if found else text
+    header = _HEADER.match(text)
+    return text[header.end() :] if header else text
 
 
 def _add_user(
@@ -171,29 +171,29 @@ class _Answer:
             self._conversation.leave_out(block.type)
             self._left_out = True
         else:
-            found = Read()
-            read_part(block, path, found, "tool_use")
-            self._texts[-1] += found.run
-            self._thoughts += found.thoughts
+            content = Read()
+            read_part(block, path, content, "tool_use")
+            self._texts[-1] += content.run
+            self._thoughts += content.thoughts
 
 
 def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
-    here, id_path, found = f"{path}.content", f"{path}.tool_use_id", Read()
+    here, id_path, result = f"{path}.content", f"{path}.tool_use_id", Read()
     content = block.content
     if isinstance(content, str):
-        found.texts.append(content)
+        result.texts.append(content)
     elif content is not None:
         parts = content if isinstance(content, list) else [content]
         for i, part in enumerate(parts):
-            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, found)
+            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, result)
     failed = bool(block.is_error)
-    conversation.result(block.tool_use_id, found, here, failed=failed, id_path=id_path)
+    conversation.result(block.tool_use_id, result, here, failed=failed, id_path=id_path)
 
 
-def _read_result(part: ResultPart, path: str, found: Read) -> None:
+def _read_result(part: ResultPart, path: str, result: Read) -> None:
     """Add a part of a result; of results of server tools, only text."""
     if part.type == "tool_reference":
-        found.texts.append(f"The tool {part.tool_name} can be called now.")
+        result.texts.append(f"The tool {part.tool_name} can be called now.")
         return
     texts = [part.stdout, part.stderr, part.error_code and f"Error: {part.error_code}"]
     if part.type == "web_search_result":
@@ -201,9 +201,9 @@ def _read_result(part: ResultPart, path: str, found: Read) -> None:
     elif part.type == "web_fetch_result":
         texts += [part.url, part.document]
     if any(texts) or (part.type.endswith("_result") and part.type != "search_result"):
-        found.texts.append("\n".join(filter(None, texts)))
+        result.texts.append("\n".join(filter(None, texts)))
     else:
-        read_part(part, path, found)
+        read_part(part, path, result)
 
 
 def _require(block: ContentBlock, name: str, path: str) -> None:

@@ -118,18 +118,22 @@ class PromptRequest(ThinkingFields, ParallelFields):
 
     def chat_input(self, variables: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. variables: of the server. Raises FieldError."""
-        found = self._conversation
+        conversation = self._conversation
         return protocol.ChatInput(
-            found.messages, self._variables(variables), self._tools, found.prefix, found.thought
+            conversation.messages,
+            self._variables(variables),
+            self._tools,
+            conversation.prefix,
+            conversation.thought,
         )
 
     def _turns(self) -> ReadConversation:
-        found = ConversationReader()
+        reader = ConversationReader()
         if system := system_text(self.system):
-            found.say("system", system, "system")
+            reader.say("system", system, "system")
         for i, message in enumerate(self.messages):
-            message.add_to(found, f"messages[{i}]")
-        return found.read()
+            message.add_to(reader, f"messages[{i}]")
+        return reader.read()
 
     def _allowed(self) -> Tools | None:
         tools: list[Tool] = []
@@ -164,11 +168,11 @@ class PromptRequest(ThinkingFields, ParallelFields):
         """Variables of the template. If the request sets none, those of the server apply, and reasoning
         is off by default as in Anthropic's API; it is always off in a continued answer.
         """
-        found = self.thinking_variables(self.configured_effort)
+        variables = self.thinking_variables(self.configured_effort)
         off = reasoning_variables("off")
         if self._conversation.prefix and "enable_thinking" not in self.chat_template_kwargs:
-            found |= off
-        return {**off, **server, **found}
+            variables |= off
+        return {**off, **server, **variables}
 
 
 class CountRequest(PromptRequest):

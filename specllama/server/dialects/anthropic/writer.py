@@ -61,7 +61,7 @@ class MessageWriter:
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
         """See DialectWriter."""
-        found: list[dict[str, Any]] = []
+        stream_events: list[dict[str, Any]] = []
         waits = False
         for event in events:
             self.fold.add([event])
@@ -72,10 +72,10 @@ class MessageWriter:
                 if self._trace and written and (traced := trace_of(event)):
                     shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
                     shown["speculation"] = shown.get("speculation", {}) | traced
-                found += [*self._beginning(), *written]
+                stream_events += [*self._beginning(), *written]
         if self.fold.choices and not waits:
-            found += self._beginning()
-        return b"".join(map(_event, found))
+            stream_events += self._beginning()
+        return b"".join(map(_event, stream_events))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
@@ -102,9 +102,9 @@ class MessageWriter:
         }
 
     def _figures(self) -> dict[str, Any]:
-        found = figures(self.fold, self._speculate, self._ignored)
-        ignored = found.get("ignored_fields")
-        return {"speculation": found["speculation"], **({"ignored_fields": ignored} if ignored else {})}
+        all_figures = figures(self.fold, self._speculate, self._ignored)
+        ignored = all_figures.get("ignored_fields")
+        return {"speculation": all_figures["speculation"], **({"ignored_fields": ignored} if ignored else {})}
 
     def _beginning(self) -> list[dict[str, Any]]:
         """The first event, unless it was written."""
@@ -132,21 +132,21 @@ class MessageWriter:
         if isinstance(event, Prefill):
             return [{"type": "ping"}]
         choice = self.fold.choices[event.index]
-        found = self._closing()
+        closing = self._closing()
         if not self._spoke:
-            found += [self._opening({"type": "text", "text": ""}), *self._closing()]
+            closing += [self._opening({"type": "text", "text": ""}), *self._closing()]
         ending = {"delta": _ending(choice), "usage": _usage(choice)}
-        return [*found, {"type": "message_delta", **ending, **self._figures()}, {"type": "message_stop"}]
+        return [*closing, {"type": "message_delta", **ending, **self._figures()}, {"type": "message_stop"}]
 
     def _part(self, kind: str, key: str, text: str) -> list[dict[str, Any]]:
         """The next part of text or thinking."""
         if not text:
             return []
-        found = []
+        opening = []
         if self._open != kind:
             block = {"type": kind, key: ""} | ({"signature": ""} if kind == "thinking" else {})
-            found = [*self._closing(), self._opening(block)]
-        return [*found, self._delta(kind, key, text)]
+            opening = [*self._closing(), self._opening(block)]
+        return [*opening, self._delta(kind, key, text)]
 
     def _opening(self, block: dict[str, Any]) -> dict[str, Any]:
         self._open, self._n_blocks = block["type"], self._n_blocks + 1
@@ -171,24 +171,24 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _blocks(choice: AccumulatedChoice) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
     for item in choice.items:
         if isinstance(item, AccumulatedCall):
             call = {"type": "tool_use", "id": f"toolu_{item.id}", "name": item.name}
-            found.append(call | {"input": _input(item)})
+            blocks.append(call | {"input": _input(item)})
         elif item.text:
-            found.append({"type": "text", "text": item.text})
+            blocks.append({"type": "text", "text": item.text})
     thought = {"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE}
-    return [*([thought] if choice.reasoning else []), *(found or [{"type": "text", "text": ""}])]
+    return [*([thought] if choice.reasoning else []), *(blocks or [{"type": "text", "text": ""}])]
 
 
 def _input(call: AccumulatedCall) -> dict[str, Any]:
     """The arguments as an object; for a truncated call, its complete part, as the SDK parses it."""
     try:
-        found = from_json(call.arguments or "{}", allow_partial=not call.complete)
+        arguments = from_json(call.arguments or "{}", allow_partial=not call.complete)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class MessageEnding(TypedDict):

@@ -96,15 +96,15 @@ class NativeWriter:
         probs = event.logprobs
         if len(probs) < 2 or sum(p.length for p in probs) != len(event.text):
             return [(event.text, event.ids, probs)]
-        found: list[tuple[str, list[int], list[PositionLogprobs]]] = []
+        pieces: list[tuple[str, list[int], list[PositionLogprobs]]] = []
         text, begins = event.text, True
         for p in probs:
             if begins:
-                found.append(("", [], []))
-            _, ids, entries = found[-1]
-            found[-1] = text[: p.length], [*ids, p.chosen.id], [*entries, p]
+                pieces.append(("", [], []))
+            _, ids, entries = pieces[-1]
+            pieces[-1] = text[: p.length], [*ids, p.chosen.id], [*entries, p]
             text, begins = text[p.length :], p.length > 0
-        return found
+        return pieces
 
     def _piece(
         self,
@@ -113,7 +113,7 @@ class NativeWriter:
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        chunk: dict[str, Any] = {
             "index": choice.start.index,
             "content": content,
             "tokens": list(tokens),
@@ -123,10 +123,10 @@ class NativeWriter:
             "tokens_evaluated": choice.start.n_prompt,
         }
         if self.options.timings_per_token:
-            found["timings"] = running_timings(choice)
+            chunk["timings"] = running_timings(choice)
         if probs:
-            found["completion_probabilities"] = self._probabilities(probs)
-        return found
+            chunk["completion_probabilities"] = self._probabilities(probs)
+        return chunk
 
     def _progress(self, choice: AccumulatedChoice, event: Prefill) -> dict[str, Any]:
         return self._piece(choice, "", (), ()) | {"prompt_progress": prompt_progress(event)}
@@ -139,7 +139,7 @@ class NativeWriter:
         probs: Sequence[PositionLogprobs],
     ) -> dict[str, Any]:
         end_ids, drafters = self.options.model_facts()
-        found = native_answer(
+        answer = native_answer(
             choice,
             self.options.model,
             end_ids,
@@ -148,40 +148,40 @@ class NativeWriter:
             timings_per_token=self.options.timings_per_token,
             post_sampling_probs=self.options.final_probs,
         )
-        found |= {
+        answer |= {
             "content": content,
             "tokens": list(tokens),
             "speculation": own_figures(filter(None, [choice.end]), self.options.speculate),
         }
         if probs:
-            found["completion_probabilities"] = self._probabilities(probs)
+            answer["completion_probabilities"] = self._probabilities(probs)
         if self.options.ignored:
-            found["ignored_fields"] = list(self.options.ignored)
-        return _only(found, self.options.fields) if self.options.fields else found
+            answer["ignored_fields"] = list(self.options.ignored)
+        return _only(answer, self.options.fields) if self.options.fields else answer
 
     def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
         top = "top_probs" if self.options.final_probs else "top_logprobs"
         return [self._entry(p.chosen) | {top: [self._entry(c) for c in p.top]} for p in positions]
 
     def _entry(self, candidate: CandidateLogprob) -> dict[str, Any]:
-        found: dict[str, Any] = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
+        entry: dict[str, Any] = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
         if self.options.final_probs:
-            found["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
+            entry["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
         else:
-            found["logprob"] = number(candidate.logprob)
-        return found
+            entry["logprob"] = number(candidate.logprob)
+        return entry
 
 
 def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     """The requested fields that the answer has. "a/b" is field b of object a, under that name."""
-    found = {}
+    selected = {}
     for name in fields:
         value: Any = answer
         for part in name.split("/"):
             value = value[part] if isinstance(value, dict) and part in value else _MISSING
         if value is not _MISSING:
-            found[name] = value
-    return found
+            selected[name] = value
+    return selected
 
 
 _MISSING = object()

@@ -105,15 +105,15 @@ def props(
 
 
 def _described(entry: Parameter, default: Any) -> DescribedParameter:
-    found: DescribedParameter = {
+    described: DescribedParameter = {
         "name": entry.name,
         "type": _KINDS[entry.kind],
         "many": entry.many,
         "description": entry.help.format(default=default),
     }
     if entry.is_number:
-        found["minimum"], found["maximum"] = entry.low, entry.high
-    return found
+        described["minimum"], described["maximum"] = entry.low, entry.high
+    return described
 
 
 def _model(model: ModelInfo) -> dict[str, Any]:
@@ -138,12 +138,12 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
     }
 
 
-def slots(found: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
-    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: of the request;
+def slots(state: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
+    """The slots, without their prompts. state: the engine's answer to GetSlots. owner: of the request;
     for a slot last used by another owner, only whether it is busy is shown.
     """
     shown = []
-    for slot in found.slots:
+    for slot in state.slots:
         busy, own = slot.id is not None, slot.owner == owner
         one: ShownSlot = {
             "id": slot.slot,
@@ -162,16 +162,16 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
     return shown
 
 
-def tokens(found: Tokenized, with_pieces: bool) -> bytes:
+def tokens(part: Tokenized, with_pieces: bool) -> bytes:
     """Items of a JSON array: ids, with their texts if with_pieces; a text that is not valid UTF-8 becomes a
     list of bytes.
 
-    found: a part of the engine's answer to Tokenize.
+    part: a part of the engine's answer to Tokenize.
     """
-    shown: list[Any] = found.ids
+    shown: list[Any] = part.ids
     if with_pieces:
-        pieces = (_piece(piece.encode("latin-1")) for piece in found.pieces)
-        shown = [{"id": i, "piece": p} for i, p in zip(found.ids, pieces, strict=True)]
+        pieces = (_piece(piece.encode("latin-1")) for piece in part.pieces)
+        shown = [{"id": i, "piece": p} for i, p in zip(part.ids, pieces, strict=True)]
     return _json(shown)[1:-1]
 
 

@@ -78,10 +78,10 @@ def is_file_name(name: str) -> bool:
 
 def _slot(text: str) -> int:
     """Raises UsageError."""
-    found = _NUMBER.match(text)
-    if not found or not -(2**31) <= int(found[1]) < 2**31:
+    number = _NUMBER.match(text)
+    if not number or not -(2**31) <= int(number[1]) < 2**31:
         raise UsageError("Invalid slot ID")
-    return int(found[1])
+    return int(number[1])
 
 
 async def _check_slot(api: ApiRequest, slot: int) -> None:

@@ -192,9 +192,13 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
 
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
-        found = self._conversation
+        conversation = self._conversation
         chat = protocol.ChatInput(
-            found.messages, self.variables(variables), self._tools, found.prefix, found.thought
+            conversation.messages,
+            self.variables(variables),
+            self._tools,
+            conversation.prefix,
+            conversation.thought,
         )
         return self.generation(sampling, chat)
 

@@ -63,20 +63,20 @@ class OllamaWriter:
 
     def chunks(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         """The next events of an answer, as chunks of a stream."""
-        found = []
+        chunks = []
         for event in events:
             self.fold.add([event])
             if isinstance(event, TextEvent):
-                found.append(self._chunk(self._part(event.text)) | _logprobs(event.logprobs))
+                chunks.append(self._chunk(self._part(event.text)) | _logprobs(event.logprobs))
             elif isinstance(event, Reasoning):
-                found.append(self._chunk(self._part("", event.text)))
+                chunks.append(self._chunk(self._part("", event.text)))
             elif isinstance(event, CallClose):
                 call = self.fold.choices[event.index].calls[event.call]
-                found.append(self._chunk(self._part("", calls=[_call(event.call, call)])))
+                chunks.append(self._chunk(self._part("", calls=[_call(event.call, call)])))
             elif isinstance(event, End):
                 last = self._chunk(self._part("")) | _logprobs(event.rest)
-                found.append(last | self._ending(self.fold.choices[event.index]))
-        return found
+                chunks.append(last | self._ending(self.fold.choices[event.index]))
+        return chunks
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - there is one
         """See DialectWriter."""
@@ -94,8 +94,8 @@ class OllamaWriter:
         """See DialectWriter."""
         (choice,) = self.fold.in_order
         calls = [_call(i, call) for i, call in enumerate(choice.calls) if call.complete]
-        found = self._chunk(self._part(choice.text, choice.reasoning, calls))
-        return found | _logprobs(choice.logprobs) | self._ending(choice)
+        answer = self._chunk(self._part(choice.text, choice.reasoning, calls))
+        return answer | _logprobs(choice.logprobs) | self._ending(choice)
 
     def loaded(self, reason: str) -> bytes:
         """The answer if nothing is generated, as one line. reason: "load" or "unload"."""

@@ -46,14 +46,14 @@ class ChatWriter(OpenAIWriter):
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
     def _first_deltas(self, event: Event) -> list[dict[str, Any]]:
-        found = []
+        deltas = []
         for index in range(self._n_begun, event.index + 1):
             content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
             if content is None:
                 self._undecided.add(index)
-            found.append(self._delta(index, {"role": "assistant", "content": content}))
+            deltas.append(self._delta(index, {"role": "assistant", "content": content}))
             self._n_begun += 1
-        return found
+        return deltas
 
     def _own_deltas(self, event: Event) -> list[dict[str, Any]]:
         index = event.index
@@ -101,10 +101,10 @@ def _call(id_: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _ending(choice: AccumulatedChoice) -> ChoiceEnding:
-    found = ending(choice.end, choice.start)
+    fields = ending(choice.end, choice.start)
     if choice.ended_with_calls:
-        found["finish_reason"] = "tool_calls"
-    return found
+        fields["finish_reason"] = "tool_calls"
+    return fields
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:

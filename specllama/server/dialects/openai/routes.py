@@ -44,8 +44,8 @@ async def completions(api: ApiRequest) -> Response:
 async def models(api: ApiRequest) -> Response:
     """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
-    found = await api.list_models()
-    return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
+    listing = await api.list_models()
+    return JSONResponse(model_list([one for one in listing if known or one.on_disk] or listing[:1]))
 
 
 async def model(api: ApiRequest) -> Response:

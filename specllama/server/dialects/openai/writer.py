@@ -62,27 +62,27 @@ class OpenAIWriter:
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
         """Chunks of a stream for the next events of an answer with n_choices choices."""
-        found = []
+        chunks = []
         for event in events:
             self.fold.add([event])
             if isinstance(event, Prefill) and not self.options.progress:
                 continue
             for choice in (deltas := self._deltas(event)):
-                found.append(self._chunk([choice], event if choice is deltas[-1] else None))
+                chunks.append(self._chunk([choice], event if choice is deltas[-1] else None))
             if isinstance(event, End) and len(self.fold.ends) == n_choices:
-                self._add_figures(found)
-        return found
+                self._add_figures(chunks)
+        return chunks
 
-    def _add_figures(self, found: list[dict[str, Any]]) -> None:
+    def _add_figures(self, chunks: list[dict[str, Any]]) -> None:
         """Add the figures in a chunk of their own if the client asks for that, otherwise to the last
         chunk.
         """
         more = self._figures()
         if self.options.usage_chunk:
-            found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
+            chunks.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
         else:
-            traced = found[-1].get("speculation", {})
-            found[-1] |= more | {"speculation": more["speculation"] | traced}
+            traced = chunks[-1].get("speculation", {})
+            chunks[-1] |= more | {"speculation": more["speculation"] | traced}
 
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
@@ -110,14 +110,14 @@ class OpenAIWriter:
 
     def _shown(self, event: Event | None) -> dict[str, Any]:
         """Optional fields of a chunk, as requested."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.options.trace and event is not None and (traced := trace_of(event)):
-            found["speculation"] = traced
+            fields["speculation"] = traced
         if self.options.timings and event is not None and not isinstance(event, (Start, End)):
-            found["timings"] = running_timings(self.fold.choices[event.index])
+            fields["timings"] = running_timings(self.fold.choices[event.index])
         if isinstance(event, Prefill):
-            found["prompt_progress"] = prompt_progress(event)
-        return found
+            fields["prompt_progress"] = prompt_progress(event)
+        return fields
 
     def _figures(self) -> dict[str, Any]:
         return {**figures(self.fold, self.options.speculate, self.options.ignored), **self._verbose()}

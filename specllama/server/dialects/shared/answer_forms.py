@@ -139,12 +139,12 @@ class FormFields(NestedFields):
 
     def forms(self) -> list[Given]:
         """The restrictions set by the fields. Raises FieldError."""
-        found = [form.given() for form in (self.response_format, self.text and self.text.format) if form]
+        forms = [form.given() for form in (self.response_format, self.text and self.text.format) if form]
         inner = self.output_config and self.output_config.format
         for path, form in (("output_config.format", inner), ("output_format", self.output_format)):
             if form:
-                found.append(Given.of(f"{path}.schema", form.schema_))
+                forms.append(Given.of(f"{path}.schema", form.schema_))
         if self.format not in (None, ""):
             schema = self.format if isinstance(self.format, dict) else ANY_OBJECT
-            found.append(Given.of("format", schema))
-        return [one for one in found if one is not None]
+            forms.append(Given.of("format", schema))
+        return [one for one in forms if one is not None]

@@ -72,9 +72,9 @@ class ConversationReader:
 
     def say(self, role: str, content: Content | Read | None, path: str, name: str | None = None) -> None:
         """Add a message of the system or the user. path: of the content in the body."""
-        found = content if isinstance(content, Read) else read(content, path)
-        message = {"role": role, "content": found.lines} | ({"name": name} if name else {})
-        self._add(message, found)
+        said = content if isinstance(content, Read) else read(content, path)
+        message = {"role": role, "content": said.lines} | ({"name": name} if name else {})
+        self._add(message, said)
 
     def answer(
         self,
@@ -85,16 +85,16 @@ class ConversationReader:
         name: str | None = None,
     ) -> None:
         """Add an answer. thought: reasoning in addition to that in the content."""
-        found = content if isinstance(content, Read) else read(content, path)
+        said = content if isinstance(content, Read) else read(content, path)
         self._calls.begin_turn()
         more = {
             "name": name,
-            "reasoning_content": thought or "".join(found.thoughts),
+            "reasoning_content": thought or "".join(said.thoughts),
             "tool_calls": [made for call in calls if (made := self._call(call)) is not None],
         }
         fields = {name: value for name, value in more.items() if value}
-        if found.run or fields or not calls:  # of calls that were left out nothing remains
-            self._add({"role": "assistant", "content": found.run, **fields}, found)
+        if said.run or fields or not calls:  # of calls that were left out nothing remains
+            self._add({"role": "assistant", "content": said.run, **fields}, said)
 
     def result(
         self,
@@ -110,12 +110,12 @@ class ConversationReader:
         """
         if id_ in self._gone:
             return
-        found = content if isinstance(content, Read) else read(content, path)
+        said = content if isinstance(content, Read) else read(content, path)
         call = self._calls.answered(id_, name)
         if call is None:
             what = "calls a tool" if id_ is None else f"has a call {id_[:_SHOWN]!r}"
             raise FieldError(f"{id_path}: no message before it {what}", id_path)
-        text = found.lines
+        text = said.lines
         if failed and not text.lower().startswith("error"):
             text = f"Error: {text}" if text else "Error"
         message = {"role": "tool", "content": text, "tool_call_id": call[0]}
@@ -141,19 +141,21 @@ class ConversationReader:
             raise FieldError(f"{first.path}: {_NEW_MEDIA.format(kind=first.kind)}", first.param)
         last = messages[-1] if messages and continues else {}
         if last.get("role") != "assistant" or (open_calls and last.get("tool_calls")):
-            return self._found(messages)
+            return self._conversation(messages)
         if last.get("tool_calls"):
             raise FieldError(f"{path}: the calls of the last message have no results", path)
         if all(message["role"] == "assistant" for message in messages):
             raise FieldError(f"{path}: there is nothing to answer", path)
-        return self._found(messages[:-1], last["content"], last.get("reasoning_content", ""))
+        return self._conversation(messages[:-1], last["content"], last.get("reasoning_content", ""))
 
-    def _found(self, messages: list[dict[str, Any]], prefix: str = "", thought: str = "") -> ReadConversation:
+    def _conversation(
+        self, messages: list[dict[str, Any]], prefix: str = "", thought: str = ""
+    ) -> ReadConversation:
         return ReadConversation(in_call_order(messages), prefix, thought, dict(self._left_out))
 
-    def _add(self, message: dict[str, Any], found: Read) -> None:
+    def _add(self, message: dict[str, Any], content: Read) -> None:
         self._messages.append(message)
-        self._media = found.media if message["role"] == "user" else []
+        self._media = content.media if message["role"] == "user" else []
 
     def _call(self, call: GivenCall) -> dict[str, Any] | None:
         try:
@@ -194,15 +196,15 @@ class _Calls:
 
     def add(self, id_: str | None, name: str) -> str:
         """Add a call; returns its id."""
-        found = self._new_id(id_)
-        if self._turns.get(found) != self._turn:
-            self._by_id[found].clear()
-        self._turns[found], self._names[found] = self._turn, name
-        self._open[self._n] = found, name
-        self._by_id[found].append(self._n)
+        call_id = self._new_id(id_)
+        if self._turns.get(call_id) != self._turn:
+            self._by_id[call_id].clear()
+        self._turns[call_id], self._names[call_id] = self._turn, name
+        self._open[self._n] = call_id, name
+        self._by_id[call_id].append(self._n)
         for queues in (self._all, self._without_id) if id_ is None else (self._all,):
             queues.add(self._n, name)
-        return found
+        return call_id
 
     def answered(self, id_: str | None, name: str | None) -> tuple[str, str] | None:
         """The id and name of the call that a result belongs to: the first open call with that id, otherwise
@@ -211,10 +213,10 @@ class _Calls:
         any calls. None: no such call.
         """
         if id_ is not None:
-            found = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
-            return found or ((id_, self._names[id_]) if id_ in self._names else None)
-        found = self._first(*self._all.of(name))
-        return found or ((self._new_id(None), name or "") if self._names else None)
+            call = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
+            return call or ((id_, self._names[id_]) if id_ in self._names else None)
+        call = self._first(*self._all.of(name))
+        return call or ((self._new_id(None), name or "") if self._names else None)
 
     def _first(self, *queues: deque[int]) -> tuple[str, str] | None:
         """Take the first call of the queues that has no result yet."""
@@ -262,14 +264,14 @@ class CallArguments:
         if arguments.strip() in ("", "null"):
             return {}
         try:
-            found = parse(arguments.encode("utf-8", "surrogatepass"), field)
+            parsed = parse(arguments.encode("utf-8", "surrogatepass"), field)
         except UsageError as error:
             cut_off = cut_off_arguments(arguments)
             if cut_off is None:
                 raise FieldError(error.message, field) from None
-            found = self._checked(cut_off, field)
-        self._count(found, field)
-        return found
+            parsed = self._checked(cut_off, field)
+        self._count(parsed, field)
+        return parsed
 
     def _checked(self, arguments: dict[str, Any], field: str) -> dict[str, Any]:
         try:

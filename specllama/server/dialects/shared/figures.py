@@ -110,14 +110,14 @@ def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> An
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
     """
-    found: AnswerFigures = {
+    shown: AnswerFigures = {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
     }
     if ignored:
-        found["ignored_fields"] = list(ignored)
-    return found
+        shown["ignored_fields"] = list(ignored)
+    return shown
 
 
 def timings(stats: Iterable[RunStats]) -> Timings:
@@ -151,15 +151,15 @@ def running_timings(choice: AccumulatedChoice) -> Timings:
 
 def prompt_progress(event: Prefill) -> PromptProgress:
     """Progress of a prompt's evaluation, or its position in the queue."""
-    found: PromptProgress = {
+    progress: PromptProgress = {
         "total": event.n_prompt,
         "cache": event.n_reused,
         "processed": event.n_done,
         "time_ms": round(1000 * event.seconds),
     }
     if event.queue_position:
-        found["queue_place"] = event.queue_position
-    return found
+        progress["queue_place"] = event.queue_position
+    return progress
 
 
 def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
@@ -201,7 +201,7 @@ def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
 def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
     """The figures of these choices. enabled: whether drafting was allowed."""
     all_ = list(ends)
-    found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
+    first_gain = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
     by: Counter[str] = Counter()
     for end in all_:
         by.update(end.stats.drafted_by)
@@ -218,10 +218,10 @@ def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
         "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
         "drafted_by": dict(by),
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
-        "speedup": found.speedup,
-        "speedup_range": found.range,
-        "speedup_reason": found.reason,
-        "verdict": found.verdict,
+        "speedup": first_gain.speedup,
+        "speedup_range": first_gain.range,
+        "speedup_reason": first_gain.reason,
+        "verdict": first_gain.verdict,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
         "plain_rounds": all_[0].plain.rounds if all_ else 0,

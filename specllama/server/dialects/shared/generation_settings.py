@@ -33,12 +33,12 @@ def generation_settings(
     """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as in the
     request.
     """
-    found: dict[str, Any] = {**NOT_SUPPORTED}
+    settings: dict[str, Any] = {**NOT_SUPPORTED}
     for name in PARAMETERS:
-        found |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
+        settings |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
     if params.ignore_eos:
-        found["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})
-    return found | {"speculative.types": ",".join(drafters) or "none", **shown}
+        settings["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})
+    return settings | {"speculative.types": ",".join(drafters) or "none", **shown}
 
 
 def _shown_biases(biases: Mapping[int, float]) -> list[dict[str, Any]]:

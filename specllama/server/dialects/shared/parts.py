@@ -154,35 +154,35 @@ def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
     """Read a content. path: its field. Raises FieldError for parts of unknown types."""
     if content is None or isinstance(content, str):
         return Read([content] if content else [])
-    found = Read()
+    reading = Read()
     for i, part in enumerate(content):
-        read_part(part, f"{path}[{i}]", found)
-    return found
+        read_part(part, f"{path}[{i}]", reading)
+    return reading
 
 
-def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
+def with_images(content: Read, images: Sequence[Any] | None, path: str) -> Read:
     """A content with the images of its message. path: of the message."""
     field = f"{path}.images"
     for _ in images or ():
-        found.texts.append(placeholder("image"))
-        found.media.append(MediaPart(field, field, "image"))
-    return found
+        content.texts.append(placeholder("image"))
+        content.media.append(MediaPart(field, field, "image"))
+    return content
 
 
-def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> None:
-    """Add a part to `found`. path: its field. known: more types for the error message. Raises FieldError."""
+def read_part(part: ContentPart, path: str, content: Read, known: str = "") -> None:
+    """Add a part to `content`. path: its field. known: more types for the error. Raises FieldError."""
     if part.type in _TEXTS:
-        found.texts.append(part.text or part.refusal)
+        content.texts.append(part.text or part.refusal)
     elif part.type in _THOUGHTS:
-        found.thoughts.append(part.thought)
+        content.thoughts.append(part.thought)
     elif part.type in _SILENT:
         pass
     elif part.type == "search_result" or (part.type in _MEDIA and part.document):
-        found.texts.append("\n".join(filter(None, (part.called, part.document))))
+        content.texts.append("\n".join(filter(None, (part.called, part.document))))
     elif part.type in _MEDIA:
         kind = _MEDIA[part.type]
-        found.texts.append(placeholder(kind, part.called))
-        found.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
+        content.texts.append(placeholder(kind, part.called))
+        content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
         raise unknown_type(part.type, path, known)
 

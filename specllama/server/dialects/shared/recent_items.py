@@ -44,10 +44,10 @@ class RecentItems:
     def find(self, owner: str, id_: str) -> bytes | None:
         """The JSON of an item, None if it is not held."""
         with self._lock:
-            found = self._items.pop((owner, id_), None)
-            if found is not None:
-                self._items[owner, id_] = found
-            return found
+            item = self._items.pop((owner, id_), None)
+            if item is not None:
+                self._items[owner, id_] = item
+            return item
 
     def resolved(self, owner: str, data: dict[str, Any]) -> dict[str, Any]:
         """A request whose references are replaced by the items, each once; unknown references remain."""
@@ -58,13 +58,13 @@ class RecentItems:
         seen, left, put = set[str](), _MAX_FOUND, list(items)
         for i in refers:
             id_ = items[i].get("id")
-            if not isinstance(id_, str) or id_ in seen or (found := self.find(owner, id_)) is None:
+            if not isinstance(id_, str) or id_ in seen or (stored := self.find(owner, id_)) is None:
                 continue
             seen.add(id_)
-            left -= len(found)
+            left -= len(stored)
             if left < 0:
                 break
-            put[i] = json.loads(found)
+            put[i] = json.loads(stored)
         return data | {"input": put} if refers else data
 
 

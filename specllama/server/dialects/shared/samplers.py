@@ -36,14 +36,14 @@ def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
     steps, and `infill` without `top_k`.
     """
     if isinstance(samplers, str):
-        found = [_BY_LETTER.get(letter, letter) for letter in samplers]
+        names = [_BY_LETTER.get(letter, letter) for letter in samplers]
     else:
-        found = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
-    for name in found:
+        names = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
+    for name in names:
         if name not in _STEPS and name not in _UNUSED:
             known = ", ".join((*_STEPS, *_UNUSED))
             raise FieldError(f"samplers: there is no {name[:40]!r}, only {known}", "samplers")
-    used = [name for name in found if name in _STEPS]
+    used = [name for name in names if name in _STEPS]
     if used != [name for name in _STEPS if name in used]:
         raise FieldError(f"samplers: only once each, in the order {', '.join(_STEPS)}", "samplers")
     if "infill" in used and "top_k" not in used:

@@ -142,11 +142,11 @@ class ParameterReader(ParameterFields):
         """Renames fields of other APIs and aliases to those of this model, whose own names take
         precedence.
         """
-        found = renamed(data, cls.aliases, cls.model_fields)
+        fields = renamed(data, cls.aliases, cls.model_fields)
         for name in _EMPTY_IS_ABSENT:
-            if found.get(name) in ("", [], {}):
-                del found[name]
-        return found
+            if fields.get(name) in ("", [], {}):
+                del fields[name]
+        return fields
 
     @property
     def warms(self) -> bool:
@@ -187,18 +187,18 @@ class ParameterReader(ParameterFields):
 
     def given_parameters(self) -> list[Given]:
         """The parameters that restrict the text."""
-        found = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
-        return [Given(name, {name: value}) for name, value in found if value is not None]
+        values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
+        return [Given(name, {name: value}) for name, value in values if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
         """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
-        found = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
-        if len(found) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in found):
+        biases = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
+        if len(biases) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in biases):
             most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
             raise FieldError(f"logit_bias: {most}", "logit_bias")
-        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in found.values()):
+        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in biases.values()):
             raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
-        return found
+        return biases
 
 
 class SamplingFields(ParameterReader, StructuredFields):
@@ -281,15 +281,15 @@ def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
     """logit_bias as a mapping. false stands for minus infinity, as in llama-server."""
     if not isinstance(given, list):
         return given
-    found = {}
+    biases = {}
     for i, (token, bias) in enumerate(given):
         number = isinstance(bias, (int, float)) and (not isinstance(bias, bool) or bias is False)
         if isinstance(token, bool) or not isinstance(token, (int, str)) or not number:
             raise FieldError(
                 f"logit_bias[{i}] must be a token id or text, and a number or false", "logit_bias"
             )
-        found[token] = -math.inf if bias is False else float(bias)
-    return found
+        biases[token] = -math.inf if bias is False else float(bias)
+    return biases
 
 
 def _is_text(token: int | str) -> bool:

@@ -66,15 +66,15 @@ class StructuredFields(FormFields):
 
     def _structures(self) -> list[Given]:
         """Restrictions by vLLM's fields. Raises FieldError."""
-        found = [
+        restrictions = [
             Given(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()
             if value not in (None, False, "", [])
         ]
-        if len(found) > 1:
-            one, other, *_ = (given.path for given in found)
+        if len(restrictions) > 1:
+            one, other, *_ = (given.path for given in restrictions)
             raise FieldError(f"{one} and {other} are both given", other)
-        return found
+        return restrictions
 
     def _given(self) -> list[tuple[str, str, Any]]:
         inner = self.structured_outputs
@@ -89,12 +89,12 @@ def _schema(field: str, value: str | dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value, str):
         return value
     try:
-        found = json.loads(value)
+        schema = json.loads(value)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        schema = None
+    if not isinstance(schema, dict):
         raise FieldError(f"{field} must be a JSON schema: an object, or its text", field)
-    return found
+    return schema
 
 
 def _regex(text: str) -> str:

@@ -72,5 +72,5 @@ class TemplateInput(ThinkingFields, ParallelFields):
 
     def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. server: the server's variables. Raises FieldError."""
-        found, variables = self.turns, {**server, **self.variables()}
-        return protocol.ChatInput(found.messages, variables, self.allowed, found.prefix, found.thought)
+        turns, variables = self.turns, {**server, **self.variables()}
+        return protocol.ChatInput(turns.messages, variables, self.allowed, turns.prefix, turns.thought)

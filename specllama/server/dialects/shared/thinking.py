@@ -62,13 +62,15 @@ class ThinkingFields(NestedFields):
         """
         level = self.think if isinstance(self.think, str) else None
         inner = self.reasoning.effort if self.reasoning else None
-        found = effort_variables(effort or self.reasoning_effort or inner or self.configured_effort or level)
+        variables = effort_variables(
+            effort or self.reasoning_effort or inner or self.configured_effort or level
+        )
         switch = self._switch
         if switch is not None:
-            found["enable_thinking"] = switch
+            variables["enable_thinking"] = switch
         if verbosity := self.verbosity or (self.text and self.text.verbosity):
-            found["verbosity"] = verbosity
-        return {**found, **self._given_variables()}
+            variables["verbosity"] = verbosity
+        return {**variables, **self._given_variables()}
 
     @property
     def _switch(self) -> bool | None:

@@ -55,9 +55,9 @@ class OutputItems:
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
     """The contents of the items, in order. An answer that ends without any has an empty text."""
-    found: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
-    found += choice.items
-    return found if found or choice.end is None else [AccumulatedText("")]
+    entries: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
+    entries += choice.items
+    return entries if entries or choice.end is None else [AccumulatedText("")]
 
 
 def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:

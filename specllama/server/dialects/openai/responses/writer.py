@@ -72,9 +72,9 @@ def echo_json(echo: dict[str, Any]) -> bytes:
     """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
     names of the tools are kept.
     """
-    found = to_json(echo)
-    if len(found) <= MAX_ECHO:
-        return found
+    whole = to_json(echo)
+    if len(whole) <= MAX_ECHO:
+        return whole
     tools = [{"type": tool["type"], "name": tool["name"]} for tool in echo["tools"]]
     namespaces = {"description": "", "tools": []}
     shown = [tool | (namespaces if tool["type"] == "namespace" else {}) for tool in tools]
@@ -100,11 +100,11 @@ class ResponsesWriter:
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter; there is one choice."""
         assert n_choices == 1
-        found: list[bytes] = []
+        parts: list[bytes] = []
         for event in events:
             self.fold.add([event])
-            found += self._written(event)
-        return b"".join(found)
+            parts += self._written(event)
+        return b"".join(parts)
 
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
@@ -166,18 +166,18 @@ class ResponsesWriter:
         ]
 
     def _end(self, event: End) -> list[bytes]:
-        found = [] if self._index >= 0 else self._opened("message")
-        found += self._close()
+        parts = [] if self._index >= 0 else self._opened("message")
+        parts += self._close()
         response = self._final()
         timings = {"timings": response["timings"]} if self.fields.timings else _NOTHING
         more = {**timings, **self._traced(event)}
-        return [*found, self._event(f"response.{response['status']}", response=response, **more)]
+        return [*parts, self._event(f"response.{response['status']}", response=response, **more)]
 
     def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
         """Events that open an item of this type, none if one is open. more: fields of the first event."""
         if self._open == kind:
             return []
-        found = self._close()
+        parts = self._close()
         self._open, self._index = kind, self._index + 1
         entry, i = entries_of(self.fold.choices[0])[self._index], self._index
         if isinstance(entry, AccumulatedCall):
@@ -187,12 +187,12 @@ class ResponsesWriter:
         else:
             item = self._items.message(i, IN_PROGRESS, [])
         self._place = {"item_id": item["id"], "output_index": i}
-        found.append(self._event("response.output_item.added", output_index=i, item=item, **more))
+        parts.append(self._event("response.output_item.added", output_index=i, item=item, **more))
         if kind != "function_call":
             self._place["content_index"] = 0
             part = reasoning_part("") if kind == "reasoning" else text_part("")
-            found.append(self._event("response.content_part.added", **self._place, part=part))
-        return found
+            parts.append(self._event("response.content_part.added", **self._place, part=part))
+        return parts
 
     def _close(self) -> list[bytes]:
         """Events that close the open item, if any."""
@@ -202,17 +202,17 @@ class ResponsesWriter:
         choice = self.fold.choices[0]
         entries = entries_of(choice)
         item = self._items.item(entries[i], i, status_of(choice, entries, i))
-        found = []
+        parts = []
         if item["type"] == "function_call":
             done = {"name": item["name"], "arguments": item["arguments"]}
-            found.append(self._event("response.function_call_arguments.done", **self._place, **done))
+            parts.append(self._event("response.function_call_arguments.done", **self._place, **done))
         else:
             (part,) = item["content"]
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
-            found.append(self._event(f"response.{part['type']}.done", **self._place, **done))
-            found.append(self._event("response.content_part.done", **self._place, part=part))
-        found.append(self._event("response.output_item.done", output_index=i, item=item))
-        return found
+            parts.append(self._event(f"response.{part['type']}.done", **self._place, **done))
+            parts.append(self._event("response.content_part.done", **self._place, part=part))
+        parts.append(self._event("response.output_item.done", output_index=i, item=item))
+        return parts
 
     def _delta(self, kind: str, event: TextEvent | Reasoning | CallArgs, **more: Any) -> bytes:
         more |= {**self._traced(event), **self._timings()}
@@ -232,9 +232,9 @@ class ResponsesWriter:
         self.keep_items()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
-        found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
+        response = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
         more = {"usage": _usage(self.fold), "seed": choice.start.seed}
-        return {**found, **more, **figures(self.fold, self.fields.speculate, self.fields.ignored)}
+        return {**response, **more, **figures(self.fold, self.fields.speculate, self.fields.ignored)}
 
     def _response(
         self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None
@@ -266,13 +266,13 @@ class ResponseUsage(TypedDict):
 
 
 def _usage(fold: Accumulator) -> ResponseUsage:
-    found = usage(fold)
-    cached = found["prompt_tokens_details"]["cached_tokens"]
-    reasoning = found["completion_tokens_details"]["reasoning_tokens"]
+    counts = usage(fold)
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": found["prompt_tokens"],
+        "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": found["completion_tokens"],
+        "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": found["total_tokens"],
+        "total_tokens": counts["total_tokens"],
     }
