@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 
 from specllama.core.gain import Gain, gain
 from specllama.core.stats import RunStats
+from specllama.server.dialects.shared.trace import AnswerTrace
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
 
 
@@ -61,8 +62,8 @@ class VllmFigures(TypedDict):
     num_accepted_draft_tokens: int
 
 
-class SpeculationFigures(TypedDict):
-    """specllama's own. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
+class SpeculationFigures(AnswerTrace):
+    """specllama's own, next to the trace of the last chunk if one is asked for. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
     speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which plain_tps
     is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the
     first token. seconds: of decoding, by activity. decodes: by number of rows, the number of decodes and
@@ -106,6 +107,17 @@ class AnswerFigures(TypedDict):
     ignored_fields: NotRequired[list[str]]
 
 
+class FigureFields(TypedDict, total=False):
+    """The fields in which an answer or the last chunk of a stream has its figures. Chunks before have the
+    trace alone in `speculation`.
+    """
+
+    timings: Timings
+    metrics: dict[str, VllmFigures]
+    speculation: AnswerTrace
+    ignored_fields: list[str]
+
+
 def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> AnswerFigures:
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
@@ -118,6 +130,14 @@ def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> An
     if ignored:
         shown["ignored_fields"] = list(ignored)
     return shown
+
+
+def add_figures(shown: FigureFields, more: AnswerFigures) -> None:
+    """Add all figures to a chunk, which may have a trace already."""
+    shown["timings"], shown["metrics"] = more["timings"], more["metrics"]
+    shown["speculation"] = more["speculation"] | shown.get("speculation", {})
+    if "ignored_fields" in more:
+        shown["ignored_fields"] = more["ignored_fields"]
 
 
 def timings(stats: Iterable[RunStats]) -> Timings:
