@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from specllama.errors import ContextLengthError, SpecllamaError
 
@@ -18,11 +18,27 @@ _TYPES = {
 }
 
 
-def error_body(error: SpecllamaError, request_id: str) -> dict[str, Any]:
+class MessagesError(TypedDict):
+    """details: what SDKs react to, for a conversation that the server should store."""
+
+    type: str
+    message: str
+    details: NotRequired[dict[str, Any]]
+
+
+class MessagesErrorBody(TypedDict):
+    """The body of a response, and the data of an event."""
+
+    type: str
+    error: MessagesError
+    request_id: str
+
+
+def error_body(error: SpecllamaError, request_id: str) -> MessagesErrorBody:
     """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    shown: dict[str, Any] = {"type": kind, "message": _message(error)}
+    shown: MessagesError = {"type": kind, "message": _message(error)}
     if "error_code" in error.details:
         shown["details"] = {name: error.details[name] for name in ("error_code", "unsupported")}
     return {"type": "error", "error": shown, "request_id": request_id}

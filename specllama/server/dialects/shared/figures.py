@@ -63,11 +63,12 @@ class VllmFigures(TypedDict):
 
 
 class SpeculationFigures(AnswerTrace):
-    """specllama's own, next to the trace of the last chunk if one is asked for. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
-    speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which plain_tps
-    is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the
-    first token. seconds: of decoding, by activity. decodes: by number of rows, the number of decodes and
-    their seconds. Fields about one choice are None for several.
+    """specllama's own, and the trace of the last chunk if one is asked for. speedup: the first choice's
+    decode rate relative to plain decoding, None if unknown; speedup_reason: why, "" where nothing was
+    drafted. plain_rounds: rounds of this answer on which plain_tps is based. reason: why nothing was drafted,
+    "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding, by
+    activity. decodes: by number of rows, the number of decodes and their seconds. Fields about one choice
+    are None for several.
     """
 
     enabled: bool
