@@ -60,7 +60,7 @@ class ResponseOptions:
 
 ChunkChoice = TypeVar("ChunkChoice")
 """A choice in a chunk of a stream."""
-Choice = TypeVar("Choice")
+WholeChoice = TypeVar("WholeChoice")
 """A choice of a whole answer."""
 
 
@@ -99,14 +99,14 @@ class OpenAIChunk(AnswerHead, ChunkFields, Generic[ChunkChoice]):
     choices: list[ChunkChoice]
 
 
-class OpenAIAnswer(AnswerHead, AnswerFigures, VerboseField, Generic[Choice]):
+class OpenAIAnswer(AnswerHead, AnswerFigures, VerboseField, Generic[WholeChoice]):
     """A whole answer."""
 
-    choices: list[Choice]
+    choices: list[WholeChoice]
     usage: OpenAIUsage
 
 
-class OpenAIWriter(Generic[ChunkChoice, Choice]):
+class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
     """A DialectWriter; subclasses write the choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
@@ -138,7 +138,7 @@ class OpenAIWriter(Generic[ChunkChoice, Choice]):
         if self.options.verbose:
             chunk["__verbose"] = self._native_answer()
 
-    def answer(self) -> OpenAIAnswer[Choice]:
+    def answer(self) -> OpenAIAnswer[WholeChoice]:
         """See DialectWriter."""
         verbose: VerboseField = {"__verbose": self._native_answer()} if self.options.verbose else {}
         return {
@@ -192,7 +192,7 @@ class OpenAIWriter(Generic[ChunkChoice, Choice]):
     def _deltas(self, event: Event) -> list[ChunkChoice]:
         raise NotImplementedError
 
-    def _whole(self, choice: AccumulatedChoice) -> Choice:
+    def _whole(self, choice: AccumulatedChoice) -> WholeChoice:
         raise NotImplementedError
 
 

@@ -7,16 +7,17 @@ its own field strictly; it reads those of other APIs only if they have the expec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import BeforeValidator, Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError, RequestBody
 from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given
 
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Word = Annotated[str, Field(max_length=64)]
-Schema = Annotated[dict[str, Any], SMALL]
+Schema = Annotated[JsonObject, SMALL]
 
 
 class JsonSchema(Body):
@@ -54,6 +55,15 @@ class ResponseFormat(Body):
         return Given.of("response_format.schema", schema, strict)
 
 
+class FormatEcho(TypedDict):
+    """A form of the text as repeated in answers. The fields after the type: of a schema."""
+
+    type: str
+    name: NotRequired[str]
+    schema: NotRequired[JsonObject | None]
+    strict: NotRequired[bool]
+
+
 class TextFormat(Body):
     """text.format. The schema is enforced, strict or not; other fields have no effect."""
 
@@ -72,7 +82,7 @@ class TextFormat(Body):
             raise FieldError("text.format.schema is missing", "text.format.schema")
         return Given.of("text.format.schema", self.schema_, self.strict)
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> FormatEcho:
         """The format as repeated in answers."""
         if self.type != "json_schema":
             return {"type": self.type}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
@@ -41,7 +42,7 @@ _LEFT_OUT = (
 )  # fmt: skip
 _WITHOUT_TEXT = ("rs_", "ws_", "fs_", "ig_", "cmp_")  # ids of items without which a conversation is whole
 _OF_TOOLS = ("_call", "_call_output")  # ends of types that are not known here
-Object = Annotated[dict[str, Any], AtMost(_MAX_FIELDS)]
+Object = Annotated[JsonObject, AtMost(_MAX_FIELDS)]
 
 
 class OutputPart(ContentPart):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
 from pydantic import Field, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
@@ -26,6 +27,42 @@ from specllama.server.dialects.shared.tool_choice import (
 Kind = Annotated[str, Field(max_length=128)]
 
 
+class FunctionEcho(TypedDict):
+    """A function as repeated in answers."""
+
+    type: Literal["function"]
+    name: str | None
+    description: str | None
+    parameters: JsonObject
+    strict: bool
+
+
+class NamespaceEcho(TypedDict):
+    """A namespace as repeated in answers."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str
+    tools: list[FunctionEcho]
+
+
+class ToolName(TypedDict):
+    """A function of a request whose tools are too large to be repeated."""
+
+    type: Literal["function"]
+    name: str | None
+
+
+ToolEcho = FunctionEcho | NamespaceEcho | ToolName
+
+
+def named(tool: ToolEcho) -> ToolEcho:
+    """The tool as repeated in answers if only the names are."""
+    if tool["type"] == "namespace":
+        return {"type": "namespace", "name": tool["name"], "description": "", "tools": []}
+    return {"type": "function", "name": tool["name"]}
+
+
 class FunctionFields(Body):
     """A function, or another entry of a namespace."""
 
@@ -35,7 +72,7 @@ class FunctionFields(Body):
     parameters: Schema | None = None
     strict: bool | None = None
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> FunctionEcho:
         """The function as repeated in answers."""
         return {
             "type": "function",
@@ -74,7 +111,7 @@ class ChosenTool(AllowedTool):
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[AllowedTool], AtMost(MAX_TOOLS)] | None = None
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> JsonObject:
         """The choice as repeated in answers."""
         one = self.type != "allowed_tools"
         return self.model_dump(exclude_none=True, exclude={"mode", "tools"} if one else {"name", "namespace"})
@@ -89,7 +126,7 @@ class FlatTools:
 
     allowed: Tools | None = None
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    echo: list[dict[str, Any]] = field(default_factory=list)
+    echo: list[ToolEcho] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
 
@@ -132,8 +169,13 @@ class _ToolReader:
             inner = [(i, one) for i, one in enumerate(tool.tools or ()) if self._is_function(one)]
             for i, one in inner:
                 self._function(one, name, f"{path}.tools[{i}]")
-            shown = {"type": "namespace", "name": name, "description": tool.description or ""}
-            self.flat.echo.append(shown | {"tools": [one.echo() for _, one in inner]})
+            echo: NamespaceEcho = {
+                "type": "namespace",
+                "name": name,
+                "description": tool.description or "",
+                "tools": [one.echo() for _, one in inner],
+            }
+            self.flat.echo.append(echo)
         else:
             self._is_function(tool)
 
