@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import specllama
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.base import ApiRoute
 
 _REF = "#/components/schemas/{model}"
@@ -33,15 +34,63 @@ _ERROR = {
 }
 
 
-def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
+class ApiResponse(TypedDict):
+    """What an operation answers. content: schemas by media type."""
+
+    description: str
+    content: NotRequired[JsonObject]
+
+
+class RequestBodyDocument(TypedDict):
+    """content: schemas by media type."""
+
+    required: bool
+    content: JsonObject
+
+
+class ApiOperation(TypedDict):
+    """One method of one path. responses: by status. security: [] where no key is needed."""
+
+    summary: str
+    responses: dict[str, ApiResponse]
+    security: NotRequired[list[JsonObject]]
+    parameters: NotRequired[list[JsonObject]]
+    requestBody: NotRequired[RequestBodyDocument]
+
+
+class ApiInfo(TypedDict):
+    """Name and version of the program."""
+
+    title: str
+    version: str
+
+
+class ApiComponents(TypedDict):
+    """Schemas of bodies by their names."""
+
+    schemas: JsonObject
+    securitySchemes: NotRequired[JsonObject]
+
+
+class ApiDocument(TypedDict):
+    """paths: operations by path and method."""
+
+    openapi: str
+    info: ApiInfo
+    paths: dict[str, dict[str, ApiOperation]]
+    components: ApiComponents
+    security: NotRequired[list[JsonObject]]
+
+
+def document(routes: Iterable[ApiRoute], keyed: bool) -> ApiDocument:
     """The document, with all routes that have a summary. keyed: whether clients need a key."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
-    paths: dict[str, Any] = {}
+    schemas: JsonObject = {"Error": _ERROR}
+    paths: dict[str, dict[str, ApiOperation]] = {}
     for route in routes:
         if route.summary:
             path = route.path.replace(":path}", "}")
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
-    api: dict[str, Any] = {
+    api: ApiDocument = {
         "openapi": "3.1.0",
         "info": {"title": "specllama", "version": specllama.__version__},
         "paths": paths,
@@ -53,14 +102,12 @@ def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
     return api
 
 
-def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, schemas: JsonObject) -> ApiOperation:
     """One operation; adds the schemas that it refers to to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    answers = {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
-    operation: dict[str, Any] = {
-        "summary": route.summary,
-        "responses": {"200": {"description": "done"}, **answers},
-    }
+    responses: dict[str, ApiResponse] = {"200": {"description": "done"}}
+    responses |= {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
+    operation: ApiOperation = {"summary": route.summary, "responses": responses}
     if route.open:
         operation["security"] = []
     if "{name" in route.path:

@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from specllama.config.store import cache_dir
+from specllama.json_types import JsonObject
 
 if TYPE_CHECKING:
     from specllama.server.models import ModelPool
@@ -131,7 +132,7 @@ def _is_held(record: Path) -> bool:
 def _read(record: Path) -> RunningServer:
     if record.stat().st_size > _MAX_BYTES:
         raise ValueError("too long")
-    data: dict[str, Any] = json.loads(record.read_text("utf-8"))
+    data: JsonObject = json.loads(record.read_text("utf-8"))
     models = tuple(ModelInMemory(**model) for model in data["models"])
     return RunningServer(int(data["pid"]), str(data["url"]), float(data["drain_seconds"]), models)
 

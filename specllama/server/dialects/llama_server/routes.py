@@ -87,8 +87,7 @@ async def props(api: ApiRequest) -> Response:
         with contextlib.suppress(SpecllamaError, TimeoutError):
             state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots, _PEEK_SECONDS)
             times = state.decode_seconds
-    shown = shapes.props(info, api.service.names, api.settings.sampling, times)
-    return JSONResponse(shown | {"is_sleeping": sleeps})
+    return JSONResponse(shapes.props(info, api.service.names, api.settings.sampling, times, sleeps))
 
 
 async def slots(api: ApiRequest) -> Response:

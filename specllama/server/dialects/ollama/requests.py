@@ -9,6 +9,7 @@ from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
 from specllama.server.dialects.shared.answer_forms import Format
@@ -25,8 +26,9 @@ from specllama.server.dialects.shared.fields import (
 from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.parts import MAX_IMAGES
 from specllama.server.dialects.shared.restriction import Given
-from specllama.server.dialects.shared.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP, TokenIds
 from specllama.server.dialects.shared.sibling_names import as_options
+from specllama.server.dialects.shared.speculation import Speculation
 from specllama.server.dialects.shared.structured import StructuredFields
 from specllama.server.dialects.shared.thinking import ThinkingFields
 from specllama.server.dialects.shared.tool_choice import (
@@ -142,7 +144,7 @@ class OllamaRequest(ThinkingFields, StructuredFields):
             stop_ids=self.stop_token_ids,
         )
 
-    def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def variables(self, defaults: Mapping[str, Any]) -> JsonObject:
         """The variables of the chat template. defaults: of the server. Raises FieldError."""
         return {**defaults, **self.thinking_variables()}
 
@@ -255,7 +257,7 @@ class ShowRequest(RequestBody):
     verbose: bool | None = None
     system: str | None = None
     template: str | None = None
-    options: Annotated[dict[str, Any], SMALL] | None = None
+    options: Annotated[JsonObject, SMALL] | None = None
 
 
 class RefusedRequest(RequestBody):

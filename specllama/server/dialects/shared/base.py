@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
 from specllama.server.dialects.shared.generating_body import GeneratingBody
@@ -110,7 +111,7 @@ class ApiRequest:
         return self._http.query_params
 
     async def body(
-        self, model: type[Model], prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data
+        self, model: type[Model], prepared: Callable[[JsonObject], JsonObject] = lambda data: data
     ) -> Model:
         """The body, parsed and validated as this model; logs fields without effect. prepared: applied
         before validation. Raises UsageError, which names the field.

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.foreign_fields import is_harmless
 
 Model = TypeVar("Model", bound="RequestBody")
@@ -166,7 +167,7 @@ class AtMost:
     least: int = 0
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema: dict[str, Any] = {**handler(source), "max_length": self.most, "min_length": self.least}
+        schema: JsonObject = {**handler(source), "max_length": self.most, "min_length": self.least}
         if schema["type"] == "list":
             schema["fail_fast"] = True
         return core_schema.no_info_before_validator_function(self._counted, cast("CoreSchema", schema))
@@ -197,9 +198,7 @@ class _Small:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_small, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
         return {**handler(schema), "x-max-characters": MAX_JSON}
 
 
@@ -235,7 +234,7 @@ def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) ->
         yield f"{path}{'.' if path else ''}{name[:MAX_NAME]}"
 
 
-def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> dict[str, Any]:
+def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> JsonObject:
     """The fields without those of other APIs that have no effect. own: names of the model's fields. path:
     of the object, with a final dot. Raises FieldError for an unsupported field.
     """

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from specllama.json_types import JsonObject
 from specllama.server.writer import to_json
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
@@ -49,7 +50,7 @@ class RecentItems:
                 self._items[owner, id_] = item
             return item
 
-    def resolved(self, owner: str, data: dict[str, Any]) -> dict[str, Any]:
+    def resolved(self, owner: str, data: JsonObject) -> JsonObject:
         """A request whose references are replaced by the items, each once; unknown references remain."""
         items = data.get("input")
         if not isinstance(items, list):
@@ -76,7 +77,7 @@ def is_reference(item: Any) -> bool:
     return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
-def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(item: Mapping[str, Any]) -> JsonObject:
     parts = item.get("content")
     if not isinstance(parts, list):
         return dict(item)

@@ -7,9 +7,9 @@ that would switch those on are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specllama.core.sampling.params import STEP_NAMES, with_steps
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import FieldError
 
 _STEPS: Mapping[str, str] = {name: letter for letter, name in STEP_NAMES.items()}
@@ -30,7 +30,7 @@ _NAMES = {name.replace("_", ""): name for name in (*_STEPS, *_UNUSED)} | {
 _BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if letter}
 
 
-def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
+def with_samplers(samplers: str | Sequence[str]) -> JsonObject:
     """Parameters that switch off the steps missing from `samplers`, and `infill` on if it is included.
     samplers: names, or letters in one string. Raises FieldError for unknown names, repeated or reordered
     steps, and `infill` without `top_k`.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from pydantic import BeforeValidator, Field, create_model
 
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
@@ -25,6 +26,7 @@ from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.restriction import Given
 from specllama.server.dialects.shared.samplers import with_samplers
 from specllama.server.dialects.shared.sibling_names import renamed, with_options
+from specllama.server.dialects.shared.speculation import Speculation, SpeculationSettings
 from specllama.server.dialects.shared.structured import StructuredFields
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
@@ -57,34 +59,20 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-def _trace_choice(value: Any) -> Any:
-    if isinstance(value, bool) or value == "full":
-        return value
-    raise ValueError('must be a valid boolean or "full"')
+class LimitSettings(TypedDict):
+    """Fields of protocol.Generate that are no sampling parameters: biases of texts and limits of the text."""
+
+    text_biases: dict[str, float]
+    n_indent: int
+    prompt_seconds: float | None
+    predict_seconds: float | None
 
 
-TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
+class GenerateSettings(LimitSettings, SpeculationSettings):
+    """Fields of protocol.Generate that a body sets besides its parameters."""
 
-
-class Speculation(Body):
-    """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
-    chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
-    neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
-    and without drafts, on every device.
-    """
-
-    enabled: bool = True
-    max: Annotated[int, Field(ge=0, le=512)] | None = None
-    trace: TraceChoice = False
-    memory: bool = True
-    exact: bool = False
-
-    def engine_fields(self) -> dict[str, Any]:
-        """The fields of protocol.Generate that these set."""
-        full = self.trace == "full"
-        return {
-            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
-        }  # fmt: skip
+    warm: bool
+    stop_ids: list[int]
 
 
 _TYPES: Mapping[str, Any] = {
@@ -96,7 +84,7 @@ _TYPES: Mapping[str, Any] = {
         | Annotated[list[Annotated[list[Any], AtMost(2, 2)]], AtMost(MAX_BIASES)]
     ),
     "grammar": Annotated[str, Field(max_length=MAX_JSON)],
-    "json_schema": Annotated[dict[str, Any], SMALL] | bool,
+    "json_schema": Annotated[JsonObject, SMALL] | bool,
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 
@@ -153,7 +141,7 @@ class ParameterReader(ParameterFields):
         """Whether the request only evaluates its prompt."""
         return False
 
-    def engine_fields(self) -> dict[str, Any]:
+    def engine_fields(self) -> LimitSettings:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
             "text_biases": self._text_biases(),
@@ -162,12 +150,12 @@ class ParameterReader(ParameterFields):
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
         }
 
-    def sampling(self, **more: Any) -> dict[str, Any]:
+    def sampling(self, **more: Any) -> JsonObject:
         """The sampling parameters that are set. more: parameters that the route sets by fields of its own.
 
         Raises FieldError.
         """
-        params: dict[str, Any] = {}
+        params: JsonObject = {}
         sent: dict[str, str] = dict(self.spelled)
         for name, parameter in PARAMETERS.items():
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
@@ -236,10 +224,14 @@ class SamplingFields(ParameterReader, StructuredFields):
         """Whether the prompt is evaluated and nothing is written."""
         return self.n_predict == 0 and self.max_tokens is None
 
-    def engine_fields(self) -> dict[str, Any]:
+    def engine_fields(self) -> GenerateSettings:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
-        more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
-        return super().engine_fields() | self.speculation.engine_fields() | more
+        return {
+            **super().engine_fields(),
+            **self.speculation.engine_fields(),
+            "warm": self.warms,
+            "stop_ids": self.stop_token_ids,
+        }
 
     @property
     def shows_progress(self) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import supported
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}
 
 
-def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> dict[str, Any]:
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> JsonObject:
     """A body with the model's field names. aliases: further names in this API. own: names of the model's
     fields, which take precedence.
     """
@@ -46,7 +47,7 @@ def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, 
     return known | others | ({"options": rest} if rest else {})
 
 
-def as_options(data: Mapping[str, Any], own: Collection[str], options: Collection[str]) -> dict[str, Any]:
+def as_options(data: Mapping[str, Any], own: Collection[str], options: Collection[str]) -> JsonObject:
     """The reverse: a body with its sampling fields moved to `options`, and fields of the body in
     `options` moved out. own, options: field names of either place; a field in its own place takes
     precedence.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.answer_forms import FormFields
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Restriction, restriction
@@ -18,7 +19,7 @@ from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Rest
 MAX_CHOICES, MAX_CHOICE = 256, 1024
 _DOUBLE = "::="  # in a text it would say that it is GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
-SchemaOrText = Text | Annotated[dict[str, Any], SMALL]
+SchemaOrText = Text | Annotated[JsonObject, SMALL]
 Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES)]
 
 
@@ -85,7 +86,7 @@ class StructuredFields(FormFields):
         return [*newer, *((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in _KINDS)]
 
 
-def _schema(field: str, value: str | dict[str, Any]) -> dict[str, Any]:
+def _schema(field: str, value: str | JsonObject) -> JsonObject:
     if not isinstance(value, str):
         return value
     try:
@@ -109,7 +110,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace(_DOUBLE, r":\u003a=")
 
 
-_KINDS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
+_KINDS: Mapping[str, Callable[[str, Any], JsonObject]] = {
     "json": lambda field, value: {"json_schema": _schema(field, value)},
     "json_object": lambda _, __: {"json_schema": ANY_OBJECT},
     "regex": lambda _, value: {"grammar": f"start: {_regex(value)}"},

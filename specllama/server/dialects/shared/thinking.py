@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.answer_forms import NestedFields
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
@@ -41,7 +42,7 @@ class ReasoningFields(Body):
 class ThinkingFields(NestedFields):
     """chat_template_kwargs: variables of the template, which take precedence."""
 
-    chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
+    chat_template_kwargs: Annotated[JsonObject, SMALL, Field(max_length=64, default_factory=dict)]
     enable_thinking: bool | None = None
     think: bool | Word | None = None
     thinking: bool | ThinkingConfig | None = None
@@ -56,7 +57,7 @@ class ThinkingFields(NestedFields):
             raise ValueError(f'must be true, false, "low", "medium" or "high", not {value[:40]!r}')
         return value
 
-    def thinking_variables(self, effort: str | None = None) -> dict[str, Any]:
+    def thinking_variables(self, effort: str | None = None) -> JsonObject:
         """The variables set by the fields. effort: from the API's own field, which takes precedence.
         Raises FieldError.
         """
