@@ -116,7 +116,7 @@ def test_results_are_shown_in_the_order_of_their_calls(server: Server) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @every
-def test_a_tool_that_is_named_is_called_once(server: Server, api: str, seed: int) -> None:
+def test_a_tool_chosen_by_name_is_called_once(server: Server, api: str, seed: int) -> None:
     age = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {"type": "object", "properties": {"age": age}, "additionalProperties": False}
     function = {"name": "P", "parameters": schema}
@@ -200,7 +200,7 @@ def test_schema_open(tmp_path: Any) -> None:
         ({"type": "string", "pattern": "^(?=.*[0-9]).+$", "maxLength": 2}, "(?=.*[0-9])"),
     ],
 )
-def test_what_cannot_be_enforced_is_left_out_with_a_line(
+def test_unenforceable_schema_parts_are_dropped_and_logged(
     server: Server, api: str, schema, named: str
 ) -> None:
     forms: dict[str, dict[str, Any]] = {
@@ -215,7 +215,7 @@ def test_what_cannot_be_enforced_is_left_out_with_a_line(
 
 @every
 @pytest.mark.parametrize("schema", [{"type": "integer", "minimum": 5, "maximum": 1}, {"$ref": "#/$defs/x"}])
-def test_schemas_that_cannot_be_used_name_their_field(server: Server, api: str, schema) -> None:
+def test_errors_of_unusable_schemas_name_the_field(server: Server, api: str, schema) -> None:
     forms: dict[str, tuple[str, dict[str, Any]]] = {
         "chat": (
             "response_format.json_schema.schema",
@@ -255,7 +255,7 @@ def test_ignored_fields_are_named_and_logged_once(server: Server, api: str) -> N
 
 
 @every
-def test_streams_name_them_too(server: Server, api: str) -> None:
+def test_streams_name_ignored_fields_too(server: Server, api: str) -> None:
     turns = {"input" if api == "responses" else "messages": Q}
     reply = post(server, api, {**turns, "stream": True, "mood": 1})
     assert reply.status == 200
@@ -263,7 +263,7 @@ def test_streams_name_them_too(server: Server, api: str) -> None:
 
 
 @every
-def test_models_without_a_name(server: Server, api: str) -> None:
+def test_requests_without_a_model_name(server: Server, api: str) -> None:
     assert asked(server, api, model="").status == 200
     assert asked(server, api, model="gpt-4o").status == 404
 
@@ -331,7 +331,7 @@ def test_an_answer_with_reasoning_is_continued(reasoner: Server) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "ollama"])
-def test_reasoning_that_goes_on_is_reasoning(reasoner: Server, api: str) -> None:
+def test_continued_reasoning_stays_reasoning(reasoner: Server, api: str) -> None:
     found = post(reasoner, api, WRITERS[api](NAMED["reasoning goes on"]), 4).json
     shown: dict[str, Callable[[], Any]] = {
         "chat": lambda: found["choices"][0]["message"]["reasoning_content"],
@@ -357,7 +357,7 @@ def test_compressed_bodies(server: Server, api: str) -> None:
 
 
 @pytest.mark.parametrize(("api", "expects"), [("chat", False), *((api, True) for api in PATHS)])
-def test_a_length_beyond_the_limit_is_refused_from_the_header(
+def test_an_excessive_content_length_is_refused_from_the_header(
     server: Server, api: str, expects: bool
 ) -> None:
     head = f"POST {PATHS[api]} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n"
@@ -377,7 +377,7 @@ def test_verbose_shows_the_prompt(lenient: Server) -> None:
     assert "prompt" in lenient.complete("x", max_tokens=2).json["__verbose"]
 
 
-def test_seeds_of_several_answers_can_be_sent_back_by_programs_with_floats(server: Server) -> None:
+def test_seeds_of_several_answers_survive_a_float_round_trip(server: Server) -> None:
     found = [choice["seed"] for choice in server.chat(Q, n=4, max_tokens=1).json["choices"]]
     assert len(set(found)) == 4
     assert all(seed < 2**53 for seed in found)

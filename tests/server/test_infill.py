@@ -65,7 +65,7 @@ def test_the_request_of_llama_vim(fim: Server) -> None:
     assert found["truncated"] is False
 
 
-def test_its_request_that_only_warms_the_cache(fim: Server) -> None:
+def test_llama_vims_request_that_only_warms_the_cache(fim: Server) -> None:
     chunks = [{"text": f"value_{i} = {i}\n" * 40, "filename": f"{i}.py"} for i in range(3)]
     assert filled(fim, VIM_WARMS, input_extra=chunks) == {}
     found = filled(fim, VIM, input_extra=chunks, response_fields=[])
@@ -119,7 +119,7 @@ def test_a_text_ends_in_time(fim: Server, milliseconds: int) -> None:
     assert 1 < found["tokens_predicted"] < 6000
 
 
-def test_a_prompt_ends_in_time_and_the_next_request_gets_further(fim: Server) -> None:
+def test_a_prompt_over_its_time_limit_is_resumed_by_the_next_request(fim: Server) -> None:
     long = [{"text": "".join(f"{i * i}, " for i in range(900)), "filename": "long.py"}]
     for _ in range(200):
         began = time.monotonic()
@@ -154,7 +154,7 @@ def test_a_newer_request_of_the_same_client_ends_the_older_one(fim: Server) -> N
     assert found["tokens_predicted"] < 7000
 
 
-def test_requests_with_another_slot_or_none_go_on(fim: Server) -> None:
+def test_requests_with_another_slot_or_none_continue(fim: Server) -> None:
     replies: list[Reply] = []
     older = begun(fim, replies, n_predict=400)
     filled(fim, VIM, id_slot=1, n_predict=2)
@@ -163,13 +163,13 @@ def test_requests_with_another_slot_or_none_go_on(fim: Server) -> None:
     assert replies[0].json["tokens_predicted"] == 400
 
 
-def test_lines_that_are_indented_too_little(fim: Server) -> None:
+def test_text_ends_at_a_line_indented_too_little(fim: Server) -> None:
     """Here the model writes nothing but empty lines."""
     found = filled(fim, {**VIM, **ENDLESS}, n_indent=4, logit_bias=[["\n", 100]])
     assert (found["content"], found["tokens_predicted"], found["stop_type"]) == ("\n", 2, "limit")
 
 
-def test_what_is_evaluated_again_when_the_cursor_moves(fim: Server) -> None:
+def test_tokens_reevaluated_when_the_cursor_moves(fim: Server) -> None:
     """By a line: that line and what follows the cursor. Where the text before it is cut, nearly always."""
     lines = [f"x{i} = {i * i % 97} + {i * 31 % 89}\n" for i in range(500)]
 
@@ -212,7 +212,7 @@ def test_refusals(fim: Server, fields: dict[str, Any], param: str | None, words:
     assert words in reply.error["message"]
 
 
-def test_a_model_without_the_tokens(server: Server) -> None:
+def test_infill_needs_the_models_infill_tokens(server: Server) -> None:
     reply = server.post("/infill", VIM)
     assert (reply.status, reply.error["type"]) == (501, "not_supported_error")
     assert "middle" in reply.error["message"]
@@ -221,7 +221,7 @@ def test_a_model_without_the_tokens(server: Server) -> None:
     assert (found.status, "does not support insert" in found.json["error"]) == (400, True)
 
 
-def test_the_order_that_some_models_were_trained_on(tmp_path: Path) -> None:
+def test_suffix_first_order(tmp_path: Path) -> None:
     """Typing at the end of a line then leaves all but the line itself in the cache."""
     path = tinygguf.llama(tmp_path / "fim.gguf", more=tinygguf.FIM)
     with Server(tmp_path, "-m", str(path), "--spm-infill", "-np", "1", "--draft-max", "0") as server:
@@ -261,7 +261,7 @@ def test_every_route_can_warm_the_cache(server: Server, path: str) -> None:
     assert again["timings"]["prompt_n"] < 8
 
 
-def test_a_gap_that_moves_on_a_hybrid(tmp_path: Path) -> None:
+def test_a_moving_gap_on_a_hybrid_model(tmp_path: Path) -> None:
     """States are made where the text before the gap ends, and where the other texts do."""
     path = tinygguf.lfm2(tmp_path / "fim.gguf", more=tinygguf.FIM, n_ctx_train=8192)
     texts = [{"text": BEFORE * 2, "filename": "a.py"}]

@@ -43,7 +43,7 @@ def test_streams(exact: Server) -> None:
     same(exact, last["response"]["output"])
 
 
-def test_a_stream_that_its_client_left(exact: Server) -> None:
+def test_a_stream_abandoned_by_its_client_keeps_its_items(exact: Server) -> None:
     body = {"input": [ASKED], "stream": True, "ignore_eos": True, "max_output_tokens": 2000}
     sent = urllib.request.Request(f"{exact.url}/v1/responses", json.dumps(body).encode())
     item, text = "", ""
@@ -62,7 +62,7 @@ def test_a_stream_that_its_client_left(exact: Server) -> None:
     assert found.json["usage"]["input_tokens"] > shorter.json["usage"]["input_tokens"]
 
 
-def test_what_is_not_held(exact: Server) -> None:
+def test_unknown_references_are_refused(exact: Server) -> None:
     items = respond(exact, [ASKED], grammar=THINK, store=False).json["output"]
     found = respond(exact, [ASKED, *references(items), AGAIN])
     assert found.status == 400

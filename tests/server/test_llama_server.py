@@ -36,7 +36,7 @@ def test_props(server: Server) -> None:
     assert server.chat(max_tokens=1, top_p=described["top_p"]["maximum"]).status == 200
 
 
-def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:
+def test_slots_show_activity_but_not_the_prompt(server: Server) -> None:
     first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
     reply = server.get("/slots")
     (busy,) = [slot for slot in reply.json if slot["is_processing"]]
@@ -47,7 +47,7 @@ def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None
     server.until(lambda: server.n_busy() == 0)
 
 
-def test_tokens_there_and_back(server: Server) -> None:
+def test_tokenize_and_detokenize_round_trip(server: Server) -> None:
     text = "déf read(😀)"
     ids = server.post("/tokenize", {"content": text}).json["tokens"]
     assert server.post("/detokenize", {"tokens": ids}).json == {"content": text}

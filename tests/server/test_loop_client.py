@@ -84,7 +84,7 @@ class TestChild:
         assert process.notices == ["one", "two"]
         assert "sent an invalid message" in str(process.child.dead)
 
-    def test_bytes_of_a_line_count_as_life(
+    def test_bytes_of_a_partial_line_count_as_activity(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
     ) -> None:
         monkeypatch.setattr("specllama.client.child._SILENCE_SECONDS", 1.5)

@@ -94,7 +94,7 @@ def test_models_stay_loaded_together_as_far_as_memory_allows(tmp_path: Path) -> 
     run(tmp_path, test)
 
 
-def test_a_model_that_never_fits_is_an_error_and_evicts_none(tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_an_error_and_evicts_nothing(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
         limit.bytes = 1000
         found: list[SpecllamaError] = []

@@ -17,7 +17,7 @@ def grown(before: dict[str, float], after: dict[str, float], name: str) -> float
     return after[name] - before.get(name, 0.0)
 
 
-def test_they_agree_with_the_responses(server: Server) -> None:
+def test_metrics_agree_with_the_responses(server: Server) -> None:
     server.until(lambda: server.samples()["specllama_texts_running"] == 0)
     before = server.samples()
     found = [
@@ -55,7 +55,7 @@ def test_they_agree_with_the_responses(server: Server) -> None:
     assert tokens - 5 * texts <= gaps <= tokens - texts
 
 
-def test_they_can_be_parsed(server: Server) -> None:
+def test_metrics_can_be_parsed(server: Server) -> None:
     server.chat(max_tokens=2)
     reply = server.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -154,7 +154,7 @@ class TestNames:
             ):
                 assert (reply.status, needle in reply.error["message"]) == (404, True), reply.json
 
-    def test_a_pinned_model_is_alone(self, tmp_path: Path, disk: Path) -> None:
+    def test_a_pinned_model_is_served_alone(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk, "-m", "8B", "--alias", "mine", "--strict-model") as one:
             assert list(models(one)) == ["mine"]
             assert one.get("/props").json["draft_model_path"].endswith("small-Q4_0.gguf")
@@ -180,7 +180,7 @@ class TestTogether:
         assert answered_by(both.complete(max_tokens=4)) == PYDOC
         assert any(f"{TINY} is in memory, speculation on" in line for line in both.lines)
 
-    def test_with_its_draft(self, both: Server) -> None:
+    def test_a_model_is_loaded_with_its_draft(self, both: Server) -> None:
         reply = both.complete(model="8B", max_tokens=40, temperature=0)
         assert reply.json["timings"]["draft_n"] > 0
         props = both.get("/props?model=8B").json
@@ -189,7 +189,7 @@ class TestTogether:
         same = both.complete(max_tokens=40, temperature=0, model="pydoc").json["choices"][0]["text"]
         assert reply.json["choices"][0]["text"] == same
 
-    def test_both_write_at_the_same_time(self, both: Server) -> None:
+    def test_both_generate_at_the_same_time(self, both: Server) -> None:
         one = first_event(both.begin(model=TINY, stream=True, **ENDLESS))
         other = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
         slots = {name: both.get(f"/slots?model={name}").json for name in (TINY, "pydoc")}
@@ -198,7 +198,7 @@ class TestTogether:
         one.close()
         other.close()
 
-    def test_questions_about_texts_go_to_the_model_that_they_name(self, both: Server) -> None:
+    def test_tokenizing_uses_the_named_model(self, both: Server) -> None:
         ids = {m: both.post("/tokenize", {"content": "zip open", "model": m}).json for m in (TINY, "pydoc")}
         assert ids[TINY] != ids["pydoc"]
         for name, found in ids.items():
@@ -284,7 +284,7 @@ class TestOneAfterTheOther:
             assert len(engines(single)) == 1
         assert any(f"{TINY} is unloaded, to make room for {PYDOC}" in line for line in single.lines)
 
-    def test_requests_that_run_are_not_cut_off(self, single: Server) -> None:
+    def test_running_requests_finish_before_an_eviction(self, single: Server) -> None:
         running = first_event(single.begin(model=TINY, stream=True, **ENDLESS))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(single.complete, model=PYDOC, max_tokens=1)
@@ -327,7 +327,7 @@ class TestOneAfterTheOther:
         assert found == [200] * 4
         assert sum(f"{TINY} is in memory" in line for line in single.lines) == n + 1
 
-    def test_the_queue_is_bounded_meanwhile(self, single: Server) -> None:
+    def test_the_queue_is_bounded_during_a_load(self, single: Server) -> None:
         first_event(single.begin(model="pydoc", stream=True, n=2, **ENDLESS))
         single.begin(model=TINY, prompt="x", n=4, max_tokens=1)
         single.until(lambda: single.samples()["specllama_texts_waiting"] == 4)

@@ -152,7 +152,7 @@ def test_greedy_choices_are_certain_after_sampling(server: Server) -> None:
 
 @pytest.mark.parametrize("speculate", [True, False])
 @pytest.mark.parametrize("n", [5, 6, 7, 8, 30])
-def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
+def test_one_entry_per_token_in_every_form(server: Server, n: int, speculate: bool) -> None:
     """Of a text whose characters are several tokens each, cut within one of them; in all forms and APIs."""
     shared = {"temperature": 0, "grammar": 'root ::= "😀🎉é🎉😀 ok"', "seed": 3,
               "speculation": {"enabled": speculate}}  # fmt: skip
@@ -187,7 +187,7 @@ def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
     assert offsets[-1] <= len(text)
 
 
-def test_how_it_ends(exact: Server) -> None:
+def test_stop_types(exact: Server) -> None:
     text = ask(exact, n_predict=20, ignore_eos=True)
     assert (text["stop_type"], text["stopping_word"], text["truncated"]) == ("limit", "", False)
     word = text["content"].split()[2]
@@ -211,7 +211,7 @@ def test_clients_of_llama_server(server: Server) -> None:
     assert last["generation_settings"]["top_p"] == 0.9
 
 
-def test_samplers_that_are_left_out_are_off(exact: Server) -> None:
+def test_omitted_samplers_are_off(exact: Server) -> None:
     asked = {"temperature": 3, "top_k": 2, "top_p": 0.1, "n_predict": 20, "ignore_eos": True}
     none = ask(exact, samplers=["temperature"], **asked)
     off = ask(exact, **asked | {"top_k": 0, "top_p": 1, "min_p": 0})
@@ -235,7 +235,7 @@ def test_banned_end_tokens_are_shown(server: Server) -> None:
     assert all(entry["bias"] is None for entry in biases)
 
 
-def test_only_some_fields(server: Server) -> None:
+def test_response_fields_selects_fields(server: Server) -> None:
     fields = ["content", "generation_settings/n_predict", "prompt", "timings/predicted_n", "nothing"]
     found = ask(server, response_fields=fields, ignore_eos=True)
     assert set(found) == set(fields) - {"nothing"}

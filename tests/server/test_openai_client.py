@@ -32,7 +32,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-4o")
 
 
-def test_what_is_not_supported_is_asked_once(client: openai.OpenAI, exact: Server) -> None:
+def test_unsupported_requests_are_not_retried(client: openai.OpenAI, exact: Server) -> None:
     """The SDK repeats requests after other 5xx."""
     with pytest.raises(openai.InternalServerError, match="no embeddings") as caught:
         client.with_options(max_retries=2).embeddings.create(model="pydoc-target", input="zip")
@@ -104,7 +104,7 @@ def test_completions(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "zip " * 4000}]}, openai.BadRequestError, "context"),
     ],
 )
-def test_errors_are_the_clients_own(client: openai.OpenAI, fields, error, needle) -> None:
+def test_the_client_raises_its_own_errors(client: openai.OpenAI, fields, error, needle) -> None:
     with pytest.raises(error, match=needle):
         client.chat.completions.create(**{"model": "pydoc-target", "messages": QUESTION, **fields})
 

@@ -133,7 +133,7 @@ def test_each_choice_has_calls_of_its_own(api: Server) -> None:
 
 
 @pytest.mark.parametrize("choice", ["none", "auto"])
-def test_text_is_possible(api: Server, choice: str) -> None:
+def test_an_answer_may_be_text_despite_tools(api: Server, choice: str) -> None:
     for seed in range(3):
         asked = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 40}
         (found,) = api.chat(ASKED, **asked).json["choices"]
@@ -169,7 +169,7 @@ def test_the_same_answer_without_speculation(api: Server, choice: Any) -> None:
             assert drafted["speculation"]["forced_tokens"] > 3
 
 
-def test_a_text_that_obeys_a_schema_or_calls(api: Server) -> None:
+def test_an_answer_is_a_schema_text_or_calls(api: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
     asked = {"tools": [CLOCK], "response_format": form, "max_tokens": 60}
     message = api.chat(ASKED, **asked).json["choices"][0]["message"]
@@ -195,7 +195,7 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
     assert [c.function.arguments for c in found[0]] == [c.function.arguments for c in found[1]]
 
 
-def test_what_closes_a_call_is_no_text(api: Server) -> None:
+def test_the_end_marker_of_a_call_is_not_text(api: Server) -> None:
     asked = {"tools": [CLOCK], "tool_choice": "required", "seed": 1, "parallel_tool_calls": False}
     whole = api.chat(ASKED, **asked, max_tokens=100).json
     n = whole["usage"]["completion_tokens"]

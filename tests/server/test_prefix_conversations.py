@@ -74,7 +74,7 @@ def test_every_turn_evaluates_what_is_new(served: Server, api: str, reasons: boo
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_calls_that_are_rendered_again(served: Server, api: str) -> None:
+def test_rerendered_calls_reuse_the_cache(served: Server, api: str) -> None:
     turns: list[Turn] = [Say("system", f"{api}. {SYSTEM.content}"), FIRST]
     before: list[Turn] = []
     for i in range(4):
@@ -108,7 +108,7 @@ def test_an_edit_and_a_second_agent_evaluate_their_own_part(served: Server, api:
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_an_answer_that_is_sent_back_is_not_read_again(served: Server, api: str) -> None:
+def test_a_returned_answer_is_not_evaluated_again(served: Server, api: str) -> None:
     """As the model wrote it, where the template writes it so too."""
     turns: list[Turn] = [Say("system", f"{api}, sent back. {SYSTEM.content}"), FIRST]
     shown = served.post("/apply-template", {"messages": QUESTION, "enable_thinking": False}).json["prompt"]

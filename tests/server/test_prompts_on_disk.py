@@ -65,7 +65,7 @@ def kill(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_a_server_that_was_killed_goes_on(tmp_path: Path, kind: str) -> None:
+def test_a_killed_server_resumes_its_prompts(tmp_path: Path, kind: str) -> None:
     """The same texts as without, in every API, and from the disk."""
     with serve(tmp_path, kind) as first:
         for n, api in enumerate(PATHS, 1):
@@ -89,7 +89,7 @@ def test_a_server_that_was_killed_goes_on(tmp_path: Path, kind: str) -> None:
         assert from_disk(second) > 300 * len(PATHS)
 
 
-def test_requests_that_are_not_to_be_stored_leave_nothing(tmp_path: Path) -> None:
+def test_requests_with_store_false_leave_nothing_on_disk(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         for i, choice in enumerate(({"store": False}, False)):
             for api in PATHS:
@@ -131,7 +131,7 @@ def test_keys_are_apart_after_a_restart(tmp_path: Path, shared: bool) -> None:
         assert from_disk(second, "bob") == 0
 
 
-def test_a_model_that_is_loaded_again_has_its_prompts(tmp_path: Path) -> None:
+def test_a_reloaded_model_keeps_its_prompts(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "two")):
         content = tinymtp.qwen35(tmp_path / f"{name}.gguf", seed=seed, n_ctx_train=8192).read_bytes()
         put(tmp_path / "hub", f"me/{name}", f"{name}-F32.gguf", content)
@@ -149,7 +149,7 @@ def test_a_model_that_is_loaded_again_has_its_prompts(tmp_path: Path) -> None:
         assert sum("is unloaded" in line for line in server.lines) >= 3
 
 
-def test_slots_are_saved_and_restored_as_by_scripts(tmp_path: Path) -> None:
+def test_slots_can_be_saved_and_restored(tmp_path: Path) -> None:
     """With names of llama-server's own documentation, in another process, by the same key alone."""
     folder = tmp_path / "slots"
     folder.mkdir()

@@ -70,7 +70,7 @@ def test_a_known_model_is_downloaded(server: Server, hub: LocalHub) -> None:
     assert server.post("/models/pull", {"model": "far-away"}).status == 200  # it is there
 
 
-def test_what_is_not_known_is_not_downloaded(server: Server, hub: LocalHub) -> None:
+def test_unknown_models_are_not_downloaded(server: Server, hub: LocalHub) -> None:
     hub.repos["me/secret"] = Repo({"secret-Q4_0.gguf": CONTENT})
     n = len(hub.requests)
     for name in (
@@ -100,7 +100,7 @@ def test_a_download_that_fails_says_why(server: Server, hub: LocalHub) -> None:
     server.until(lambda: status(server, "further")["value"] == "unloaded")
 
 
-def test_a_server_of_one_model_downloads_none(tmp_path: Path) -> None:
+def test_a_server_of_one_model_downloads_no_others(tmp_path: Path) -> None:
     with Server(tmp_path, "-m", "pydoc", "-np", "1", env={"SPECLLAMA_API_KEY": "a,b"}) as one:
         one.key = "a"
         assert one.post("/models/pull", {"model": "demo"}).status in (400, 403)

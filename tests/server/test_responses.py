@@ -170,7 +170,7 @@ CLOCK: dict[str, Any] = {"type": "function", "name": "clock", "parameters": None
 
 
 class TestTools:
-    def test_an_agent_that_sends_back_what_it_got(self, tools_client: openai.OpenAI) -> None:
+    def test_an_agent_that_returns_the_output_as_input(self, tools_client: openai.OpenAI) -> None:
         """Three turns with calls, then one with text only."""
         history: list[Any] = [{"role": "user", "content": "weather?"}]
         choices: list[Any] = ["required", {"type": "function", "name": "clock"}, "required", "none"]

@@ -17,7 +17,7 @@ EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "o
 
 
 @pytest.mark.parametrize("length", ["auto", "3"])
-def test_eight_at_once_as_alone(tmp_path, length: str) -> None:
+def test_eight_concurrent_texts_equal_sequential_ones(tmp_path, length: str) -> None:
     """On a pair whose rows are bit-equal however they are batched."""
     tinygguf.llama(tmp_path / "target.gguf")
     tinygguf.llama(tmp_path / "draft.gguf", noise=0.1)
@@ -34,7 +34,9 @@ def test_eight_at_once_as_alone(tmp_path, length: str) -> None:
         assert len(set(alone)) == 8
 
 
-def test_the_same_as_the_command_and_python(exact: Server, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_text_as_the_command_line_and_python(
+    exact: Server, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
     text = exact.chat(QUESTION, max_tokens=40, seed=9).json["choices"][0]["message"]["content"]
     flags = ("-p", QUESTION[0]["content"], "-n", "40", "-s", "9", "-c", "512")
@@ -99,7 +101,7 @@ class TestCommandLines:
             assert not any("read --api-key in" in said for said in one.lines)
 
 
-def test_it_measures_while_idle(tmp_path) -> None:
+def test_an_idle_server_measures(tmp_path) -> None:
     with Server(tmp_path, "-np", "1", calibrate=True) as one:
         asked = {"max_tokens": 40, "seed": 1, "ignore_eos": True}
         assert one.complete(**asked).json["speculation"]["plain_source"] in ("run", "none")

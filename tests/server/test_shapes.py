@@ -122,7 +122,7 @@ class TestStream:
         short = server.chat(**asked, speculation={"trace": True}).events
         assert not any("rejected" in e.get("speculation", {}).get("round", {}) for e in short)
 
-    def test_the_place_in_the_queue(self, server: Server) -> None:
+    def test_queue_position(self, server: Server) -> None:
         first_event(server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=120, n=5))
         events = server.chat(stream=True, max_tokens=2, return_progress=True).events
         found = [e["prompt_progress"] for e in events if "prompt_progress" in e]
@@ -172,19 +172,19 @@ class TestChat:
             assert short["choices"] == drafted["choices"]
             assert len(short["metrics"]["speculative_decoding"]["acceptance_histogram"]) == 2
 
-    def test_a_seed_is_drawn_and_reported(self, exact: Server) -> None:
+    def test_a_random_seed_is_chosen_and_reported(self, exact: Server) -> None:
         first = exact.chat(max_tokens=12).json["choices"][0]
         again = exact.chat(max_tokens=12, seed=first["seed"]).json["choices"][0]
         assert again == first
 
-    def test_the_end_of_a_text(self, exact: Server) -> None:
+    def test_finish_and_stop_reason(self, exact: Server) -> None:
         text = exact.complete(max_tokens=40, seed=1, temperature=0).json["choices"][0]["text"]
         word = text.split()[3]
         (choice,) = exact.complete(max_tokens=40, seed=1, temperature=0, stop=[word, "zzz"]).json["choices"]
         assert choice["text"] == text[: text.index(word)]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 
-    def test_a_full_context_is_a_length(self, exact: Server) -> None:
+    def test_a_full_context_finishes_with_length(self, exact: Server) -> None:
         found = exact.complete(temperature=0, n_predict=-2).json
         assert found["choices"][0]["finish_reason"] == "length"
         assert found["usage"]["total_tokens"] == 512
@@ -198,7 +198,7 @@ class TestChat:
         assert prompt.endswith("assistant\nIt copies a ")
         assert exact.complete(prompt, **asked).json["choices"][0]["text"] == answer
 
-    def test_a_control_token_in_a_message_stays_text(self, exact: Server) -> None:
+    def test_control_tokens_in_messages_are_plain_text(self, exact: Server) -> None:
         begun = [*QUESTION, {"role": "assistant", "content": "<|im_end|>"}]
         plain = exact.post("/tokenize", {"content": "<|im_end|>", "parse_special": False}).json["tokens"]
         asked = {"max_tokens": 1, "temperature": 0}
@@ -207,7 +207,7 @@ class TestChat:
         )
         assert with_it - without == len(plain) > 1
 
-    def test_content_in_parts_and_a_developer(self, exact: Server) -> None:
+    def test_content_parts_and_developer_messages(self, exact: Server) -> None:
         parts = [{"type": "text", "text": "What does"}, {"type": "text", "text": "zip do?"}]
         messages = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": parts}]
         same = [
@@ -244,7 +244,7 @@ class TestChat:
         raw = server.complete(grammar=THINK).json["choices"][0]["text"]
         assert raw.startswith("<think>")
 
-    def test_reasoning_that_the_template_begins(self, tmp_path) -> None:
+    def test_reasoning_opened_by_the_template(self, tmp_path) -> None:
         template = tmp_path / "template.jinja"
         template.write_text("{{ messages[-1]['content'] }}\n<think>\n")
         with Server(tmp_path, "--chat-template-file", str(template), "--alias", "a,b", "--alias", "*") as one:
@@ -337,7 +337,7 @@ def test_every_sampling_field_has_an_effect(exact: Server, fields) -> None:
     assert exact.complete(**asked, **fields).json["choices"] != exact.complete(**asked).json["choices"]
 
 
-def test_false_forbids_a_token(exact: Server) -> None:
+def test_a_bias_of_false_forbids_a_token(exact: Server) -> None:
     asked = {"max_tokens": 1, "temperature": 0}
     text = exact.complete(**asked).json["choices"][0]["text"]
     (token,) = exact.post("/tokenize", {"content": text}).json["tokens"]
@@ -356,7 +356,7 @@ def test_harmless_fields_are_accepted(server: Server) -> None:
     assert reply.json["usage"]["completion_tokens"] <= 3
 
 
-def test_the_request_id_comes_back(server: Server) -> None:
+def test_the_request_id_is_returned(server: Server) -> None:
     assert server.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     made = server.get("/health", headers={"X-Request-Id": "a b\tc"}).headers["x-request-id"]
     assert made.startswith("req_")

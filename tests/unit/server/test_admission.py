@@ -71,7 +71,7 @@ class Request:
         self.error = error
 
 
-def test_the_requests_of_all_models_count_together() -> None:
+def test_requests_of_all_models_are_counted_together() -> None:
     found = Admission(QueueLimit(4, 8))
     first, second = Request("", 6, 2), Request("", 5, 5)
     found.requests |= {first, second}
@@ -85,7 +85,7 @@ def test_the_requests_of_all_models_count_together() -> None:
     assert (str(second.error), first.error) == ("the end", None)
 
 
-def test_while_the_server_shuts_down_nothing_is_accepted() -> None:
+def test_a_server_that_shuts_down_accepts_nothing() -> None:
     found = Admission(QueueLimit(4, 8))
     found.draining = True
     with pytest.raises(ResourceError, match="shutting down"):

@@ -35,7 +35,7 @@ def scopes(lines: list[str] | None = None, **changes: Any) -> DiskScopes:
     return DiskScopes(replace(SETTINGS, **changes), (lines if lines is not None else []).append)
 
 
-def test_a_key_keeps_its_scope_wherever_it_stands_in_the_list() -> None:
+def test_a_keys_scope_does_not_depend_on_its_position() -> None:
     one = scopes(keys=("first", "second"))
     other = scopes(keys=("new", "second", "first"))
     assert one.of("key 1") == other.of("key 3") != ""
@@ -53,7 +53,7 @@ def test_a_server_without_keys_does_not_share_with_the_commands_of_its_user(cach
     assert not cache.exists()
 
 
-def test_nothing_is_made_where_nothing_is_kept(cache: Path) -> None:
+def test_no_directory_is_created_if_nothing_is_kept(cache: Path) -> None:
     load = replace(SETTINGS.load, cache_disk=0)
     assert scopes(keys=("first",), load=load).of("key 1") == ""
     assert not cache.exists()
@@ -132,5 +132,5 @@ def test_store_of_responses_is_meant_for_the_disk_too() -> None:
         ("a\u2044b", True),
     ],
 )
-def test_names_of_files_as_llama_server_takes_them(name: str, accepted: bool) -> None:
+def test_llama_servers_rules_for_file_names(name: str, accepted: bool) -> None:
     assert is_file_name(name) == accepted

@@ -89,7 +89,7 @@ def test_a_cancelled_generation_raises_an_error() -> None:
         events(EventAssembler(0, 0), STARTED, done("cancel"))
 
 
-def test_ids_come_with_the_text_that_follows_them() -> None:
+def test_ids_come_with_the_next_text() -> None:
     found = events(
         EventAssembler(0, 0),
         STARTED,

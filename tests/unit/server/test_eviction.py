@@ -54,7 +54,7 @@ def evicted(pending: PendingLoad, there: list[LoadedModel], free: float, most: i
     return [one.id for one in select_evictions(pending, there, FreeMemory(int(free * GB)), most)]
 
 
-def test_none_is_evicted_where_there_is_room(pending: PendingLoad) -> None:
+def test_no_model_is_evicted_if_there_is_room(pending: PendingLoad) -> None:
     assert evicted(pending, [], 4) == []
     assert evicted(pending, [loaded("a", 1), loaded("b", 2)], 10) == []
 
@@ -69,7 +69,7 @@ def test_idle_models_are_evicted_before_busy_ones(pending: PendingLoad) -> None:
     assert evicted(pending, [loaded("old", 1, busy=True)], 0.1) == ["old"]
 
 
-def test_no_more_are_evicted_than_needed(pending: PendingLoad) -> None:
+def test_no_more_models_are_evicted_than_needed(pending: PendingLoad) -> None:
     there = [loaded("small", 1, 0.01), loaded("large", 2), loaded("other", 3)]
     assert evicted(pending, there, 0.1) == ["large"]
 
@@ -81,7 +81,7 @@ def test_the_limit_of_loaded_models(pending: PendingLoad) -> None:
     assert set(evicted(pending, there, 100, most=1)) == {"a", "b"}
 
 
-def test_a_model_that_never_fits_evicts_none(pending: PendingLoad) -> None:
+def test_a_model_that_never_fits_evicts_nothing(pending: PendingLoad) -> None:
     with pytest.raises(ResourceError, match=r"not enough memory .* GB of memory needed"):
         evicted(pending, [loaded("a", 1, 0.01)], 0.05)
 

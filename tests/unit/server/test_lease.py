@@ -69,7 +69,7 @@ def test_waiting_since_is_the_arrival_of_the_first_waiter() -> None:
     in_loop(test)
 
 
-def test_each_waiter_gets_the_error() -> None:
+def test_every_waiter_gets_the_error() -> None:
     async def test(one: ModelLease) -> None:
         waiting = [asyncio.create_task(one.acquire()) for _ in range(2)]
         await settle()

@@ -47,7 +47,7 @@ def test_all_files_together_are_small() -> None:
     assert sum(path.stat().st_size for name, path in FILES.items() if name not in licences) < LIMIT
 
 
-def test_what_is_loaded_at_once_is_small() -> None:
+def test_the_initial_load_is_small() -> None:
     """Formulas, colours of code and dialogs are loaded when they are needed."""
     loaded = {"index.html", *(path.removeprefix("page/") for path in LOADED)}
     while more := {target for name in loaded for target in imported(name)} - loaded - set(GENERATED):
@@ -94,7 +94,7 @@ def test_scripts_parse_no_html_and_run_no_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_nothing_comes_from_elsewhere(name: str) -> None:
+def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", OWN[name])
     assert [a for a in addresses if a != "http://www.w3.org/2000/svg"] == []
     assert "@import" not in OWN[name]

@@ -100,7 +100,7 @@ def streamed(n: int, run_engine: EngineRun, reading: float = 0.0, limit: float =
 
 
 class TestStreams:
-    def test_a_client_that_does_not_read_is_given_up(self) -> None:
+    def test_a_client_that_does_not_read_is_dropped(self) -> None:
         async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             engine.writes(0, "a")
@@ -108,7 +108,7 @@ class TestStreams:
         with pytest.raises(ClientGoneError):
             streamed(1, run_engine, reading=60, limit=0.05)
 
-    def test_a_slow_client_is_not_given_up(self) -> None:
+    def test_a_slow_client_is_not_dropped(self) -> None:
         """The limit applies to each message, also to those sent after the timer was set."""
 
         async def run_engine(engine: Engine) -> None:
@@ -138,7 +138,7 @@ class TestStreams:
         assert b"gone" in sent[-2]
         assert sent[-1] == b"data: [DONE]\n\n"
 
-    def test_starts_come_with_the_first_text(self) -> None:
+    def test_start_events_are_sent_with_the_first_text(self) -> None:
         async def run_engine(engine: Engine) -> None:
             for i in range(2):
                 engine.starts(i)
@@ -164,7 +164,7 @@ class TestStreams:
 
 
 class TestWholeAnswers:
-    def test_all_events_come_at_once(self) -> None:
+    def test_a_whole_answer_yields_all_events_at_once(self) -> None:
         """They are the events of a stream, with the times at which they came."""
 
         async def main() -> list[list[object]]:
@@ -222,7 +222,7 @@ class TestRequestsThatWaitForTheirModel:
 
         asyncio.run(main())
 
-    def test_a_stream_gets_pings_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_waiting_stream_gets_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(response, "PING_SECONDS", 0.05)
         sent: list[bytes] = []
 

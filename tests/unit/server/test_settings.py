@@ -20,7 +20,7 @@ class TestSettings:
         assert ServerSettings(load=LOAD, host=host).host == host
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-    def test_any_other_host_needs_a_key_which_is_not_shown(self, host: str) -> None:
+    def test_any_other_host_needs_a_key_which_repr_hides(self, host: str) -> None:
         with pytest.raises(UsageError, match="key"):
             ServerSettings(load=LOAD, host=host)
         settings = ServerSettings(load=LOAD, host=host, keys=("secret",), metrics_key="secret")

@@ -97,7 +97,7 @@ def test_each_token_has_one_entry_in_every_form(given_: tuple[list[bytes], list[
 
 
 @given(divided(TEXT + "STOP it"))
-def test_tokens_of_a_stop_string_have_none(given_: tuple[list[bytes], list[int]]) -> None:
+def test_tokens_of_a_stop_string_have_no_logprobs(given_: tuple[list[bytes], list[int]]) -> None:
     """But a token that begins in the text does."""
     tokens, rounds = given_
     folded = Accumulator()
@@ -110,7 +110,7 @@ def test_tokens_of_a_stop_string_have_none(given_: tuple[list[bytes], list[int]]
 
 
 @pytest.mark.parametrize("rounds", [[], [1] * 9, [2, 1, 3]])
-def test_tokens_of_reasoning_have_none(rounds: list[int]) -> None:
+def test_tokens_of_reasoning_have_no_logprobs(rounds: list[int]) -> None:
     tokens = [b"<think>", b"s", b"o ", b"\xc3", b"\xa9</think>", b"y", b"e", b"s", b"\xc3"]
     events = events_of(messages(tokens, rounds), splits=True)
     folded = Accumulator()

@@ -46,7 +46,7 @@ def test_there_are_sixty() -> None:
 
 
 @pytest.mark.parametrize("found", SIXTY + CONTINUED, ids=lambda found: found.name)
-def test_every_api_reads_it_alike(found: Conversation) -> None:
+def test_every_api_reads_a_conversation_alike(found: Conversation) -> None:
     apis = [api for api in WRITERS if not (found.continues and api == "responses")]
     requests = {api: asked(api, json.loads(json.dumps(WRITERS[api](found)))) for api in apis}
     first = requests["chat"]

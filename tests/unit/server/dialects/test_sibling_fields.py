@@ -81,12 +81,12 @@ def test_strict_schemas(api: str, strict: bool | None) -> None:
 
 @pytest.mark.parametrize("api", ["completions", "native", "infill"])
 @pytest.mark.parametrize("fields", [{"text": "x"}, {"output_config": 5}, {"format": "wav"}, {"format": 3}])
-def test_fields_of_other_programs_with_such_names(api: str, fields: dict[str, Any]) -> None:
+def test_unrelated_fields_with_the_same_names(api: str, fields: dict[str, Any]) -> None:
     assert asked(api, **fields) == asked(api)
 
 
 @chats
-def test_forms_with_wrong_values_are_errors_where_they_belong(api: str) -> None:
+def test_wrong_values_are_errors_in_their_own_api(api: str) -> None:
     name = {"chat": "response_format", "responses": "text", "messages": "output_config", "ollama": "format"}[
         api
     ]
@@ -133,13 +133,13 @@ def test_sampling_next_to_the_conversation_and_in_options(api: str, name: str) -
 
 
 @every
-def test_the_place_of_the_api_counts_first(api: str) -> None:
+def test_the_apis_own_place_takes_precedence(api: str) -> None:
     found = asked(api, temperature=0.25, options={"temperature": 0.75})
     assert found.params["temperature"] == (0.75 if api in ("ollama", "generate") else 0.25)
 
 
 @every
-def test_options_that_are_unknown_or_no_object(api: str) -> None:
+def test_options_that_are_unknown_or_not_an_object(api: str) -> None:
     named = "options.num_gqa" if api in ("ollama", "generate") else "options"
     assert body(api, options={"num_gqa": 8}).ignored_fields == (named,)
     with pytest.raises(FieldError, match=r"options\.mirostat is not supported"):
@@ -250,7 +250,7 @@ def test_a_document_of_messages_may_be_one_part() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "completions", "native", "infill"])
-def test_no_tokens_evaluate_the_prompt_alone(api: str) -> None:
+def test_n_predict_0_only_evaluates_the_prompt(api: str) -> None:
     for fields in ({"n_predict": 0}, {"options": {"n_predict": 0}}):
         assert asked(api, **fields).warm
         assert "max_tokens" not in asked(api, **fields).params

@@ -141,7 +141,7 @@ class TestMessages:
             ASKED,
         ]
 
-    def test_turns_of_the_same_role_stay_apart(self) -> None:
+    def test_consecutive_turns_of_one_role_are_not_merged(self) -> None:
         """calls/turns.py joins them where the template demands that."""
         said = {"role": "assistant", "content": "b"}
         thought = {"type": "thinking", "thinking": "t"}
@@ -153,7 +153,7 @@ class TestMessages:
         assert [call["id"] for call in found[3]["tool_calls"]] == ["toolu_1"]
         assert len(found) == 5
 
-    def test_instructions_between_turns_stay_the_system_s(self) -> None:
+    def test_instructions_between_turns_stay_system_messages(self) -> None:
         """As Claude Code 2.1.197 sends them; calls/turns.py marks them where the template shows none."""
         text = [{"type": "text", "text": "Agents: none"}]
         body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
@@ -161,13 +161,13 @@ class TestMessages:
         assert read.chat_input({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
         read.check_roles("claude-code-20250219")
 
-    def test_the_system_begins_only_with_a_beta(self) -> None:
+    def test_a_system_message_first_needs_a_beta(self) -> None:
         first = checked(MessagesRequest, {"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]})
         first.check_roles("claude-code-20250219,mid-conversation-tool-changes-2026-07-01")
         with pytest.raises(FieldError, match=r"messages\[0\].role must be 'user' or 'assistant'"):
             first.check_roles("claude-code-20250219")
 
-    def test_found_tools_are_named(self) -> None:
+    def test_tools_found_by_a_search_are_named(self) -> None:
         """What Claude Code's search for tools returns."""
         found = result([{"type": "tool_reference", "tool_name": "Monitor"}])
         used = {"role": "assistant", "content": [USE]}
@@ -262,7 +262,7 @@ class TestTools:
         assert request().chat.tools is None
         assert request(tools=[], tool_choice={"type": "auto"}).chat.tools is None
 
-    def test_fields_that_mean_nothing_here(self) -> None:
+    def test_fields_without_meaning_here(self) -> None:
         tool = {**READ, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": True}
         assert allowed(tools=[tool]) == allowed(tools=[READ])
         assert allowed(tools=[{**READ, "strict": True}]) == tools(
@@ -320,7 +320,7 @@ class TestParameters:
         }  # fmt: skip
         assert (found.speculate, found.draft_max) == (False, 2)
 
-    def test_the_servers_own_settings_are_defaults(self) -> None:
+    def test_the_servers_settings_are_defaults(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 5, "messages": [ASKED], "top_k": 1})
         found = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
         assert found.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}

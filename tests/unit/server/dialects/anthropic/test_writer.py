@@ -159,7 +159,7 @@ def test_the_order_of_a_stream() -> None:
     assert stop == {"type": "message_stop"}
 
 
-def test_the_first_event_knows_what_was_reused(client: Client) -> None:
+def test_the_first_event_reports_reused_tokens(client: Client) -> None:
     """Before that, nothing is written, so that an error has a status; a long prompt sends pings."""
     writer = MessageWriter("m")
     assert writer.stream([START, Prefill(0, 4, 7, 4, 0.0)], 1) == b""
@@ -210,7 +210,7 @@ def test_a_client_that_waits_in_the_queue_gets_the_first_event_with_a_ping() -> 
         ([*call("{}"), *call("{", 1, complete=False), end("length")], "max_tokens", None),
     ],
 )
-def test_reasons(events, reason: str, string: str | None) -> None:
+def test_stop_reasons(events, reason: str, string: str | None) -> None:
     found = answer(events)
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, string)
     ending = {"stop_reason": reason, "stop_sequence": string, "stop_details": None}

@@ -72,7 +72,7 @@ class TestFields:
         found = chat(options=options).params
         assert {name: value for name, value in found.items() if value is not None} == params
 
-    def test_options_take_precedence_over_the_server_s(self) -> None:
+    def test_options_override_the_servers_defaults(self) -> None:
         body = checked(OllamaChatRequest, {"messages": ASKED, "options": {"top_k": 3}})
         assert body.request({"top_k": 1, "top_p": 0.5}, {}).params == {"top_k": 3, "top_p": 0.5}
 
@@ -110,7 +110,7 @@ class TestFields:
         assert chat(logprobs=True, top_logprobs=3).params["logprobs"] == 3
         assert "logprobs" not in chat(top_logprobs=0).params
 
-    def test_what_programs_in_go_send_too(self) -> None:
+    def test_empty_fields_of_go_clients(self) -> None:
         """Their empty values are part of every request."""
         more = {"format": None, "options": None, "tools": None, "keep_alive": "5m0s", "think": None}
         sent = {**more, "_debug_render_only": False, "truncate": True, "shift": True}
@@ -185,11 +185,11 @@ class TestHistory:
             {"role": "tool", "content": "2", "tool_call_id": second["id"], "name": "g"},
         ]
 
-    def test_names_count_more_than_the_order(self) -> None:
+    def test_names_take_precedence_over_order(self) -> None:
         _, *results = self.history({"content": "2", "tool_name": "g"}, {"content": "1", "tool_name": "f"})
         assert [(r["content"], r["name"]) for r in results] == [("1", "f"), ("2", "g")]
 
-    def test_ids_count_more_than_names(self) -> None:
+    def test_ids_take_precedence_over_names(self) -> None:
         calls = [{"id": f"call_{i}", "type": "function", **self.CALLS[0]} for i in range(2)]
         _, *results = self.history(
             {"content": "2", "tool_call_id": "call_1", "tool_name": "f"},
@@ -198,7 +198,7 @@ class TestHistory:
         )
         assert [(r["content"], r["tool_call_id"]) for r in results] == [("1", "call_0"), ("2", "call_1")]
 
-    def test_results_of_no_call_stay(self) -> None:
+    def test_results_without_a_call_are_kept(self) -> None:
         _, *results = self.history({"content": "1"}, {"content": "2"}, {"content": "3", "tool_name": "h"})
         assert results[-1] == {"role": "tool", "content": "3", "tool_call_id": "call00003", "name": "h"}
 
@@ -316,7 +316,7 @@ def test_a_text_that_is_refused(fields, param) -> None:
 
 
 @pytest.mark.parametrize("error", [AccessError("no"), BusyError("full"), EngineDiedError("gone")])
-def test_errors_of_all_layers_are_one_text(error) -> None:
+def test_errors_of_all_layers_are_one_string(error) -> None:
     assert json.loads(ERRORS.response(error, "/api/chat").body) == {"error": error.message}
 
 

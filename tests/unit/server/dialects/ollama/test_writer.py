@@ -62,7 +62,7 @@ def test_the_whole_answer_is_the_fold_of_the_stream(script: Script) -> None:
 
 
 @given(scripts(calls=False, logprobs=True))
-def test_the_same_for_texts(script: Script) -> None:
+def test_a_whole_text_is_the_fold_of_its_stream(script: Script) -> None:
     assert folded(lines(script.batches, chat=False)) == whole(script.events, chat=False)
 
 
@@ -111,7 +111,7 @@ def test_a_call_is_one_line_with_an_object() -> None:
     assert (last["done_reason"], last["message"]) == ("stop", {"role": "assistant", "content": ""})
 
 
-def test_a_call_that_was_cut_off_is_no_call() -> None:
+def test_a_truncated_call_is_left_out() -> None:
     ending = End(0, "length", None, RunStats(n_predict=3), PlainRate(None, "none", 0))
     events: list[Event] = [Start(0, 0, 7, 5), CallOpen(0, 0, "x", "f"), CallArgs(0, 0, '{"a": '), ending]
     (only,) = lines([events])

@@ -74,7 +74,7 @@ class TestDeltas:
         assert found[:2] == [{"role": "assistant", "content": ""}, {"content": "Hm."}]
         assert all("content" not in delta for delta in found[2:])
 
-    def test_reasoning_does_not_decide_on_content(self) -> None:
+    def test_reasoning_does_not_decide_whether_there_is_content(self) -> None:
         first = {"role": "assistant", "content": None}
         thought = {"reasoning_content": "Hm."}
         assert deltas(Reasoning(0, "Hm."), TextEvent(0, "x"), end()) == [first, thought, {"content": "x"}, {}]

@@ -36,19 +36,19 @@ def image(**more: Any) -> list[ContentPart]:
 
 
 class TestResults:
-    def test_ids_decide(self) -> None:
+    def test_results_are_paired_by_id(self) -> None:
         found = reader("a", "b")
         found.result("b", "2", "")
         found.result("a", "1", "")
         assert results(found) == [("a", "1"), ("b", "2")]
 
-    def test_without_ids_the_order_decides(self) -> None:
+    def test_results_without_ids_are_paired_in_order(self) -> None:
         found = reader(None, None)
         for text in "12":
             found.result(None, text, "")
         assert results(found) == [("call00001", "1"), ("call00002", "2")]
 
-    def test_results_with_ids_of_calls_without(self) -> None:
+    def test_results_with_ids_for_calls_without_ids(self) -> None:
         """As langchain-ollama sends them: ollama-python drops the ids of calls."""
         found = reader(None, "b", None)
         for id_, text in (("x", "1"), ("b", "2"), ("y", "3")):
@@ -61,7 +61,7 @@ class TestResults:
             found.result("a", text, "")
         assert results(found) == [("a", "1"), ("a", "2")]
 
-    def test_ids_that_begin_again_belong_to_the_latest_answer(self) -> None:
+    def test_reused_ids_refer_to_the_latest_answer(self) -> None:
         found = reader("a")
         found.answer("", "", calls=[GivenCall("a", "g", None, PATH)])
         found.result("a", "1", "")
@@ -74,14 +74,14 @@ class TestResults:
             found.result(id_, "1", "", id_path="messages[0]")
         assert error.value.details["param"] == "messages[0]"
 
-    def test_the_result_of_what_is_left_out_is_left_out(self) -> None:
+    def test_the_result_of_a_dropped_call_is_dropped(self) -> None:
         found = reader("a")
         found.leave_out("web_search_call", "ws_1", None)
         found.result("ws_1", "1", "")
         assert results(found) == []
         assert found.read(open_calls=True).note == "left out of the conversation: 1 'web_search_call'"
 
-    def test_words_of_an_error(self) -> None:
+    def test_a_failed_result_starts_with_error(self) -> None:
         found = reader("a", "b", "c")
         for id_, text in (("a", "no"), ("b", "error: no"), ("c", "")):
             found.result(id_, text, "", failed=True)
@@ -98,7 +98,7 @@ class TestArguments:
             (' {"a": 1, ', {"a": 1}), ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
         ],
     )  # fmt: skip
-    def test_what_they_are(self, text, found) -> None:
+    def test_forms_of_arguments(self, text, found) -> None:
         assert CallArguments().parse(text, PATH) == found
 
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestArguments:
             '{"a" 1', "{a: 1", '{"a": 1} x', '{"a": 1}{', "[" * 100_000, '{"a":' * 100 + '"', '{"a": NaN',
         ],
     )  # fmt: skip
-    def test_what_is_no_object_nor_the_beginning_of_one(self, text: str) -> None:
+    def test_arguments_that_are_neither_an_object_nor_the_start_of_one(self, text: str) -> None:
         with pytest.raises(FieldError) as error:
             CallArguments().parse(text, PATH)
         assert error.value.details == {"param": PATH}
@@ -116,7 +116,7 @@ class TestArguments:
         assert len(error.value.message) < 200
 
     @pytest.mark.parametrize("item", ["[]", "1"])
-    def test_arguments_of_all_calls_have_common_limits(self, item: str) -> None:
+    def test_arguments_of_all_calls_share_limits(self, item: str) -> None:
         most = {"[]": MAX_CONTAINERS, "1": MAX_VALUES}[item]
         text = json.dumps({"a": [json.loads(item)] * 1000})
         arguments = CallArguments()
@@ -129,7 +129,7 @@ class TestArguments:
 
 
 class TestMedia:
-    def test_a_new_one_is_refused_with_the_words_by_which_agents_recover(self) -> None:
+    def test_new_media_are_refused_in_words_that_agents_recognise(self) -> None:
         found = ConversationReader()
         found.say("user", [ContentPart(type="image")], "messages[3].content")
         with pytest.raises(FieldError, match="this model reads text only") as error:
@@ -143,13 +143,13 @@ class TestMedia:
         assert match.groups() == ("3", "0", "image")
         assert "could not process image" in message
 
-    def test_one_that_was_refused_does_not_end_the_session(self) -> None:
+    def test_refused_media_do_not_block_later_turns(self) -> None:
         found = ConversationReader()
         found.say("user", image(), "messages[0].content")
         found.say("user", "then without", "messages[1].content")
         assert [m["content"] for m in found.read().messages] == [LEFT_OUT, "then without"]
 
-    def test_results_and_what_follows_them(self) -> None:
+    def test_media_in_results_and_after_them(self) -> None:
         found = reader("a")
         found.result("a", image(), "")
         assert results(found) == [("a", LEFT_OUT)]

@@ -74,7 +74,7 @@ class TestMessages:
         text = text.replace("\n", "") if role == "assistant" else text  # it was one
         assert messages(item, USER)[0] == {"role": shown, "content": text}
 
-    def test_the_systems_messages_stay_where_they_are(self) -> None:
+    def test_system_messages_keep_their_position(self) -> None:
         """calls/turns.py joins and marks them where the template shows no such messages."""
         developer, shown = {"role": "developer", "content": "b"}, {"role": "system", "content": "b"}
         found = messages(developer, USER, developer, instructions="a")
@@ -197,7 +197,7 @@ class TestTools:
         assert asked(tools=hosted).chat.tools is None
         assert asked(tools=hosted, tool_choice="none").chat.tools is None
 
-    def test_a_namespace_that_ends_in_a_line_gets_no_other(self) -> None:
+    def test_a_namespace_that_ends_in_an_underscore_gets_no_other(self) -> None:
         tools = asked(tools=[NAMESPACE | {"name": "a__"}]).chat.tools
         assert tools is not None
         assert tools.tools[0].name == "a__read"
@@ -222,7 +222,7 @@ class TestFields:
             ({"seed": 7, "stop": ["a"], "top_k": 4}, {"seed": 7, "stop": ["a"], "top_k": 4}),
         ],
     )  # fmt: skip
-    def test_what_becomes_a_parameter(self, fields, params) -> None:
+    def test_fields_become_parameters(self, fields, params) -> None:
         assert asked(**fields).params == params
 
     def test_the_servers_defaults_and_variables(self) -> None:
@@ -259,7 +259,7 @@ class TestFields:
             {"reasoning": {"effort": None, "summary": "detailed", "context": "auto", "mode": "standard"}},
         ],
     )  # fmt: skip
-    def test_what_changes_nothing(self, fields) -> None:
+    def test_fields_without_effect(self, fields) -> None:
         plain = asked()
         found = asked(**fields)
         assert (found.chat.messages, found.params, found.chat.variables, found.chat.tools) == (

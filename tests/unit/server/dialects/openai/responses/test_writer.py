@@ -204,7 +204,7 @@ class TestItems:
             ([], ["incomplete"]),
         ],
     )
-    def test_what_was_cut_off_is_incomplete(self, reason: str, events, statuses) -> None:
+    def test_truncated_items_are_incomplete(self, reason: str, events, statuses) -> None:
         found = streamed(writer(), script(*events, end(reason)))
         last = found[-1]
         assert last["type"] == "response.incomplete"
@@ -213,12 +213,12 @@ class TestItems:
         assert last["response"]["completed_at"] is None
         assert [item["status"] for item in last["response"]["output"]] == statuses
 
-    def test_an_answer_of_nothing_has_an_empty_text(self) -> None:
+    def test_an_empty_answer_has_an_empty_text(self) -> None:
         one = script(end())
         assert Response.model_validate(whole(writer(), one)).output_text == ""
         assert whole(writer(), one)["output"][0]["content"][0]["text"] == ""
 
-    def test_calls_in_a_namespace_have_its_name(self) -> None:
+    def test_calls_name_their_namespace(self) -> None:
         one = writer(names={"mcp__files__read": ("mcp__files", "read")})
         found = streamed(one, script(*call("{}", name="mcp__files__read"), end()))
         items = [event["item"] for event in found if "item" in event]
@@ -268,7 +268,7 @@ class TestErrors:
             EVENTS.validate_python(data)
             state.handle_event(construct_type(type_=ResponseStreamEvent, value=data))
 
-    def test_the_code_is_that_of_other_routes(self) -> None:
+    def test_error_codes_equal_those_of_other_routes(self) -> None:
         error = frames(writer().error_event(DeadlineError("too long")))[-2]
         assert error["code"] == "deadline_exceeded"
 
@@ -306,7 +306,7 @@ class TestEcho:
         assert found.text.format is not None
         assert found.text.format.type == "json_schema"
 
-    def test_what_is_repeated_is_bounded(self) -> None:
+    def test_the_echo_is_bounded(self) -> None:
         schema = {"type": "object", "description": "x" * 60_000}
         tools = [{"type": "function", "name": f"f{i}", "parameters": schema} for i in range(20)]
         tools.append({"type": "namespace", "name": "n", "tools": tools[:1]})
