@@ -35,7 +35,7 @@ from specllama.server.supervisor import Say, Supervisor
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: httpx 5 s, others a minute
-_SWITCH_SECONDS = 0.001  # that the event loop waits for a thread that checks a large body; usual: 0.005
+_SWITCH_SECONDS = 0.001  # longest wait of the event loop for another thread; the default is 0.005
 
 
 def serve(

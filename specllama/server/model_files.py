@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from specllama.config.load import LoadSettings
 
-_BLOCKS, _BLOCK_BYTES = 64, 4096  # that are compared where a file was written to
+_BLOCKS, _BLOCK_BYTES = 64, 4096  # compared if the modification time has changed
 _FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 
 

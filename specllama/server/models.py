@@ -23,8 +23,8 @@ from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
-_LONGEST = 1e9  # seconds without use that a client may ask for
-_RESCAN_SECONDS = 1.0  # an unknown name makes the server look at the disk again, at most this often
+_LONGEST = 1e9  # longest idle time that a client may set, in seconds
+_RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names
 MakeSupervisor = Callable[[], Supervisor]
 
 
@@ -101,12 +101,12 @@ class ModelPool:
     @property
     def current(self) -> Service:
         """The most recently used model in memory; the default one if none is."""
-        there = [s for s in self._services.values() if s.lease.state == "loaded"]
-        return max(there, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
+        loaded = [s for s in self._services.values() if s.lease.state == "loaded"]
+        return max(loaded, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
 
     async def look_up(self, name: str | None) -> None:
         """Scan the disk if this name is not known. Call it before `service` for a name from a client."""
-        if name is None or self._library is None or self.settings.names_it(name):
+        if name is None or self._library is None or self.settings.has_name(name):
             return
         entry = self._catalogue.find(name)
         if entry is None or not entry.on_disk:
@@ -118,7 +118,7 @@ class ModelPool:
         """
         if name is None:
             return self.current
-        if self.settings.names_it(name):
+        if self.settings.has_name(name):
             return self.default
         if self.pinned:
             if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
@@ -146,7 +146,7 @@ class ModelPool:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
                 entries.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
-        gone = [s for s in others.values() if s.lease.state == "loaded"]  # from the disk
+        gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
         return sorted(entries, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))

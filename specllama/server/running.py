@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specllama.server.models import ModelPool
 
 _LOOK_SECONDS = 0.25
-_MAX_BYTES = 1 << 20  # of a record
+_MAX_BYTES = 1 << 20  # size of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +100,20 @@ async def _keep(record: Path, models: ModelPool, url: str) -> None:
 
 
 def _of(models: ModelPool, url: str) -> RunningServer:
-    there = []
+    in_memory = []
     for service in models.services:
         lease, info = service.lease, service.supervisor.loaded
         if lease.state == "loading":
-            there.append(ModelInMemory(service.name, service.model.path, "loading"))
+            in_memory.append(ModelInMemory(service.name, service.model.path, "loading"))
         elif lease.state == "loaded" and info is not None:
             n_bytes = info.details.host_bytes + info.details.device_bytes
-            there.append(
+            in_memory.append(
                 ModelInMemory(
                     service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,
                     lease.idle_seconds,
                 )
             )  # fmt: skip
-    return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(there))
+    return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(in_memory))
 
 
 def _folder() -> Path:

@@ -24,7 +24,7 @@ from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
-_GAUGE_SECONDS = 1.0  # that a scrape waits for the engine's own figures
+_GAUGE_SECONDS = 1.0  # longest wait of a scrape for the engine's own figures
 
 
 class Service:

@@ -144,7 +144,7 @@ class AccessMiddleware:
         if scope["path"] in self._open_paths:
             return None
         if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
-            scope["specllama.owner"] = ""  # the figures of all
+            scope["specllama.owner"] = ""  # metrics of all keys
             return None
         return None if owner else AccessError("the API key is missing or wrong")
 

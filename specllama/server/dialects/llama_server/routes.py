@@ -24,7 +24,7 @@ from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
 
-_PEEK_SECONDS = 1.0  # that /props waits for the engine's own figures
+_PEEK_SECONDS = 1.0  # longest wait of /props for the engine's own figures
 
 
 async def completion(api: ApiRequest) -> Response:

@@ -25,7 +25,7 @@ from specllama.server.dialects.shared.fields import (
 )
 from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.parts import MAX_IMAGES
-from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.restriction import RestrictingField
 from specllama.server.dialects.shared.sampling_fields import MAX_TOP, TokenIds
 from specllama.server.dialects.shared.sibling_names import as_options
 from specllama.server.dialects.shared.speculation import Speculation
@@ -128,8 +128,8 @@ class OllamaRequest(ThinkingFields, StructuredFields):
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
-    def _parameters(self) -> list[Given]:
-        return self.options.given_parameters()
+    def _parameters(self) -> list[RestrictingField]:
+        return self.options.restricting_parameters()
 
     def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
@@ -184,7 +184,7 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
                 f.parameters,
                 f.strict,
                 field=f"tools[{i}].function",
-                any_form=True,  # Ollama looks at names and descriptions alone
+                any_form=True,  # Ollama reads only names and descriptions
             )
             for i, f in enumerate(functions)
         ]

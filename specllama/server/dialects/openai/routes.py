@@ -64,7 +64,7 @@ async def responses_length(api: ApiRequest) -> Response:
 
 async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
     api.check_model(body.model)
-    body.generation(api.settings.sampling, api.settings.variables)  # refuses what it would refuse
+    body.generation(api.settings.sampling, api.settings.variables)  # raises the same errors
     n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 

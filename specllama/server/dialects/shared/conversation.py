@@ -16,7 +16,7 @@ from specllama.calls.history import in_call_order
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.earlier_calls import CallArguments, EarlierCalls
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError
-from specllama.server.dialects.shared.parts import Content, MediaPart, Read, read
+from specllama.server.dialects.shared.parts import Content, MediaPart, ReadContent, read
 
 MAX_MESSAGES = 4096
 _SHOWN = 80  # characters of an id in an error
@@ -95,39 +95,41 @@ class ConversationReader:
         """Messages so far."""
         return len(self._messages)
 
-    def say(self, role: str, content: Content | Read | None, path: str, name: str | None = None) -> None:
+    def say(
+        self, role: str, content: Content | ReadContent | None, path: str, name: str | None = None
+    ) -> None:
         """Add a message of the system or the user. path: of the content in the body."""
-        said = content if isinstance(content, Read) else read(content, path)
-        message: TurnMessage = {"role": role, "content": said.lines}
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
+        message: TurnMessage = {"role": role, "content": parsed.lines}
         if name:
             message["name"] = name
-        self._add(message, said)
+        self._add(message, parsed)
 
     def answer(
         self,
-        content: Content | Read | None,
+        content: Content | ReadContent | None,
         path: str,
         thought: str = "",
         calls: Sequence[GivenCall] = (),
         name: str | None = None,
     ) -> None:
         """Add an answer. thought: reasoning in addition to that in the content."""
-        said = content if isinstance(content, Read) else read(content, path)
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
         self._calls.begin_turn()
-        message: TurnMessage = {"role": "assistant", "content": said.run}
+        message: TurnMessage = {"role": "assistant", "content": parsed.run}
         if name:
             message["name"] = name
-        if reasoning := thought or "".join(said.thoughts):
+        if reasoning := thought or "".join(parsed.thoughts):
             message["reasoning_content"] = reasoning
         if made := [one for call in calls if (one := self._call(call)) is not None]:
             message["tool_calls"] = made
-        if said.run or len(message) > 2 or not calls:  # of calls that were left out nothing remains
-            self._add(message, said)
+        if parsed.run or len(message) > 2 or not calls:  # of calls that were left out nothing remains
+            self._add(message, parsed)
 
     def result(
         self,
         id_: str | None,
-        content: Content | Read | None,
+        content: Content | ReadContent | None,
         path: str,
         name: str | None = None,
         failed: bool = False,
@@ -138,18 +140,18 @@ class ConversationReader:
         """
         if id_ in self._gone:
             return
-        said = content if isinstance(content, Read) else read(content, path)
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
         call = self._calls.answered(id_, name)
         if call is None:
             what = "calls a tool" if id_ is None else f"has a call {id_[:_SHOWN]!r}"
             raise FieldError(f"{id_path}: no message before it {what}", id_path)
-        text = said.lines
+        text = parsed.lines
         if failed and not text.lower().startswith("error"):
             text = f"Error: {text}" if text else "Error"
         message: TurnMessage = {"role": "tool", "content": text, "tool_call_id": call[0]}
         if call[1]:
             message["name"] = call[1]
-        self._add(message, Read())
+        self._add(message, ReadContent())
 
     def leave_out(self, kind: str, *ids: str | None) -> None:
         """Count a dropped item. ids: those of a call, whose result is dropped too."""
@@ -184,7 +186,7 @@ class ConversationReader:
         in_order = in_call_order([dict(message) for message in messages])
         return ReadConversation(in_order, prefix, thought, dict(self._left_out))
 
-    def _add(self, message: TurnMessage, content: Read) -> None:
+    def _add(self, message: TurnMessage, content: ReadContent) -> None:
         self._messages.append(message)
         self._media = content.media if message["role"] == "user" else []
 

@@ -255,15 +255,17 @@ def _field_error(error: ValidationError) -> FieldError:
     name = _path(first["loc"])
     if first["type"] == "missing":
         return FieldError(f"{name} is missing", name)
-    reason = _said(first["msg"])
+    reason = _rephrased(first["msg"])
     if first["type"].endswith("_type"):  # of a union: all that it may be
         alike = [e["msg"] for e in errors if e["type"].endswith("_type") and _path(e["loc"]) == name]
-        kinds = dict.fromkeys(_said(message).removeprefix("must be ") for message in (first["msg"], *alike))
+        kinds = dict.fromkeys(
+            _rephrased(message).removeprefix("must be ") for message in (first["msg"], *alike)
+        )
         reason = f"must be {' or '.join(kinds)}"
     return FieldError(f"{name}: {reason}" if name else reason, name or None)
 
 
-def _said(message: str) -> str:
+def _rephrased(message: str) -> str:
     """Rephrases a message of pydantic."""
     text = message.removeprefix("Value error, ").replace(" after validation", "")
     if "unicode" in text:
@@ -272,10 +274,10 @@ def _said(message: str) -> str:
     return re.sub(r"^must be a valid (dictionary|.* or instance of .*)$", "must be an object", text)
 
 
-def _path(places: Sequence[str | int]) -> str:
+def _path(location: Sequence[str | int]) -> str:
     """The path of a field, without the type names that pydantic inserts."""
     name, names = "", _field_names()
-    for part in places:
+    for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part in names:

@@ -23,7 +23,7 @@ from specllama.server.dialects.shared.fields import (
     RequestBody,
 )
 from specllama.server.dialects.shared.keep_alive import KeepAlive
-from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.restriction import RestrictingField
 from specllama.server.dialects.shared.samplers import with_samplers
 from specllama.server.dialects.shared.sibling_names import renamed, with_options
 from specllama.server.dialects.shared.speculation import Speculation, SpeculationSettings
@@ -173,10 +173,10 @@ class ParameterReader(ParameterFields):
             raise FieldError(message, field if error.option in params else None) from None
         return params
 
-    def given_parameters(self) -> list[Given]:
+    def restricting_parameters(self) -> list[RestrictingField]:
         """The parameters that restrict the text."""
         values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
-        return [Given(name, {name: value}) for name, value in values if value is not None]
+        return [RestrictingField(name, {name: value}) for name, value in values if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
         """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
@@ -238,8 +238,8 @@ class SamplingFields(ParameterReader, StructuredFields):
         """Whether the engine is to report the whole prefill."""
         return self.stream and (self.return_progress or self.timings_per_token)
 
-    def _parameters(self) -> list[Given]:
-        return self.given_parameters()
+    def _parameters(self) -> list[RestrictingField]:
+        return self.restricting_parameters()
 
 
 _OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num_ctx")

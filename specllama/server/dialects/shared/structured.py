@@ -14,10 +14,15 @@ from pydantic import Field
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.answer_forms import FormFields
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Restriction, restriction
+from specllama.server.dialects.shared.restriction import (
+    ANY_OBJECT,
+    RestrictingField,
+    Restriction,
+    restriction,
+)
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
-_DOUBLE = "::="  # in a text it would say that it is GBNF
+_DOUBLE = "::="  # a grammar that contains it is read as GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
 SchemaOrText = Text | Annotated[JsonObject, SMALL]
 Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES)]
@@ -61,14 +66,14 @@ class StructuredFields(FormFields):
             [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
         )
 
-    def _parameters(self) -> list[Given]:
+    def _parameters(self) -> list[RestrictingField]:
         """Sampling parameters that restrict the text."""
         return []
 
-    def _structures(self) -> list[Given]:
+    def _structures(self) -> list[RestrictingField]:
         """Restrictions by vLLM's fields. Raises FieldError."""
         restrictions = [
-            Given(field, _KINDS[kind](field, value))
+            RestrictingField(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()
             if value not in (None, False, "", [])
         ]

@@ -17,7 +17,7 @@ from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")
-_ON = ("enabled", "adaptive", "auto")  # "between_tools": no thinking, but for words on progress
+_ON = ("enabled", "adaptive", "auto")  # not "between_tools", which only writes notes on progress
 Word = Annotated[str, Field(max_length=64)]
 
 

@@ -20,7 +20,7 @@ from specllama.server.dialects.shared.parts import (
     Content,
     ContentPart,
     MessageFields,
-    Read,
+    ReadContent,
     read,
     read_part,
     with_images,
@@ -218,7 +218,7 @@ class _ItemReader:
 
     def _result(self, id_: str, output: Output, path: str) -> None:
         self.end_turn()
-        content, here = Read(), f"{path}.output"
+        content, here = ReadContent(), f"{path}.output"
         if isinstance(output, str):
             content.texts.append(output)
         elif isinstance(output, OutputPart):
@@ -244,7 +244,7 @@ _READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {
 """Types of items to what reads them."""
 
 
-def _read_output(part: OutputPart, path: str, content: Read) -> None:
+def _read_output(part: OutputPart, path: str, content: ReadContent) -> None:
     if texts := list(filter(None, (part.stdout, part.stderr, part.logs))):
         content.texts += texts
     else:

@@ -133,10 +133,10 @@ class ResponsesWriter:
         shown = error_body(error)["error"]
         code, message = shown["code"] or shown["type"], shown["message"]
         begun = [] if self._n_events else self._begin()
-        told = self._event("error", {"code": code, "message": message, "param": shown["param"]})
+        failure = self._event("error", {"code": code, "message": message, "param": shown["param"]})
         output = self._items.of(self.fold.choices[0]) if self.fold.choices else []
         failed = self._response("failed", output, {"code": "server_error", "message": message})
-        return b"".join([*begun, told, self._event("response.failed", {"response": failed})])
+        return b"".join([*begun, failure, self._event("response.failed", {"response": failed})])
 
     def end(self) -> bytes:
         """See DialectWriter."""
