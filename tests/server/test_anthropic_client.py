@@ -91,14 +91,14 @@ def test_stop_sequences(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "extra_body": {"seed": 1, "temperature": 0}}
     text = client.messages.create(**asked).content[0].text
     word = text.split()[3]
-    found = client.messages.create(**asked, stop_sequences=["zzz", word])
-    assert found.content[0].text == text[: text.index(word)]
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", word)
+    message = client.messages.create(**asked, stop_sequences=["zzz", word])
+    assert message.content[0].text == text[: text.index(word)]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
 
 
 def test_a_full_context_has_its_own_stop_reason(client: anthropic.Anthropic) -> None:
-    found = client.messages.create(**{**ASKED, "max_tokens": 10_000}, extra_body={"ignore_eos": True})
-    assert found.stop_reason == "model_context_window_exceeded"
+    message = client.messages.create(**{**ASKED, "max_tokens": 10_000}, extra_body={"ignore_eos": True})
+    assert message.stop_reason == "model_context_window_exceeded"
 
 
 def test_a_partial_answer_is_continued(client: anthropic.Anthropic, exact: Server) -> None:
@@ -130,8 +130,8 @@ def test_thinking_has_its_own_block(client: anthropic.Anthropic) -> None:
 
 def test_a_schema_is_enforced(client: anthropic.Anthropic) -> None:
     form = {"type": "json_schema", "schema": Verdict.model_json_schema()}
-    found = client.messages.create(**ASKED, output_config={"format": form})
-    assert Verdict.model_validate_json(found.content[0].text)
+    message = client.messages.create(**ASKED, output_config={"format": form})
+    assert Verdict.model_validate_json(message.content[0].text)
     parsed = client.messages.parse(**ASKED, output_format=Verdict)
     assert isinstance(parsed.parsed_output, Verdict)
 
@@ -156,8 +156,8 @@ def test_forced_calls(client: anthropic.Anthropic, choice, names) -> None:
 
 
 def test_tool_choice_none_forbids_calls(client: anthropic.Anthropic) -> None:
-    found = client.messages.create(**ASKED, tools=[LOOK], tool_choice={"type": "none"})
-    assert {block.type for block in found.content} == {"text"}
+    message = client.messages.create(**ASKED, tools=[LOOK], tool_choice={"type": "none"})
+    assert {block.type for block in message.content} == {"text"}
 
 
 def test_an_agent_of_three_turns(client: anthropic.Anthropic) -> None:
@@ -331,14 +331,14 @@ def chain(exact: Server) -> ChatAnthropic:
 
 
 def test_langchain_answers_and_streams(chain: ChatAnthropic) -> None:
-    found = chain.invoke(QUESTION[0]["content"])
-    assert found.content
-    assert found.usage_metadata["output_tokens"] > 0
+    message = chain.invoke(QUESTION[0]["content"])
+    assert message.content
+    assert message.usage_metadata["output_tokens"] > 0
     chunks = list(chain.stream(QUESTION[0]["content"]))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
-    assert whole.usage_metadata["input_tokens"] == found.usage_metadata["input_tokens"]
+    assert whole.usage_metadata["input_tokens"] == message.usage_metadata["input_tokens"]
     assert whole.usage_metadata["total_tokens"] == sum(
         whole.usage_metadata[name] for name in ("input_tokens", "output_tokens")
     )
@@ -372,5 +372,5 @@ def test_langchain_calls_tools(chain: ChatAnthropic) -> None:
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 def test_langchain_gets_structured_output(chain: ChatAnthropic, method) -> None:
-    found = chain.with_structured_output(Verdict, method=method).invoke(QUESTION[0]["content"])
-    assert isinstance(found, Verdict)
+    verdict = chain.with_structured_output(Verdict, method=method).invoke(QUESTION[0]["content"])
+    assert isinstance(verdict, Verdict)

@@ -199,8 +199,8 @@ def test_invalid_bodies_are_refused(server: Server, body: bytes, needle: str) ->
 
 
 def test_an_empty_prompt_is_the_bos_token(server: Server) -> None:
-    found = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
-    assert (found["prompt_tokens"], found["completion_tokens"]) == (1, 2)
+    usage_counts = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
+    assert (usage_counts["prompt_tokens"], usage_counts["completion_tokens"]) == (1, 2)
 
 
 def test_an_excessive_max_tokens_is_limited_by_the_context(exact: Server) -> None:
@@ -242,10 +242,10 @@ def test_endless_chunks_are_refused(server: Server) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     try:
-        found = server.raw(head + chunk * 1000)
+        received = server.raw(head + chunk * 1000)
     except (BrokenPipeError, ConnectionResetError):
         return
-    assert b"413" in found.split(b"\r\n")[0]
+    assert b"413" in received.split(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_endless_chunks_are_refused(server: Server) -> None:
 )
 def test_invalid_http_is_refused(server: Server, data: bytes) -> None:
     try:
-        found = server.raw(data, seconds=1.0)
+        received = server.raw(data, seconds=1.0)
     except (BrokenPipeError, ConnectionResetError):
-        found = b""
-    assert not found or found.startswith(b"HTTP/1.1 4")
+        received = b""
+    assert not received or received.startswith(b"HTTP/1.1 4")
     assert server.get("/health").status == 200
 
 

@@ -49,21 +49,21 @@ def is_closed(link: socket.socket, seconds: float = SOON) -> bool:
 
 def trickle(link: socket.socket, data: bytes, seconds: float) -> bytes:
     """Send a byte now and then, for so long at most; what came back by the time the other side closed."""
-    found, deadline = b"", time.monotonic() + seconds
+    received, deadline = b"", time.monotonic() + seconds
     link.settimeout(0.1)
     for byte in data:
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, received
         try:
             link.send(bytes([byte]))
             part = link.recv(65536)
         except TimeoutError:
             continue
         except (BrokenPipeError, ConnectionResetError):
-            return found
+            return received
         if not part:
-            return found
-        found += part
-    raise AssertionError(f"the server took all of it: {found!r}")
+            return received
+        received += part
+    raise AssertionError(f"the server took all of it: {received!r}")
 
 
 class TestSlowSenders:
@@ -134,13 +134,13 @@ class TestAllowedToBeSlow:
     def test_a_slow_reader_gets_the_whole_answer(self, brief: Server) -> None:
         """Takes longer than a client may leave its answer unread, but reads on."""
         link = brief.begin(CHAT, **LARGE, max_tokens=2000)
-        stream, found, began = link.getresponse(), b"", time.monotonic()
+        stream, received, began = link.getresponse(), b"", time.monotonic()
         while part := stream.read(128 * 1024):
-            found += part
+            received += part
             time.sleep(0.05)
         assert time.monotonic() - began > BRIEF
-        assert len(found) > 3_000_000
-        assert found.endswith(b"data: [DONE]\n\n")
+        assert len(received) > 3_000_000
+        assert received.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_client_that_reads_nothing_is_dropped(brief: Server) -> None:
@@ -206,10 +206,10 @@ def asking(link: socket.socket, path: str) -> socket.socket:
 
 def answer(link: socket.socket) -> tuple[int, str | None, bytes]:
     """Status, Retry-After and body of what comes next."""
-    found = http.client.HTTPResponse(link)
-    found.begin()
-    with found:
-        return found.status, found.getheader("retry-after"), found.read()
+    response = http.client.HTTPResponse(link)
+    response.begin()
+    with response:
+        return response.status, response.getheader("retry-after"), response.read()
 
 
 OK = (200, None, b"ok")

@@ -46,10 +46,10 @@ def shortened(body: Any, path: str = "") -> Any:
         options = body.get("options") or {}
         short = {"options": {**options, "num_predict": MOST}} if isinstance(options, dict) else {}
         return {**body, **short}
-    found = {k: 1 + v % MOST if k in LENGTHS and asks_for_many(v) else v for k, v in body.items()}
-    if all(found.get(name) is None for name in LENGTHS):
-        found["max_tokens"] = MOST
-    return found
+    bounded = {k: 1 + v % MOST if k in LENGTHS and asks_for_many(v) else v for k, v in body.items()}
+    if all(bounded.get(name) is None for name in LENGTHS):
+        bounded["max_tokens"] = MOST
+    return bounded
 
 
 @pytest.mark.timeout(1800 if THOROUGH else 120)
@@ -90,5 +90,5 @@ def test_raw_requests_get_documented_statuses(server: Server) -> None:
     part.set_up()
     for index in range(3 * EXAMPLES):
         data = input_of(part, SEED, index)
-        found = judged(part, data)
-        assert not found["reason"], f"input {index}: {found['reason']}\n{data[:500]!r}"
+        verdict = judged(part, data)
+        assert not verdict["reason"], f"input {index}: {verdict['reason']}\n{data[:500]!r}"

@@ -38,8 +38,8 @@ def reused(reply: Reply) -> tuple[int, int]:
 
 
 def metrics(server: Server, name: str) -> dict[str, float]:
-    found = samples_of(server.get("/metrics", headers=KEYS[name]))
-    return {name: value for name, value in found.items() if "_created" not in name}
+    samples = samples_of(server.get("/metrics", headers=KEYS[name]))
+    return {name: value for name, value in samples.items() if "_created" not in name}
 
 
 def begin(server: Server, name: str, **more: object):

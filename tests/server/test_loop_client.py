@@ -116,15 +116,15 @@ class Heard:
         self.delta.put_nowait(message)
 
     async def text(self) -> str:
-        found = ""
+        heard = ""
         while True:
             message = await self.delta.get()
             if isinstance(message, SpecllamaError):
                 raise message
             if isinstance(message, m.Tokens):
-                found += message.items[0].text
+                heard += message.items[0].text
             if isinstance(message, m.Done):
-                return found + message.text
+                return heard + message.text
 
 
 class TestLoopClient:

@@ -60,9 +60,9 @@ def test_a_trace_names_the_memory(keyed: Server) -> None:
 def test_metrics_count_the_memory_separately(keyed: Server) -> None:
     ask(keyed, "alice")
     ask(keyed, "alice")
-    found = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
-    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory",model="' in found
-    assert "alice" not in found
+    metrics = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
+    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory",model="' in metrics
+    assert "alice" not in metrics
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,12 @@ def answered_by(reply: Reply) -> str:
 
 class TestList:
     def test_lists_models_on_disk_and_known_models(self, both: Server) -> None:
-        found = both.get("/v1/models?known=true").json
-        first = found["data"][0]
+        listing = both.get("/v1/models?known=true").json
+        first = listing["data"][0]
         assert (first["id"], first["status"]) == (PYDOC, {"value": "loaded"})
         assert first["meta"]["n_ctx"] == 512
-        assert found["first_id"] == PYDOC
-        listed = {m["id"]: m for m in found["data"]}
+        assert listing["first_id"] == PYDOC
+        listed = {m["id"]: m for m in listing["data"]}
         assert {TINY, OTHER, PAIR, BROKEN, SMALL} <= set(listed)
         assert listed[OTHER]["status"] == {"value": "unloaded"}
         assert listed[OTHER]["meta"]["size"] > 100_000
@@ -122,8 +122,8 @@ class TestList:
 
     def test_one_model_by_any_of_its_names(self, both: Server) -> None:
         for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest"):
-            found = both.get(f"/v1/models/{name}")
-            assert (found.status, found.json["id"]) == (200, name), found.json
+            reply = both.get(f"/v1/models/{name}")
+            assert (reply.status, reply.json["id"]) == (200, name), reply.json
         assert both.get("/v1/models/far-away").status == 404
 
     def test_a_model_that_arrives_later_is_found(self, both: Server, disk: Path) -> None:
@@ -193,7 +193,7 @@ class TestTogether:
         one = first_event(both.begin(model=TINY, stream=True, **ENDLESS))
         other = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
         slots = {name: both.get(f"/slots?model={name}").json for name in (TINY, "pydoc")}
-        assert all(sum(s["is_processing"] for s in found) == 1 for found in slots.values()), slots
+        assert all(sum(s["is_processing"] for s in state) == 1 for state in slots.values()), slots
         both.hang_up()
         one.close()
         other.close()
@@ -201,8 +201,8 @@ class TestTogether:
     def test_tokenizing_uses_the_named_model(self, both: Server) -> None:
         ids = {m: both.post("/tokenize", {"content": "zip open", "model": m}).json for m in (TINY, "pydoc")}
         assert ids[TINY] != ids["pydoc"]
-        for name, found in ids.items():
-            text = both.post("/detokenize", {"tokens": found["tokens"], "model": name}).json
+        for name, tokenized in ids.items():
+            text = both.post("/detokenize", {"tokens": tokenized["tokens"], "model": name}).json
             assert text == {"content": "zip open"}
         by_query = both.post(f"/tokenize?model={TINY}", {"content": "zip open"}).json
         assert by_query == ids[TINY]
@@ -323,8 +323,8 @@ class TestOneAfterTheOther:
         single.complete(model=PYDOC, max_tokens=1)
         n = sum(f"{TINY} is in memory" in line for line in single.lines)
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: single.complete(model=TINY, max_tokens=2).status, range(4)))
-        assert found == [200] * 4
+            statuses = list(pool.map(lambda _: single.complete(model=TINY, max_tokens=2).status, range(4)))
+        assert statuses == [200] * 4
         assert sum(f"{TINY} is in memory" in line for line in single.lines) == n + 1
 
     def test_the_queue_is_bounded_during_a_load(self, single: Server) -> None:
@@ -369,21 +369,21 @@ class TestOllama:
     """Its clients list, load, keep and unload models."""
 
     def test_tags_are_the_models_on_disk(self, both: Server) -> None:
-        found = {m["name"]: m for m in both.get("/api/tags").json["models"]}
-        assert {PYDOC, TINY, OTHER, PAIR} <= set(found)
-        assert "far-away" not in found
-        details = found[OTHER]["details"]
+        tags = {m["name"]: m for m in both.get("/api/tags").json["models"]}
+        assert {PYDOC, TINY, OTHER, PAIR} <= set(tags)
+        assert "far-away" not in tags
+        details = tags[OTHER]["details"]
         assert (details["family"], details["quantization_level"]) == ("llama", "F32")
-        assert found[OTHER]["size"] > 100_000
-        assert found[BROKEN]["details"]["family"] == ""
+        assert tags[OTHER]["size"] > 100_000
+        assert tags[BROKEN]["details"]["family"] == ""
 
     def test_showing_a_model_does_not_load_it(self, both: Server) -> None:
         """Copilot asks about each model in the list."""
         n_engines = len(engines(both))
-        found = both.post("/api/show", {"model": SMALL}).json
-        assert found["capabilities"] == ["completion", "tools"]
-        assert found["model_info"]["llama.context_length"] == 512
-        assert found["details"]["quantization_level"] == "Q4_0"
+        shown = both.post("/api/show", {"model": SMALL}).json
+        assert shown["capabilities"] == ["completion", "tools"]
+        assert shown["model_info"]["llama.context_length"] == 512
+        assert shown["details"]["quantization_level"] == "Q4_0"
         assert (both.post("/api/show", {"model": BROKEN}).status, len(engines(both))) == (500, n_engines)
 
     def test_keep_alive(self, both: Server) -> None:

@@ -72,8 +72,8 @@ def test_the_format_is_enforced(server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     more = {"stream": False, "options": {"num_predict": 40, "seed": 3}}
     assert json.loads(chat(server, format=schema, **more).json["message"]["content"])["a"] in ("x", "y")
-    found = generate(server, format={"type": "object", "additionalProperties": False}, **more)
-    assert json.loads(found.json["response"]) == {}
+    reply = generate(server, format={"type": "object", "additionalProperties": False}, **more)
+    assert json.loads(reply.json["response"]) == {}
     assert chat(server, format="json", **more).json["message"]["content"].startswith("{")
 
 
@@ -87,16 +87,16 @@ def test_an_empty_request_loads_or_unloads_the_model(
     asked = {"model": NAME, "keep_alive": keep_alive, **fields}
     (streamed,) = lines(server.post(path, asked))
     whole = server.post(path, {**asked, "stream": False}).json
-    for found in (streamed, whole):
-        assert (found["done"], found["done_reason"], found["model"]) == (True, reason, NAME)
-        assert found.get("message", {"content": found.get("response")})["content"] == ""
+    for answer in (streamed, whole):
+        assert (answer["done"], answer["done_reason"], answer["model"]) == (True, reason, NAME)
+        assert answer.get("message", {"content": answer.get("response")})["content"] == ""
     assert server.answers()
 
 
 @pytest.mark.parametrize("name", [NAME, f"{NAME}:latest", "", None])
 def test_names(server: Server, name) -> None:
-    found = chat(server, model=name, stream=False)
-    assert (found.status, found.json["model"]) == (200, name or NAME)
+    reply = chat(server, model=name, stream=False)
+    assert (reply.status, reply.json["model"]) == (200, name or NAME)
     assert server.post("/api/show", {"name": name}).status == 200
 
 

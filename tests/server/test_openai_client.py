@@ -69,10 +69,10 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_parse_with_a_schema(client: openai.OpenAI) -> None:
-    found = client.chat.completions.parse(
+    completion = client.chat.completions.parse(
         model="pydoc-target", messages=QUESTION, response_format=Verdict, max_tokens=40
     )
-    assert isinstance(found.choices[0].message.parsed, Verdict)
+    assert isinstance(completion.choices[0].message.parsed, Verdict)
     with (
         client.chat.completions.stream(
             model="pydoc-target", messages=QUESTION, response_format=Verdict, max_tokens=40
@@ -116,8 +116,8 @@ def test_many_at_once_in_an_event_loop(server: Server) -> None:
             async def one(seed: int, stream: bool) -> str:
                 asked = {"model": "pydoc-target", "messages": QUESTION, "max_tokens": 15, "seed": seed}
                 if not stream:
-                    found = await client.chat.completions.create(**asked)
-                    return found.choices[0].message.content
+                    completion = await client.chat.completions.create(**asked)
+                    return completion.choices[0].message.content
                 chunks = await client.chat.completions.create(**asked, stream=True)
                 return "".join([c.choices[0].delta.content or "" async for c in chunks])
 
@@ -155,5 +155,5 @@ class TestLangChain:
 
     @pytest.mark.filterwarnings("default")
     def test_structured_output(self, model) -> None:
-        found = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
-        assert isinstance(found, Verdict)
+        verdict = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
+        assert isinstance(verdict, Verdict)

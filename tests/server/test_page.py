@@ -22,15 +22,15 @@ def test_browsers_get_the_page_and_other_clients_a_line(server: Server) -> None:
 
 @pytest.mark.parametrize("name", page_files())
 def test_files(server: Server, name: str) -> None:
-    found = server.get(f"/page/{name}")
-    assert found.status == 200
-    assert found.body == page_files()[name].read_bytes()
-    assert found.headers["content-security-policy"] == POLICY
-    assert found.headers["x-content-type-options"] == "nosniff"
-    assert found.headers["cache-control"] == "no-cache"
-    again = server.get(f"/page/{name}", headers={"if-none-match": f'"other", W/{found.headers["etag"]}'})
+    reply = server.get(f"/page/{name}")
+    assert reply.status == 200
+    assert reply.body == page_files()[name].read_bytes()
+    assert reply.headers["content-security-policy"] == POLICY
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-cache"
+    again = server.get(f"/page/{name}", headers={"if-none-match": f'"other", W/{reply.headers["etag"]}'})
     assert (again.status, again.body) == (304, b"")
-    assert again.headers["etag"] == found.headers["etag"]
+    assert again.headers["etag"] == reply.headers["etag"]
     assert server.get(f"/page/{name}", headers={"if-none-match": '"other"'}).status == 200
 
 
@@ -79,9 +79,9 @@ def test_responses_have_what_the_page_reads(server: Server) -> None:
 
 
 def test_an_answer_says_why_nothing_was_drafted(server: Server) -> None:
-    found = server.chat(max_tokens=4, speculation={"enabled": False}).json["speculation"]
-    assert found["n_drafted"] == 0
-    assert found["reason"]
+    speculation = server.chat(max_tokens=4, speculation={"enabled": False}).json["speculation"]
+    assert speculation["n_drafted"] == 0
+    assert speculation["reason"]
 
 
 def test_measured_times_are_in_props(tmp_path) -> None:

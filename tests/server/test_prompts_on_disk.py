@@ -53,8 +53,8 @@ def complete(server: Server, text: str, **fields: Any) -> Reply:
 
 def from_disk(server: Server, name: str = "") -> float:
     """The metric, as this key may read it."""
-    found = samples_of(server.get("/metrics", headers=KEYS.get(name)))
-    return found["specllama_prompt_tokens_from_disk_total"]
+    samples = samples_of(server.get("/metrics", headers=KEYS.get(name)))
+    return samples["specllama_prompt_tokens_from_disk_total"]
 
 
 def kill(server: Server) -> None:
@@ -79,10 +79,10 @@ def test_a_killed_server_resumes_its_prompts(tmp_path: Path, kind: str) -> None:
         kill(first)
     with serve(tmp_path, kind) as second:
         for api in PATHS:
-            found = ask(second, api, longer(api))
-            assert found.answer == texts[api]
-            assert found.n_evaluated <= 2 * GAP + 40
-            assert found.n_cached > 300
+            resumed = ask(second, api, longer(api))
+            assert resumed.answer == texts[api]
+            assert resumed.n_evaluated <= 2 * GAP + 40
+            assert resumed.n_cached > 300
         reply = complete(second, raw + "The others").json
         assert reply["choices"][0]["text"] == said
         assert reply["timings"]["prompt_n"] <= 2 * GAP + 20
@@ -143,9 +143,9 @@ def test_a_reloaded_model_keeps_its_prompts(tmp_path: Path) -> None:
             assert ask(server, "chat", conversation("a"), model=model).n_cached == 0
             texts[name] = ask(server, "chat", longer("a"), model=model).answer
         for name in ("one", "two"):
-            found = ask(server, "chat", longer("a"), model=f"me/{name}:F32")
-            assert found.n_cached > 300
-            assert found.answer == texts[name]
+            reply = ask(server, "chat", longer("a"), model=f"me/{name}:F32")
+            assert reply.n_cached > 300
+            assert reply.answer == texts[name]
         assert sum("is unloaded" in line for line in server.lines) >= 3
 
 

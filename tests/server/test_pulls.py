@@ -24,10 +24,10 @@ CONTENT = EMBEDDED_DRAFT.read_bytes()
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[LocalHub]:
-    with local_hub() as found:
+    with local_hub() as local:
         for name in ("far-away", "further"):
-            found.repos[f"me/{name}"] = Repo({f"{name}-Q4_0.gguf": CONTENT})
-        yield found
+            local.repos[f"me/{name}"] = Repo({f"{name}-Q4_0.gguf": CONTENT})
+        yield local
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, hub: LocalHub) -> Iterator[
 def status(server: Server, name: str) -> dict[str, Any]:
     """Of a model in the list, whatever its name there is when it is on disk."""
     listed = server.get("/v1/models?known=true").json["data"]
-    found: dict[str, Any] = next(m["status"] for m in listed if name in m["id"])
-    return found
+    state: dict[str, Any] = next(m["status"] for m in listed if name in m["id"])
+    return state
 
 
 def test_a_known_model_is_downloaded(server: Server, hub: LocalHub) -> None:
@@ -92,10 +92,10 @@ def test_unknown_models_are_not_downloaded(server: Server, hub: LocalHub) -> Non
 
 
 def test_a_download_that_fails_says_why(server: Server, hub: LocalHub) -> None:
-    found = hub.repos.pop("me/further")
+    repo = hub.repos.pop("me/further")
     assert server.post("/models/pull", {"model": "further"}).status == 200
     server.until(lambda: status(server, "further").get("download", {}).get("error"))
-    hub.repos["me/further"] = found
+    hub.repos["me/further"] = repo
     assert server.post("/models/pull", {"model": "further"}).status == 200
     server.until(lambda: status(server, "further")["value"] == "unloaded")
 

@@ -73,9 +73,9 @@ class TestCommandLines:
             names = [model["id"] for model in one.get("/v1/models", headers=key).json["data"]]
             assert names == (["main"] if "-md" in line else ["one", "two"])
             asked = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "model": names[-1]}
-            found = one.post("/v1/chat/completions", asked, headers=key)
-            assert found.status == 200, found.body
-            assert found.json["model"] == names[-1]
+            reply = one.post("/v1/chat/completions", asked, headers=key)
+            assert reply.status == 200, reply.body
+            assert reply.json["model"] == names[-1]
             assert any("read --api-key in" in said for said in one.lines) == ("--api-key" in line)
 
     def test_defaults_of_the_server(self, tmp_path) -> None:
@@ -87,9 +87,9 @@ class TestCommandLines:
         with Server(tmp_path, "-n", "3", env={"SPECLLAMA_API_KEY": "from-env"}) as one:
             assert one.get("/props").status == 401
             headers = {"x-api-key": "from-env"}
-            found = one.get("/props", headers=headers).json
-            assert (found["total_slots"], found["model_alias"]) == (2, "mine")
-            params = found["default_generation_settings"]["params"]
+            props = one.get("/props", headers=headers).json
+            assert (props["total_slots"], props["model_alias"]) == (2, "mine")
+            params = props["default_generation_settings"]["params"]
             assert (params["temperature"], params["n_predict"]) == (0.0, 3)
             texts = {
                 one.post("/v1/completions", {"prompt": "def ", **more}, headers=headers).json["usage"][

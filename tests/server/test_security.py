@@ -137,10 +137,10 @@ class TestPages:
         assert asked.status == 204
         assert asked.headers["access-control-allow-origin"] == "https://app.example"
         assert asked.headers["access-control-allow-headers"] == "authorization, content-type"
-        found = locked.get(
+        reply = locked.get(
             "/v1/models", headers={"Origin": "https://app.example", "Authorization": f"Bearer {KEY}"}
         )
-        assert (found.status, found.headers["vary"]) == (200, "Origin")
+        assert (reply.status, reply.headers["vary"]) == (200, "Origin")
         assert locked.get("/v1/models", headers={"Origin": "https://app.example"}).status == 401
 
 

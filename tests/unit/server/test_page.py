@@ -24,14 +24,14 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
 
-INDEX = Elements(OWN["index.html"]).found
+INDEX = Elements(OWN["index.html"]).elements
 LOADED = {attributes["src"] or "" for tag, attributes in INDEX if tag == "script"}
 LOADED |= {attributes["href"] or "" for tag, attributes in INDEX if tag == "link"}
 
@@ -147,8 +147,8 @@ def test_elements_that_scripts_use_are_there() -> None:
 def test_each_source_has_a_colour_and_a_line_of_its_own() -> None:
     style = OWN["style.css"]
     rules = re.findall(r'(?m)^\.tint \[data-source="(\w+)"\], .*\{(.*)\}', style)
-    found = dict(rules)
-    assert set(found) == {"target", "model", "head", "copy", "memory", "grammar"}
-    drafted = {name: rule for name, rule in found.items() if name != "target"}
+    styles = dict(rules)
+    assert set(styles) == {"target", "model", "head", "copy", "memory", "grammar"}
+    drafted = {name: rule for name, rule in styles.items() if name != "target"}
     for what in (r"--on: (\S+);", r"text-decoration-style: (\w+)"):
         assert len({re.findall(what, rule)[0] for rule in drafted.values()}) == len(drafted)

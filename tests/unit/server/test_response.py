@@ -169,15 +169,15 @@ class TestWholeAnswers:
 
         async def main() -> list[list[object]]:
             engine, job = started_job(1)
-            found = asyncio.ensure_future(collected(job))
+            batches = asyncio.ensure_future(collected(job))
             engine.starts(0)
             for text in "ab":
                 await asyncio.sleep(0.01)
                 engine.writes(0, text)
             await asyncio.sleep(0.01)
-            assert not found.done()
+            assert not batches.done()
             engine.deliver(0, DONE)
-            return await found
+            return await batches
 
         async def collected(job: RequestStream) -> list[list[object]]:
             return [list(events) async for events in job.batches(whole=True)]
@@ -185,7 +185,7 @@ class TestWholeAnswers:
         (events,) = asyncio.run(main())
         assert [type(event) for event in events] == [Start, TextEvent, TextEvent, End]
         rounds = [event.round for event in events if isinstance(event, TextEvent)]
-        assert all(found is not None and found.seconds >= 0.005 for found in rounds)
+        assert all(batches is not None and batches.seconds >= 0.005 for batches in rounds)
 
     def test_an_error_ends_the_wait(self) -> None:
         async def main() -> int:

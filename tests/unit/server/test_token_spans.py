@@ -25,7 +25,7 @@ def messages(
     tokens: list[bytes], n_rounds: list[int], stops: tuple[str, ...] = (), limit: bool = True
 ) -> list[protocol.Message]:
     """What the engine sends of an output in these tokens. n_rounds: tokens of each round."""
-    writer, found, at, sent = TokenWriter(lambda i: tokens[i], stops), [STARTED], 0, 0
+    writer, sent_messages, at, sent = TokenWriter(lambda i: tokens[i], stops), [STARTED], 0, 0
     ended = False
     for n in [*n_rounds, len(tokens)]:
         for i in range(at, min(at + n, len(tokens))):
@@ -36,13 +36,13 @@ def messages(
         ids = list(range(sent, at))
         if ids:
             entries = [entry(i, "?", writer.lengths[i]) for i in ids]
-            found.append(protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, 0, 0, entries)]))
+            sent_messages.append(protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, 0, 0, entries)]))
         sent = at
         if ended:
             break
     text, runs = writer.finish_runs()
     reason = "stop" if ended or not limit else "length"
-    return [*found, protocol.Done(1, text, reason, RunStats(), runs, stop_string=writer.stopped_by)]
+    return [*sent_messages, protocol.Done(1, text, reason, RunStats(), runs, stop_string=writer.stopped_by)]
 
 
 def events_of(given: list[protocol.Message], **more: Any) -> list[Event]:

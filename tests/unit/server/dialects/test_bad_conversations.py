@@ -25,12 +25,12 @@ def field(api: str) -> str:
 
 
 def turns(api: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = GOOD[api][field(api)]
-    return found
+    messages: list[dict[str, Any]] = GOOD[api][field(api)]
+    return messages
 
 
-def with_turns(api: str, *found: Any) -> dict[str, Any]:
-    return {**GOOD[api], field(api): list(found)}
+def with_turns(api: str, *messages: Any) -> dict[str, Any]:
+    return {**GOOD[api], field(api): list(messages)}
 
 
 def limited(api: str, value: Any) -> dict[str, Any]:
@@ -123,12 +123,12 @@ def test_unreadable_conversations_are_errors(api: str, case: str) -> None:
 )
 def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
     """Ollama's API has none, and pairs by order."""
-    for found in (calls, calls * 2):
+    for given in (calls, calls * 2):
         if api == "responses":
-            body = with_turns(api, turns(api)[0], *found)
+            body = with_turns(api, turns(api)[0], *given)
         else:
             where = "tool_calls" if api == "chat" else "content"
-            body = with_turns(api, turns(api)[0], {"role": "assistant", where: found}, turns(api)[0])
+            body = with_turns(api, turns(api)[0], {"role": "assistant", where: given}, turns(api)[0])
         with pytest.raises(FieldError, match="id is missing"):
             asked(api, body)
 

@@ -43,20 +43,20 @@ def body(api: str, **fields: Any) -> Any:
 
 
 def asked(api: str, **fields: Any) -> protocol.Generate:
-    found = body(api, **fields)
+    read_body = body(api, **fields)
     if api == "ollama":
-        return found.request({}, {})
+        return read_body.request({}, {})
     if api == "generate":
-        return found.request({}, {}, True)
+        return read_body.request({}, {}, True)
     if api in ("completions", "native", "infill"):
-        return found.generations({})[0]
-    return found.generation({}, {})
+        return read_body.generations({})[0]
+    return read_body.generation({}, {})
 
 
 @every
 def test_unknown_fields_are_ignored_and_named(api: str) -> None:
-    found = body(api, session_id="x", provider={"order": []}, usage={"include": True}, mood=None)
-    assert found.ignored_fields == ("session_id", "provider", "usage")
+    read_body = body(api, session_id="x", provider={"order": []}, usage={"include": True}, mood=None)
+    assert read_body.ignored_fields == ("session_id", "provider", "usage")
     assert asked(api, session_id="x") == asked(api)
 
 
@@ -86,16 +86,16 @@ def test_ignored_fields_of_messages_and_parts_are_reported_once_with_their_path(
     part = {"type": "text", "text": "hi", "mood": 1, "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [part], "mood": 1, "id": "m"}
     field = "input" if api == "responses" else "messages"
-    found = body(api, **{field: [message] * 3})
-    assert set(found.ignored_fields) == {f"{field}[].mood", f"{field}[].content[].mood"}
+    read_body = body(api, **{field: [message] * 3})
+    assert set(read_body.ignored_fields) == {f"{field}[].mood", f"{field}[].content[].mood"}
 
 
 @chats
 def test_null_is_absent_at_every_level(api: str) -> None:
     field = "input" if api == "responses" else "messages"
     message = {"role": "user", "content": "hi", "foo": None, "name": None, "tool_calls": None}
-    found = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
-    assert found.ignored_fields == ()
+    read_body = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
+    assert read_body.ignored_fields == ()
     options = {"stream_options": {"include_usage": True, "foo": None}} if api == "chat" else {}
     assert asked(api, **{field: [message]}, **options).chat.messages == Q
 
@@ -107,8 +107,8 @@ def test_4_0_is_a_whole_number_and_4_5_is_not(api: str) -> None:
             return asked(api, options={"num_predict": value})
         return asked(api, max_tokens=value)
 
-    found = limited(4.0).params["max_tokens"]
-    assert (found, type(found)) == (4, int)
+    max_tokens = limited(4.0).params["max_tokens"]
+    assert (max_tokens, type(max_tokens)) == (4, int)
     with pytest.raises(FieldError):
         limited(4.5)
     with pytest.raises(FieldError):
@@ -177,9 +177,9 @@ def test_fields_that_set_thinking_work_in_all_apis(api: str, fields, variables) 
     ],
 )
 def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
-    found = asked(api, **fields).params
-    found.pop("max_tokens", None)
-    assert found == params
+    parameters = asked(api, **fields).params
+    parameters.pop("max_tokens", None)
+    assert parameters == params
 
 
 @every
@@ -260,8 +260,8 @@ def test_names_of_other_apis() -> None:
 
 @pytest.mark.parametrize("api", ["ollama", "generate"])
 def test_options_of_ollama(api: str) -> None:
-    found = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
-    assert found.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
+    read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
+    assert read_body.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
     assert asked(api, options={"seed": -5}).params["seed"] < 2**53
 
 

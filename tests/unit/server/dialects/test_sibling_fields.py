@@ -126,16 +126,16 @@ OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sampling_next_to_the_conversation_and_in_options(api: str, name: str) -> None:
     fields = {name: OPTIONS[name]}
-    found = asked(api, **fields)
-    assert found != asked(api)
-    assert asked(api, options=fields) == found
+    generation = asked(api, **fields)
+    assert generation != asked(api)
+    assert asked(api, options=fields) == generation
     assert body(api, options=fields).ignored_fields == ()
 
 
 @every
 def test_the_apis_own_place_takes_precedence(api: str) -> None:
-    found = asked(api, temperature=0.25, options={"temperature": 0.75})
-    assert found.params["temperature"] == (0.75 if api in ("ollama", "generate") else 0.25)
+    generation = asked(api, temperature=0.25, options={"temperature": 0.75})
+    assert generation.params["temperature"] == (0.75 if api in ("ollama", "generate") else 0.25)
 
 
 @every
@@ -167,9 +167,12 @@ TOOLS: dict[str, Any] = {
     ],
 )
 def test_parallel_calls(api: str, fields: dict[str, Any], parallel: bool) -> None:
-    found, plain = asked(api, tools=TOOLS[api], **fields).chat.tools, asked(api, tools=TOOLS[api]).chat.tools
+    offered, plain = (
+        asked(api, tools=TOOLS[api], **fields).chat.tools,
+        asked(api, tools=TOOLS[api]).chat.tools,
+    )
     assert plain is not None
-    assert found == replace(plain, parallel=parallel)
+    assert offered == replace(plain, parallel=parallel)
 
 
 THOUGHTS: list[dict[str, Any]] = [
@@ -190,17 +193,17 @@ def conversation(api: str, *messages: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("fields", THOUGHTS)
 def test_reasoning_next_to_the_content(api: str, fields: dict[str, Any]) -> None:
     user = {"role": "user", "content": "hi"}
-    found = asked(api, **conversation(api, user, {"role": "assistant", "content": "ho", **fields}, user))
+    generation = asked(api, **conversation(api, user, {"role": "assistant", "content": "ho", **fields}, user))
     answer = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
-    assert found.chat.messages == [user, answer, user]
+    assert generation.chat.messages == [user, answer, user]
 
 
 @chats
 def test_images_next_to_the_content(api: str) -> None:
     user, seen = {"role": "user", "content": "hi"}, {"role": "user", "content": "look", "images": ["aGk="]}
-    found = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
-    assert found.chat.messages is not None
-    assert found.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
+    generation = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
+    assert generation.chat.messages is not None
+    assert generation.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
     field = "input" if api == "responses" else "messages"
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))
@@ -226,9 +229,9 @@ def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> N
     user = {"role": "user", "content": "hi"}
     for form in FORMS_OF_FILES:
         part = {"type": kind, **form}
-        found = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
-        assert found.chat.messages is not None
-        assert "left out: this model reads text only]" in found.chat.messages[1]["content"], form
+        generation = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
+        assert generation.chat.messages is not None
+        assert "left out: this model reads text only]" in generation.chat.messages[1]["content"], form
         if role == "user":
             with pytest.raises(FieldError, match="reads text only"):
                 asked(api, **conversation(api, {"role": role, "content": [part]}))

@@ -17,9 +17,9 @@ TEXT = b'{"content": "' + b"x" * 5000 + b'"}'
 
 def decoded(encoding: str, data: bytes, step: int, most: int = 10_000) -> bytes:
     decoder = Decoder(encoding, most)
-    found = b"".join(decoder.push(data[i : i + step]) for i in range(0, len(data), step))
+    output = b"".join(decoder.push(data[i : i + step]) for i in range(0, len(data), step))
     decoder.finish()
-    return found
+    return output
 
 
 @pytest.mark.parametrize("step", [1, 7, 100_000])

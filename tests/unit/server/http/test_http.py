@@ -122,9 +122,9 @@ class TestBodies:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
 
     def test_a_slow_body_is_refused(self) -> None:
-        with pytest.raises(BodyTooSlowError) as found:
+        with pytest.raises(BodyTooSlowError) as raised:
             self.read([(b"{", True), (None, True)], seconds=0.05)
-        assert found.value.http_status == 408
+        assert raised.value.http_status == 408
 
     def test_a_large_body_is_refused(self) -> None:
         part = b"x" * (1024 * 1024)
@@ -162,10 +162,10 @@ class TestBodies:
         async def both() -> list[object]:
             reader = BodyReader()
             tasks = [reader.read(request([(part, False)]), dict, 30.0) for _ in range(2)]
-            found: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
+            outcomes: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
             again = await reader.read(request([(part, False)]), dict, 30.0)
             assert len(again["content"]) == 200_000
-            return found
+            return outcomes
 
         first, second = asyncio.run(both())
         assert isinstance(first, dict)

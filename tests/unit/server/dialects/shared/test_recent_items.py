@@ -20,8 +20,8 @@ def test_references_become_the_items() -> None:
     recent = RecentItems()
     recent.add("", [said("msg_1"), said("msg_2", "ho")])
     asked = {"model": "m", "input": [{"role": "user", "content": "x"}, {"id": "msg_1"}, reference("msg_2")]}
-    found = recent.resolved("", asked)
-    assert found == {"model": "m", "input": [asked["input"][0], said("msg_1"), said("msg_2", "ho")]}
+    resolved = recent.resolved("", asked)
+    assert resolved == {"model": "m", "input": [asked["input"][0], said("msg_1"), said("msg_2", "ho")]}
 
 
 def test_log_probabilities_are_not_held() -> None:
@@ -80,5 +80,5 @@ def test_the_items_of_one_request_are_bounded() -> None:
     recent = RecentItems()
     ids = [f"msg_{i}" for i in range(9)]
     recent.add("", [said(id_, "x" * 1000_000) for id_ in ids])
-    found = recent.resolved("", {"input": [reference(id_) for id_ in ids]})["input"]
-    assert [item["type"] for item in found] == ["message"] * 4 + ["item_reference"] * 5
+    items = recent.resolved("", {"input": [reference(id_) for id_ in ids]})["input"]
+    assert [item["type"] for item in items] == ["message"] * 4 + ["item_reference"] * 5

@@ -19,8 +19,8 @@ def test_an_empty_schema_means_no_parameters(parameters) -> None:
 def test_a_schema_gets_the_type_object() -> None:
     schema = {"properties": {"a": {"type": "string"}}, "required": ["a"]}
     for kind in ({}, {"type": "object"}, {"type": ["object", "null"]}):
-        found = tool_of("f", "what", schema | kind, True, field="tools[0]")
-        assert found == Tool("f", "what", {"type": "object", **schema}, strict=True)
+        tool = tool_of("f", "what", schema | kind, True, field="tools[0]")
+        assert tool == Tool("f", "what", {"type": "object", **schema}, strict=True)
 
 
 @pytest.mark.parametrize(
