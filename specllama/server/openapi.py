@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NotRequired, TypedDict
 
@@ -9,6 +10,7 @@ import specllama
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.base import ApiRoute
 
+_PATH_PARAMETER = re.compile(r"\{(\w+)[:}]")
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "the request cannot be used", 401: "no key or a wrong one", 404: "no such model or route",
@@ -110,9 +112,9 @@ def _operation(route: ApiRoute, schemas: JsonObject) -> ApiOperation:
     operation: ApiOperation = {"summary": route.summary, "responses": responses}
     if route.open:
         operation["security"] = []
-    if "{name" in route.path:
+    if names := _PATH_PARAMETER.findall(route.path):
         operation["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if route.body is not None:
         schema = route.body.model_json_schema(ref_template=_REF, by_alias=True)
