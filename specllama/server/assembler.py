@@ -65,7 +65,7 @@ class EventAssembler:
         self._ids: list[int] = []  # of tokens since the last event
         self.ends_early = self._started = False
         self._has_text = self._has_reasoning = False
-        self._ends_with_text = True  # as far as it is known: no reasoning and no call after it
+        self._ends_with_text = True  # no reasoning and no call after it so far
         self._n_before_text = 0
 
     def add(self, message: protocol.Message, now: float) -> list[Event]:
@@ -144,8 +144,8 @@ class EventAssembler:
         return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
-        found, self._ids = self._ids, []
-        return found
+        ids, self._ids = self._ids, []
+        return ids
 
     def _plain_runs(self, runs: Runs) -> Runs:
         return self._spans.take(runs)[0] if self._spans is not None else runs
@@ -159,7 +159,7 @@ class EventAssembler:
             runs, logprobs = self._spans.take(runs)
             if self._has_reasoning or self._reader is not None:
                 ids = self._take_ids()
-            else:  # those of a character that is not complete come with its text
+            else:  # the ids of an incomplete character come with its text
                 ids = [entry.chosen.id for entry in logprobs]
                 del self._ids[: len(ids)]
         return TextEvent(self.index, text, runs, logprobs, self._round, ids)

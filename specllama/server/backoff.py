@@ -7,7 +7,7 @@ import math
 from specllama.errors import EngineDiedError, SpecllamaError
 
 DELAYS = (0.0, 5.0, 10.0, 30.0, 60.0)
-"""Seconds without another try after the first, second, ... failure in a row."""
+"""Seconds from the first, second, ... consecutive failure to the next attempt."""
 
 
 class LoadBackoff:

@@ -48,20 +48,20 @@ def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad
 
     Raises what `prepare_if_on_disk`, `read_model`, `check_model` and `check_draft` raise.
     """
-    found = settings if library is None else prepare_if_on_disk(library, settings)
-    if found is None:
+    files = settings if library is None else prepare_if_on_disk(library, settings)
+    if files is None:
         raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
-    target = read_model(found.target.path)
+    target = read_model(files.target.path)
     check_model(target)
-    if found.draft is None:
-        return PendingLoad(found, target, None)
+    if files.draft is None:
+        return PendingLoad(files, target, None)
     verdict, reason = own_head(target)
     head = verdict.head if verdict is not None else None
-    if found.draft.path == found.target.path and (head or reason):
-        return PendingLoad(found, target, head)
-    draft = read_model(found.draft.path)
+    if files.draft.path == files.target.path and (head or reason):
+        return PendingLoad(files, target, head)
+    draft = read_model(files.draft.path)
     check_draft(draft)
-    return PendingLoad(found, target, draft, None if is_head_file(draft) else head)
+    return PendingLoad(files, target, draft, None if is_head_file(draft) else head)
 
 
 def select_evictions(

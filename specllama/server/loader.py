@@ -119,16 +119,16 @@ class ModelLoader:
 
         if self._pending is None or self._pending[0] is not service:
             self._pending = service, await self._prepared(service)
-        there = {s.model.path: s for s in self._engines}
+        by_path = {s.model.path: s for s in self._engines}
         models = []
-        for path, one in there.items():
+        for path, one in by_path.items():
             memory, lease = one.supervisor.info.details, one.lease
             busy, used_at = lease.n_users > 0, lease.used_at
             models.append(LoadedModel(path, busy, used_at, memory.host_bytes, memory.device_bytes))
-        free = self._ledger.free(one.supervisor for one in there.values())
+        free = self._ledger.free(one.supervisor for one in by_path.values())
         most = self._settings.models_max
         evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)
-        return [there[one.id] for one in evicted]
+        return [by_path[one.id] for one in evicted]
 
     async def _prepared(self, service: Service) -> PendingLoad:
         from specllama.server.eviction import prepare_load

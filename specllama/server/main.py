@@ -35,7 +35,7 @@ from specllama.server.supervisor import Say, Supervisor
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: httpx 5 s, others a minute
-_SWITCH_SECONDS = 0.001  # that the event loop waits for a thread that checks a large body; usual: 0.005
+_SWITCH_SECONDS = 0.001  # longest wait of the event loop for another thread; the default is 0.005
 
 
 def serve(
@@ -69,10 +69,10 @@ def listen(host: str, port: int, seconds: float) -> socket.socket:
     Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise _no_address(host) from None
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

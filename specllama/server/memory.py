@@ -88,5 +88,5 @@ def _mapped(supervisor: Supervisor) -> int:
     pid = supervisor.pid
     if pid is None or not supervisor.settings.target.use_mmap:
         return 0
-    found = mapped_memory(pid)
-    return supervisor.info.file_bytes if found is None else found
+    n_bytes = mapped_memory(pid)
+    return supervisor.info.file_bytes if n_bytes is None else n_bytes

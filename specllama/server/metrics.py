@@ -143,19 +143,19 @@ class Metrics:
             self.rate.observe(stats.acceptance_rate)
         self._count_gain(stats, gain(stats, plain))
 
-    def _count_gain(self, stats: RunStats, found: Gain) -> None:
+    def _count_gain(self, stats: RunStats, gained: Gain) -> None:
         """Texts without drafts count too: their time is that of plain decoding plus that spent on drafters.
         Texts of unknown gain add to neither time.
         """
         seconds = stats.decode_seconds - stats.stalled_seconds
         drafted = stats.plain_rounds < stats.rounds
-        verdict = found.verdict if drafted else "not drafted"
+        verdict = gained.verdict if drafted else "not drafted"
         self.verdicts.labels(verdict).inc()
-        if drafted and found.speedup is None:
+        if drafted and gained.speedup is None:
             return
-        plain = seconds * found.speedup if found.speedup is not None else seconds - stats.draft_seconds
-        if found.speedup is not None:
-            self.speedup.observe(found.speedup)
+        plain = seconds * gained.speedup if gained.speedup is not None else seconds - stats.draft_seconds
+        if gained.speedup is not None:
+            self.speedup.observe(gained.speedup)
         self.decode_seconds.inc(max(0.0, seconds))
         self.plain_seconds.inc(max(0.0, plain))
 
@@ -203,13 +203,13 @@ class _Together(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._server.registry.collect()
-        found: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for metrics in self._models:
             for family in metrics.registry.collect():
-                one = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                one = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 labels = {} if "model_name" in _label_names(family) else {"model": metrics.model}
                 one.samples += [s._replace(labels={**labels, **s.labels}) for s in family.samples]
-        yield from found.values()
+        yield from merged.values()
 
 
 def _label_names(family: Metric) -> frozenset[str]:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from specllama.config.load import LoadSettings
 
-_BLOCKS, _BLOCK_BYTES = 64, 4096  # that are compared where a file was written to
+_BLOCKS, _BLOCK_BYTES = 64, 4096  # compared if the modification time has changed
 _FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -72,8 +72,8 @@ def files_of(settings: LoadSettings) -> Iterator[str]:
 
 
 def _written(file: BinaryIO) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _digest(file: BinaryIO) -> bytes:

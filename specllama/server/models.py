@@ -23,8 +23,8 @@ from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
-_LONGEST = 1e9  # seconds without use that a client may ask for
-_RESCAN_SECONDS = 1.0  # an unknown name makes the server look at the disk again, at most this often
+_LONGEST = 1e9  # longest idle time that a client may set, in seconds
+_RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names
 MakeSupervisor = Callable[[], Supervisor]
 
 
@@ -101,15 +101,15 @@ class ModelPool:
     @property
     def current(self) -> Service:
         """The most recently used model in memory; the default one if none is."""
-        there = [s for s in self._services.values() if s.lease.state == "loaded"]
-        return max(there, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
+        loaded = [s for s in self._services.values() if s.lease.state == "loaded"]
+        return max(loaded, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
 
     async def look_up(self, name: str | None) -> None:
         """Scan the disk if this name is not known. Call it before `service` for a name from a client."""
-        if name is None or self._library is None or self.settings.names_it(name):
+        if name is None or self._library is None or self.settings.has_name(name):
             return
-        found = self._catalogue.find(name)
-        if found is None or not found.on_disk:
+        entry = self._catalogue.find(name)
+        if entry is None or not entry.on_disk:
             await self._rescan(_RESCAN_SECONDS)
 
     def service(self, name: str | None, exact: bool = False) -> Service:
@@ -118,15 +118,15 @@ class ModelPool:
         """
         if name is None:
             return self.current
-        if self.settings.names_it(name):
+        if self.settings.has_name(name):
             return self.default
         if self.pinned:
             if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
                 return self.default
             raise not_found(name, self.settings.shown_names)
-        found = self._catalogue.find(name)
-        if found is not None and found.on_disk:
-            return self._serve(found, (found.id,))
+        entry = self._catalogue.find(name)
+        if entry is not None and entry.on_disk:
+            return self._serve(entry, (entry.id,))
         if ANY_NAME in self.settings.names:
             return self.default
         self._catalogue.require(name)
@@ -135,21 +135,21 @@ class ModelPool:
     async def listed(self) -> list[ListedModel]:
         """All models: loaded ones first, then others on disk, then models that are only known."""
         await self._rescan(_RESCAN_SECONDS)
-        found = [listed(self.default, name) for name in self.default.names]
+        entries = [listed(self.default, name) for name in self.default.names]
         others = {key: s for key, s in self._services.items() if s is not self.default}
         default = _key(self.default.model.path)
         for model in self._catalogue.models:
             key = _key(model.path) if model.on_disk else ""
             if (service := others.pop(key, None)) is not None:
-                found.append(listed(service, service.name))
+                entries.append(listed(service, service.name))
             elif key != default:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
-                found.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
-        gone = [s for s in others.values() if s.lease.state == "loaded"]  # from the disk
-        found += [listed(service, service.name) for service in gone]
+                entries.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
+        gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
+        entries += [listed(service, service.name) for service in gone]
         current = self.current.name
-        return sorted(found, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
+        return sorted(entries, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
 
     async def details(self, model: CatalogueModel) -> ModelDetails:
         """Details from the header of a model on disk."""
@@ -159,19 +159,19 @@ class ModelPool:
         """Details from the header of a model, and the context size that a load would give it. Raises
         IntegrityError.
         """
-        found = await self.details(service.model)
-        if found.problem:
-            raise IntegrityError(found.problem)
+        details = await self.details(service.model)
+        if details.problem:
+            raise IntegrityError(details.problem)
         others = self.settings.others or self.settings.load
-        return found, others.target.n_ctx or min(found.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+        return details, others.target.n_ctx or min(details.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 
     async def metrics(self, owner: str, name: str | None = None) -> bytes:
         """The metrics that an owner may read, of all models or of one, in Prometheus' text format. Raises
         NotFoundError.
         """
         chosen = [self.service(name)] if name is not None else list(self._services.values())
-        found = await asyncio.gather(*(service.read_metrics(owner) for service in chosen))
-        return exposition(self.http.of(owner), found)
+        figures = await asyncio.gather(*(service.read_metrics(owner) for service in chosen))
+        return exposition(self.http.of(owner), figures)
 
     def pull(self, name: str, stop: bool = False) -> None:
         """Start or stop the download of a known model. Does nothing for a model on disk. Raises NotFoundError
@@ -179,11 +179,11 @@ class ModelPool:
         """
         if self._pulls is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
-        found = self._catalogue.find(name) or self._catalogue.require(name)
+        entry = self._catalogue.find(name) or self._catalogue.require(name)
         if stop:
-            self._pulls.stop(found)
-        elif not found.on_disk:
-            self._pulls.start(found)
+            self._pulls.stop(entry)
+        elif not entry.on_disk:
+            self._pulls.start(entry)
 
     def keep(self, service: Service, seconds: float | None) -> None:
         """Set the idle time in seconds after which a model is unloaded, None for never, until its next load.

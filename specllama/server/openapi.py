@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import specllama
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.base import ApiRoute
 
+_PATH_PARAMETER = re.compile(r"\{(\w+)[:}]")
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "the request cannot be used", 401: "no key or a wrong one", 404: "no such model or route",
@@ -33,42 +36,90 @@ _ERROR = {
 }
 
 
-def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
+class ApiResponse(TypedDict):
+    """What an operation answers. content: schemas by media type."""
+
+    description: str
+    content: NotRequired[JsonObject]
+
+
+class RequestBodyDocument(TypedDict):
+    """content: schemas by media type."""
+
+    required: bool
+    content: JsonObject
+
+
+class ApiOperation(TypedDict):
+    """One method of one path. responses: by status. security: [] where no key is needed."""
+
+    summary: str
+    responses: dict[str, ApiResponse]
+    security: NotRequired[list[JsonObject]]
+    parameters: NotRequired[list[JsonObject]]
+    requestBody: NotRequired[RequestBodyDocument]
+
+
+class ApiInfo(TypedDict):
+    """Name and version of the program."""
+
+    title: str
+    version: str
+
+
+class ApiComponents(TypedDict):
+    """Schemas of bodies by their names."""
+
+    schemas: JsonObject
+    securitySchemes: NotRequired[JsonObject]
+
+
+class ApiDocument(TypedDict):
+    """paths: operations by path and method."""
+
+    openapi: str
+    info: ApiInfo
+    paths: dict[str, dict[str, ApiOperation]]
+    components: ApiComponents
+    security: NotRequired[list[JsonObject]]
+
+
+def document(routes: Iterable[ApiRoute], keyed: bool) -> ApiDocument:
     """The document, with all routes that have a summary. keyed: whether clients need a key."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
-    paths: dict[str, Any] = {}
+    schemas: JsonObject = {"Error": _ERROR}
+    paths: dict[str, dict[str, ApiOperation]] = {}
     for route in routes:
         if route.summary:
             path = route.path.replace(":path}", "}")
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
-    found: dict[str, Any] = {
+    api: ApiDocument = {
         "openapi": "3.1.0",
         "info": {"title": "specllama", "version": specllama.__version__},
         "paths": paths,
         "components": {"schemas": schemas},
     }
     if keyed:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        api["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        api["security"] = [{"key": []}]
+    return api
 
 
-def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, schemas: JsonObject) -> ApiOperation:
     """One operation; adds the schemas that it refers to to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    answers = {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
-    found: dict[str, Any] = {
-        "summary": route.summary,
-        "responses": {"200": {"description": "done"}, **answers},
-    }
+    responses: dict[str, ApiResponse] = {"200": {"description": "done"}}
+    responses |= {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
+    operation: ApiOperation = {"summary": route.summary, "responses": responses}
     if route.open:
-        found["security"] = []
-    if "{name" in route.path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["security"] = []
+    if names := _PATH_PARAMETER.findall(route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if route.body is not None:
         schema = route.body.model_json_schema(ref_template=_REF, by_alias=True)
         schemas |= schema.pop("$defs", {})
         schemas[route.body.__name__] = schema
         content = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
-        found["requestBody"] = {"required": True, "content": {"application/json": content}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation

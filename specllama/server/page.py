@@ -71,8 +71,8 @@ class _PageFile(NamedTuple):
 
 def page_files() -> dict[str, Path]:
     """All files of the page by their path below /page/."""
-    found = {path.relative_to(_STATIC).as_posix(): path for path in sorted(_STATIC.rglob("*.*"))}
-    return found | {path.name: path for path in (CHARTS_JS, CHARTS_CSS)}
+    files = {path.relative_to(_STATIC).as_posix(): path for path in sorted(_STATIC.rglob("*.*"))}
+    return files | {path.name: path for path in (CHARTS_JS, CHARTS_CSS)}
 
 
 @functools.cache

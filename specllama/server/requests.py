@@ -64,7 +64,7 @@ class RequestStream:
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
         self._inbox: list[tuple[EventAssembler, protocol.Message, float] | SpecllamaError] = []
-        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # something has, everything has
+        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # of a message, of all
         self._abandoned = self._woken = False
         self._last: dict[int, float] = {}  # by choice: when its latest tokens arrived
 
@@ -210,9 +210,9 @@ class RequestStream:
         path = self._fields.get(error.details.get("param", ""))
         if path is None:
             return error
-        found = error.prefixed(f"{path}: ")
-        found.details = {**error.details, "param": path}
-        return found
+        named = error.prefixed(f"{path}: ")
+        named.details = {**error.details, "param": path}
+        return named
 
     def _put(self, arrived: tuple[EventAssembler, protocol.Message, float] | SpecllamaError) -> None:
         self._inbox.append(arrived)

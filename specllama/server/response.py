@@ -65,7 +65,7 @@ class StreamingResponse(Response):
             if limit is not None:
                 limit.cancel()
             unread.close()
-            self._job.cancel()  # does nothing where it has ended
+            self._job.cancel()  # has no effect after the end
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
@@ -94,13 +94,13 @@ class StreamingResponse(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        silence = IdleTimer(PING_SECONDS, self._job.wake)
-        silence.begin()
+        ping_timer = IdleTimer(PING_SECONDS, self._job.wake)
+        ping_timer.begin()
         try:
             held: list[Event] = []
             async with aclosing(self._job.batches()) as batches:
                 async for events in batches:
-                    silence.begin()
+                    ping_timer.begin()
                     held += events
                     if events and all(isinstance(event, Start) for event in held):
                         continue
@@ -115,7 +115,7 @@ class StreamingResponse(Response):
                 raise
             await body(writer.error_event(error))
         finally:
-            silence.close()
+            ping_timer.close()
         await body(writer.end(), more=False)
 
 

@@ -14,17 +14,18 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from specllama.config.store import cache_dir
+from specllama.json_types import JsonObject
 
 if TYPE_CHECKING:
     from specllama.server.models import ModelPool
 
 _LOOK_SECONDS = 0.25
-_MAX_BYTES = 1 << 20  # of a record
+_MAX_BYTES = 1 << 20  # size of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,15 @@ class RunningServer:
 
 def running() -> list[RunningServer]:
     """The running servers, sorted by URL. Removes stale records."""
-    found = []
+    servers = []
     for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if _is_held(record):
-                found.append(_read(record))
+                servers.append(_read(record))
             else:
                 record.unlink()
                 record.with_suffix(".lock").unlink(missing_ok=True)
-    return sorted(found, key=lambda server: server.url)
+    return sorted(servers, key=lambda server: server.url)
 
 
 def runs(server: RunningServer) -> bool:
@@ -99,20 +100,20 @@ async def _keep(record: Path, models: ModelPool, url: str) -> None:
 
 
 def _of(models: ModelPool, url: str) -> RunningServer:
-    there = []
+    in_memory = []
     for service in models.services:
         lease, info = service.lease, service.supervisor.loaded
         if lease.state == "loading":
-            there.append(ModelInMemory(service.name, service.model.path, "loading"))
+            in_memory.append(ModelInMemory(service.name, service.model.path, "loading"))
         elif lease.state == "loaded" and info is not None:
             n_bytes = info.details.host_bytes + info.details.device_bytes
-            there.append(
+            in_memory.append(
                 ModelInMemory(
                     service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,
                     lease.idle_seconds,
                 )
             )  # fmt: skip
-    return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(there))
+    return RunningServer(os.getpid(), url, models.settings.drain_seconds, tuple(in_memory))
 
 
 def _folder() -> Path:
@@ -131,7 +132,7 @@ def _is_held(record: Path) -> bool:
 def _read(record: Path) -> RunningServer:
     if record.stat().st_size > _MAX_BYTES:
         raise ValueError("too long")
-    data: dict[str, Any] = json.loads(record.read_text("utf-8"))
+    data: JsonObject = json.loads(record.read_text("utf-8"))
     models = tuple(ModelInMemory(**model) for model in data["models"])
     return RunningServer(int(data["pid"]), str(data["url"]), float(data["drain_seconds"]), models)
 

@@ -24,7 +24,7 @@ from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
-_GAUGE_SECONDS = 1.0  # that a scrape waits for the engine's own figures
+_GAUGE_SECONDS = 1.0  # longest wait of a scrape for the engine's own figures
 
 
 class Service:
@@ -100,26 +100,26 @@ class Service:
         """The metrics that an owner may read, with current gauges. Gauges that the engine does not report in
         time keep their values.
         """
-        found, problem = self.metrics.of(owner), self.supervisor.problem
-        found.up.set(not problem)
-        found.loaded.set(self.lease.state == "loaded")
-        found.restarts.set(self.supervisor.restarts)
-        found.slots.set(self.n_slots)
+        metrics, problem = self.metrics.of(owner), self.supervisor.problem
+        metrics.up.set(not problem)
+        metrics.loaded.set(self.lease.state == "loaded")
+        metrics.restarts.set(self.supervisor.restarts)
+        metrics.slots.set(self.n_slots)
         own = [job for job in self.jobs if job.owner == owner]
         n_waiting = sum(job.n_waiting for job in own)
         n_running = sum(job.n_open for job in own) - n_waiting
-        if found is self.metrics.all:
+        if metrics is self.metrics.all:
             n_running = min(sum(job.n_open for job in self.jobs if job.begun), self.n_slots)
             n_waiting = self.n_open - n_running
-        found.running.set(n_running)
-        found.waiting.set(n_waiting)
-        if found is self.metrics.all and not problem and self.lease.is_open:
+        metrics.running.set(n_running)
+        metrics.waiting.set(n_waiting)
+        if metrics is self.metrics.all and not problem and self.lease.is_open:
             with contextlib.suppress(SpecllamaError, TimeoutError):
                 state = await self.supervisor.peek(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
-                found.kv.set(state.n_used / max(1, state.n_ctx))
-                found.states.set(state.n_states)
-                found.state_bytes.set(state.state_bytes)
-        return found
+                metrics.kv.set(state.n_used / max(1, state.n_ctx))
+                metrics.states.set(state.n_states)
+                metrics.state_bytes.set(state.state_bytes)
+        return metrics
 
     async def _launch(self, job: RequestStream) -> None:
         """Submit a request once the model is loaded. Raises the reason if that is impossible."""

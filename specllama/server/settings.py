@@ -114,7 +114,7 @@ class ServerSettings:
         """The model's preferred name."""
         return self.shown_names[0]
 
-    def names_it(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Whether this is a name of the model, apart from "*". Ollama's clients append ":latest"."""
         known = {*self.shown_names, *self.names, *self.called}
         return name in known or name.removesuffix(":latest") in known

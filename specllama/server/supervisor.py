@@ -18,11 +18,11 @@ from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.server.lease import ModelLease
 from specllama.server.model_files import LoadedFiles, files_of
 
-WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
-SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
-_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of failures in a row
-CHECK_SECONDS = 2.0  # between two looks at the files of a loaded model
-_LONG_LIFE = 60.0  # seconds; the failure of an engine that ran longer starts a new row
+WAIT_SECONDS = 5.0  # longest wait of a request for an engine that is starting
+HEARTBEAT_TIMEOUT_SECONDS = 10.0  # the engine sends a heartbeat every half second
+_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of consecutive failures
+CHECK_SECONDS = 2.0  # between two checks of the files of a loaded model
+_LONG_LIFE = 60.0  # seconds; an engine that ran longer resets the number of failures
 Say = Callable[[str], None]
 Answer = TypeVar(
     "Answer",
@@ -63,7 +63,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep an engine running until cancelled. Raises the error of the first load. May be called again."""
-        loop, in_a_row, n_loads = asyncio.get_running_loop(), 0, self.loads
+        loop, n_failures, n_loads = asyncio.get_running_loop(), 0, self.loads
         self._why = None
         while True:
             began = loop.time()
@@ -73,8 +73,8 @@ class Supervisor:
                 if self.loads == n_loads:
                     raise
                 self._why = error
-            in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
-            delay = _DELAYS[min(in_a_row - 1, len(_DELAYS) - 1)]
+            n_failures = 1 if loop.time() - began > _LONG_LIFE else n_failures + 1
+            delay = _DELAYS[min(n_failures - 1, len(_DELAYS) - 1)]
             soon = f"in {delay:.0f} s" if delay else "now"
             why = " ".join(str(self._why).split()) if self._why else "the engine ended"
             self._say(f"{self.label}{why}; another one is started {soon}")
@@ -112,11 +112,11 @@ class Supervisor:
         """What is wrong with the engine now, "" for nothing and for an unloaded model. For the operator and
         clients with a key.
         """
-        found = self.public_problem
-        if self._client is None and self._why is not None and found:
+        public = self.public_problem
+        if self._client is None and self._why is not None and public:
             return f"{self._why.message}; it is being started again"
         dead = self._client.dead if self._client is not None else None
-        return dead.message if dead is not None and found else found
+        return dead.message if dead is not None and public else public
 
     @property
     def public_problem(self) -> str:
@@ -127,8 +127,12 @@ class Supervisor:
             return "the engine ended; it is being started again" if self._why else "the model is loading"
         if self._client.dead is not None:
             return "the engine process ended"
-        silent = self._client.silent_for
-        return f"the engine process has sent nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+        quiet = self._client.silent_for
+        return (
+            f"the engine process has sent nothing for {quiet:.0f} s"
+            if quiet > HEARTBEAT_TIMEOUT_SECONDS
+            else ""
+        )
 
     @property
     def info(self) -> LoadInfo:
@@ -149,9 +153,9 @@ class Supervisor:
 
         Raises errors of the engine and of the load.
         """
-        found: list[Answer] = []
-        await self.collect(question, answer, found.append)
-        return found[-1]
+        parts: list[Answer] = []
+        await self.collect(question, answer, parts.append)
+        return parts[-1]
 
     async def peek(
         self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
@@ -160,11 +164,11 @@ class Supervisor:
 
         Raises EngineDiedError without an engine, TimeoutError after `seconds`.
         """
-        found: list[Answer] = []
+        parts: list[Answer] = []
         if self._client is None:
             raise EngineDiedError(self.problem or "the model is not in memory")
-        await self._collect(self._client, question, answer, found.append, seconds)
-        return found[-1]
+        await self._collect(self._client, question, answer, parts.append, seconds)
+        return parts[-1]
 
     async def collect(
         self,

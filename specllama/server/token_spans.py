@@ -37,20 +37,20 @@ class TokenSpans:
 
     def label(self, runs: Runs) -> list[tuple[int, str]]:
         """The runs of the next text, labelled."""
-        found = []
+        labelled = []
         for n, source in runs:
             while n > 0 and self._lengths:
                 number, left = self._lengths[0]
                 part = min(n, left)
-                found.append((part, f"{number}{_BETWEEN}{source}"))
+                labelled.append((part, f"{number}{_BETWEEN}{source}"))
                 n -= part
                 if part == left:
                     self._lengths.popleft()
                 else:
                     self._lengths[0] = number, left - part
             if n > 0:
-                found.append((n, source))
-        return found
+                labelled.append((n, source))
+        return labelled
 
     def take(self, runs: Runs) -> tuple[list[tuple[int, str]], list[PositionLogprobs]]:
         """The runs of a text without labels, and the tokens that generated it. Each token is returned once,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from specllama.errors import SpecllamaError
@@ -31,7 +31,7 @@ class DialectWriter(Protocol):
         """The last bytes of a stream, after an error too."""
         ...
 
-    def answer(self) -> dict[str, Any] | list[dict[str, Any]]:
+    def answer(self) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         """The whole answer, from `fold`."""
         ...
 

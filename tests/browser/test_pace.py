@@ -1,6 +1,6 @@
 """How the page keeps up: frames and work per token while an answer is streamed, and the first character.
 
-`python -m scripts.bench.server.page` prints the figures themselves. What else runs on the machine only adds
+`python -m tests.browser.measure` prints the figures themselves. What else runs on the machine only adds
 to them, so that the best of several tries counts, and the bounds are wide: twice the goal of 50 ms for the
 first character, four times for a frame.
 """

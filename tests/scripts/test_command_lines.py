@@ -15,8 +15,9 @@ MODULES = (
     "scripts.bench.kernels", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
     "scripts.bench.prefix_ages", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
     "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
-    "scripts.bench.trim_gain",
-    "scripts.replay", "tests.fuzz", "tests.kernel_checks", "tests.soak",
+    "scripts.bench.trim_gain", "scripts.replay",
+    "tests.agents.sessions", "tests.browser.measure", "tests.browser.screenshots", "tests.fuzz",
+    "tests.kernel_checks", "tests.soak",
     "training", "training.head", "training.head.acceptance", "training.head.write", "training.make_data",
 )  # fmt: skip
 

@@ -55,7 +55,7 @@ def parameters(i: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_the_others_notice_nothing(watched: Watched, api: str, choice: str) -> None:
+def test_other_requests_are_not_delayed(watched: Watched, api: str, choice: str) -> None:
     server, bystander = watched
     functions = [{"name": f"f{i}", "parameters": parameters(i)} for i in range(N)]
     asked = [{"role": "user", "content": "call f17"}]

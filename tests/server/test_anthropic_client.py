@@ -79,7 +79,7 @@ def _n_input(usage: Any) -> int:
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     ],
 )
-def test_counted_tokens_are_those_of_the_answer(client: anthropic.Anthropic, fields) -> None:
+def test_count_tokens_agrees_with_the_answer(client: anthropic.Anthropic, fields) -> None:
     asked = {**ASKED, "max_tokens": 1, **fields}
     used = client.messages.create(**asked).usage
     del asked["max_tokens"]
@@ -91,17 +91,17 @@ def test_stop_sequences(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "extra_body": {"seed": 1, "temperature": 0}}
     text = client.messages.create(**asked).content[0].text
     word = text.split()[3]
-    found = client.messages.create(**asked, stop_sequences=["zzz", word])
-    assert found.content[0].text == text[: text.index(word)]
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", word)
+    message = client.messages.create(**asked, stop_sequences=["zzz", word])
+    assert message.content[0].text == text[: text.index(word)]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
 
 
-def test_a_full_context_has_a_reason_of_its_own(client: anthropic.Anthropic) -> None:
-    found = client.messages.create(**{**ASKED, "max_tokens": 10_000}, extra_body={"ignore_eos": True})
-    assert found.stop_reason == "model_context_window_exceeded"
+def test_a_full_context_has_its_own_stop_reason(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(**{**ASKED, "max_tokens": 10_000}, extra_body={"ignore_eos": True})
+    assert message.stop_reason == "model_context_window_exceeded"
 
 
-def test_a_begun_answer_is_continued(client: anthropic.Anthropic, exact: Server) -> None:
+def test_a_partial_answer_is_continued(client: anthropic.Anthropic, exact: Server) -> None:
     begun = [*QUESTION, {"role": "assistant", "content": "It copies a "}]
     asked = {"max_tokens": 25, "extra_body": {"seed": 1, "temperature": 0}}
     text = client.messages.create(model=NAME, messages=begun, **asked).content[0].text
@@ -110,7 +110,7 @@ def test_a_begun_answer_is_continued(client: anthropic.Anthropic, exact: Server)
     assert text == same["choices"][0]["message"]["content"]
 
 
-def test_thinking_comes_in_a_block_of_its_own(client: anthropic.Anthropic) -> None:
+def test_thinking_has_its_own_block(client: anthropic.Anthropic) -> None:
     asked = {
         **ASKED,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -130,8 +130,8 @@ def test_thinking_comes_in_a_block_of_its_own(client: anthropic.Anthropic) -> No
 
 def test_a_schema_is_enforced(client: anthropic.Anthropic) -> None:
     form = {"type": "json_schema", "schema": Verdict.model_json_schema()}
-    found = client.messages.create(**ASKED, output_config={"format": form})
-    assert Verdict.model_validate_json(found.content[0].text)
+    message = client.messages.create(**ASKED, output_config={"format": form})
+    assert Verdict.model_validate_json(message.content[0].text)
     parsed = client.messages.parse(**ASKED, output_format=Verdict)
     assert isinstance(parsed.parsed_output, Verdict)
 
@@ -155,9 +155,9 @@ def test_forced_calls(client: anthropic.Anthropic, choice, names) -> None:
         assert whole.id != final.content[0].id
 
 
-def test_no_calls_when_there_may_be_none(client: anthropic.Anthropic) -> None:
-    found = client.messages.create(**ASKED, tools=[LOOK], tool_choice={"type": "none"})
-    assert {block.type for block in found.content} == {"text"}
+def test_tool_choice_none_forbids_calls(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(**ASKED, tools=[LOOK], tool_choice={"type": "none"})
+    assert {block.type for block in message.content} == {"text"}
 
 
 def test_an_agent_of_three_turns(client: anthropic.Anthropic) -> None:
@@ -198,7 +198,7 @@ def test_an_agent_of_three_turns(client: anthropic.Anthropic) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_are_the_clients_own(
+def test_the_client_raises_its_own_errors(
     client: anthropic.Anthropic, fields, error, kind: str, needle: str, stream: bool
 ) -> None:
     with pytest.raises(error, match=needle) as raised:
@@ -226,7 +226,7 @@ def test_errors_of_every_layer(exact: Server) -> None:
     assert exact.post(MESSAGES, asked).headers["request-id"].startswith("req_")
 
 
-def test_the_first_turn_is_not_the_systems(exact: Server) -> None:
+def test_the_first_message_cannot_be_a_system_message(exact: Server) -> None:
     messages = [{"role": "system", "content": "Be short."}, *QUESTION]
     for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
         reply = exact.post(path, {"max_tokens": 1, "messages": messages})
@@ -234,7 +234,7 @@ def test_the_first_turn_is_not_the_systems(exact: Server) -> None:
         assert reply.error["message"].startswith("messages[0].role must be 'user' or 'assistant'")
 
 
-def test_headers_and_the_query_of_beta_clients(exact: Server) -> None:
+def test_headers_and_query_of_beta_clients(exact: Server) -> None:
     headers = {
         "anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27",
         "x-api-key": "x",
@@ -244,7 +244,7 @@ def test_headers_and_the_query_of_beta_clients(exact: Server) -> None:
         assert exact.post(f"{path}?beta=true", asked, headers=headers).status == 200
 
 
-def test_the_changing_header_of_claude_code_is_kept_out_of_the_prompt(exact: Server) -> None:
+def test_claude_codes_changing_header_is_left_out_of_the_prompt(exact: Server) -> None:
     def ask(version: str, checksum: str, text: str) -> Any:
         header = f"x-anthropic-billing-header: cc_version={version}; cc_entrypoint=cli; cch={checksum};"
         system = [
@@ -331,14 +331,14 @@ def chain(exact: Server) -> ChatAnthropic:
 
 
 def test_langchain_answers_and_streams(chain: ChatAnthropic) -> None:
-    found = chain.invoke(QUESTION[0]["content"])
-    assert found.content
-    assert found.usage_metadata["output_tokens"] > 0
+    message = chain.invoke(QUESTION[0]["content"])
+    assert message.content
+    assert message.usage_metadata["output_tokens"] > 0
     chunks = list(chain.stream(QUESTION[0]["content"]))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
-    assert whole.usage_metadata["input_tokens"] == found.usage_metadata["input_tokens"]
+    assert whole.usage_metadata["input_tokens"] == message.usage_metadata["input_tokens"]
     assert whole.usage_metadata["total_tokens"] == sum(
         whole.usage_metadata[name] for name in ("input_tokens", "output_tokens")
     )
@@ -372,5 +372,5 @@ def test_langchain_calls_tools(chain: ChatAnthropic) -> None:
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 def test_langchain_gets_structured_output(chain: ChatAnthropic, method) -> None:
-    found = chain.with_structured_output(Verdict, method=method).invoke(QUESTION[0]["content"])
-    assert isinstance(found, Verdict)
+    verdict = chain.with_structured_output(Verdict, method=method).invoke(QUESTION[0]["content"])
+    assert isinstance(verdict, Verdict)

@@ -150,7 +150,7 @@ def test_a_field_of_completions_that_cannot_be_used(server: Server, fields, need
         ({"chat_template_kwargs": {"add_generation_prompt": {"a": 1}}, "messages": [{"role": "user"}]}, ""),
     ],
 )
-def test_bad_grammars_are_refused_in_bounded_time(server: Server, fields, needle, stream: bool) -> None:
+def test_bad_grammars_are_refused_quickly(server: Server, fields, needle, stream: bool) -> None:
     began = time.monotonic()
     reply = server.chat(**{"max_tokens": 2, "stream": stream, **fields})
     assert time.monotonic() - began < 20
@@ -198,12 +198,12 @@ def test_invalid_bodies_are_refused(server: Server, body: bytes, needle: str) ->
     assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
 
 
-def test_an_empty_prompt_is_one_where_the_model_has_a_beginning(server: Server) -> None:
-    found = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
-    assert (found["prompt_tokens"], found["completion_tokens"]) == (1, 2)
+def test_an_empty_prompt_is_the_bos_token(server: Server) -> None:
+    usage_counts = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
+    assert (usage_counts["prompt_tokens"], usage_counts["completion_tokens"]) == (1, 2)
 
 
-def test_a_length_beyond_all_bounds_ends_with_the_context(exact: Server) -> None:
+def test_an_excessive_max_tokens_is_limited_by_the_context(exact: Server) -> None:
     for length in (2**31 - 1, -2):
         reply = exact.complete("zip", max_tokens=length, ignore_eos=True).json
         assert reply["choices"][0]["finish_reason"] == "length"
@@ -237,15 +237,15 @@ def test_a_body_that_is_too_large(server: Server) -> None:
     connection.close()
 
 
-def test_chunks_without_an_end(server: Server) -> None:
+def test_endless_chunks_are_refused(server: Server) -> None:
     """Cut off after what is read at most."""
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     try:
-        found = server.raw(head + chunk * 1000)
+        received = server.raw(head + chunk * 1000)
     except (BrokenPipeError, ConnectionResetError):
         return
-    assert b"413" in found.split(b"\r\n")[0]
+    assert b"413" in received.split(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_chunks_without_an_end(server: Server) -> None:
 )
 def test_invalid_http_is_refused(server: Server, data: bytes) -> None:
     try:
-        found = server.raw(data, seconds=1.0)
+        received = server.raw(data, seconds=1.0)
     except (BrokenPipeError, ConnectionResetError):
-        found = b""
-    assert not found or found.startswith(b"HTTP/1.1 4")
+        received = b""
+    assert not received or received.startswith(b"HTTP/1.1 4")
     assert server.get("/health").status == 200
 
 

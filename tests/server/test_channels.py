@@ -56,7 +56,7 @@ def test_chat_completions(oss: Server) -> None:
     assert "".join(d.get("content") or "" for d in deltas) == TEXT
 
 
-def test_stop_strings_do_not_count_in_headers(oss: Server) -> None:
+def test_stop_strings_do_not_match_channel_headers(oss: Server) -> None:
     script: dict[str, Any] = {"grammar": spelt_out(), "max_tokens": 60, "temperature": 0}
     (choice,) = oss.chat(ASK, stop=["analysis", "final"], **script).json["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
@@ -64,7 +64,7 @@ def test_stop_strings_do_not_count_in_headers(oss: Server) -> None:
     assert choice["message"]["content"] == TEXT.partition("lo")[0]
 
 
-def test_a_call_in_another_form_than_that_of_the_channels(oss: Server) -> None:
+def test_a_call_in_a_foreign_format(oss: Server) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
     fields: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
     (choice,) = oss.chat(ASK, max_tokens=200, temperature=0, **fields).json["choices"]
@@ -79,7 +79,7 @@ def test_a_response_format(oss: Server) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (JSON, "stop")
 
 
-def test_a_begun_answer_is_continued_in_the_final_channel(oss: Server) -> None:
+def test_a_partial_answer_is_continued_in_the_final_channel(oss: Server) -> None:
     messages = [*ASK, {"role": "assistant", "content": "Hel"}]
     script: dict[str, Any] = {"grammar": spelt_out("lo.<|return|>"), "max_tokens": 60, "temperature": 0}
     (choice,) = oss.chat(messages, continue_final_message=True, add_generation_prompt=False, **script).json[
@@ -124,7 +124,7 @@ def test_ollama(oss: Server) -> None:
     assert "<|" not in message["content"] + message.get("thinking", "")
 
 
-def test_native_completions_and_raw_prompts_stay_raw(oss: Server) -> None:
+def test_native_completions_and_raw_prompts_are_not_parsed(oss: Server) -> None:
     script = {"prompt": "<|start|>assistant", "grammar": spelt_out(), "temperature": 0}
     assert oss.post("/completion", {**script, "n_predict": 60}).json["content"] == ANSWER
     text = oss.post("/v1/completions", {**script, "max_tokens": 60}).json["choices"][0]["text"]

@@ -84,12 +84,12 @@ def n_prompt(reply: Reply, api: str) -> int:
 
 def text_of(reply: Reply, api: str) -> str:
     assert reply.status == 200, reply.body
-    found = reply.json
+    answer = reply.json
     if api == "chat":
-        return str(found["choices"][0]["message"]["content"])
+        return str(answer["choices"][0]["message"]["content"])
     if api == "responses":
-        return str(found["output"][-1]["content"][0]["text"])
-    return str(found["content"][0]["text"] if api == "messages" else found["message"]["content"])
+        return str(answer["output"][-1]["content"][0]["text"])
+    return str(answer["content"][0]["text"] if api == "messages" else answer["message"]["content"])
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def text_of(reply: Reply, api: str) -> str:
     ],
 )  # fmt: skip
 def test_prompts_are_the_same_in_every_api(server: Server, name: str) -> None:
-    found = NAMED[name]
+    conversation = NAMED[name]
     alone = {"chat_template_kwargs": {"enable_thinking": True}}  # Messages has none unless asked
-    counts = {api: n_prompt(post(server, api, {**WRITERS[api](found), **alone}), api) for api in PATHS}
+    counts = {api: n_prompt(post(server, api, {**WRITERS[api](conversation), **alone}), api) for api in PATHS}
     assert len(set(counts.values())) == 1, counts
 
 
@@ -116,7 +116,7 @@ def test_results_are_shown_in_the_order_of_their_calls(server: Server) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @every
-def test_a_tool_that_is_named_is_called_once(server: Server, api: str, seed: int) -> None:
+def test_a_tool_chosen_by_name_is_called_once(server: Server, api: str, seed: int) -> None:
     age = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {"type": "object", "properties": {"age": age}, "additionalProperties": False}
     function = {"name": "P", "parameters": schema}
@@ -136,12 +136,12 @@ def test_a_tool_that_is_named_is_called_once(server: Server, api: str, seed: int
     more = {"options": {"seed": seed}} if api == "ollama" else {"seed": seed}
     reply = post(server, api, {**turns, **more, "tools": tools[api], "tool_choice": choices[api]}, 200)
     assert reply.status == 200, reply.body
-    found = reply.json
+    answer = reply.json
     calls: dict[str, Callable[[], list[Any]]] = {
-        "chat": lambda: found["choices"][0]["message"]["tool_calls"],
-        "responses": lambda: [item for item in found["output"] if item["type"] == "function_call"],
-        "messages": lambda: [block for block in found["content"] if block["type"] == "tool_use"],
-        "ollama": lambda: found["message"]["tool_calls"],
+        "chat": lambda: answer["choices"][0]["message"]["tool_calls"],
+        "responses": lambda: [item for item in answer["output"] if item["type"] == "function_call"],
+        "messages": lambda: [block for block in answer["content"] if block["type"] == "tool_use"],
+        "ollama": lambda: answer["message"]["tool_calls"],
     }
     assert len(calls[api]()) == 1
 
@@ -186,8 +186,8 @@ def test_objects_of_schemas_are_closed(server: Server, api: str) -> None:
 def test_schema_open(tmp_path: Any) -> None:
     with Server(tmp_path, "--schema-open", "-np", "1") as one:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**PERSON, "minProperties": 3}}}
-        found = one.chat(Q, response_format=form, max_tokens=200, seed=1).json["choices"][0]
-        assert found["finish_reason"] == "length" or len(json.loads(found["message"]["content"])) >= 3
+        choice = one.chat(Q, response_format=form, max_tokens=200, seed=1).json["choices"][0]
+        assert choice["finish_reason"] == "length" or len(json.loads(choice["message"]["content"])) >= 3
 
 
 @every
@@ -200,7 +200,7 @@ def test_schema_open(tmp_path: Any) -> None:
         ({"type": "string", "pattern": "^(?=.*[0-9]).+$", "maxLength": 2}, "(?=.*[0-9])"),
     ],
 )
-def test_what_cannot_be_enforced_is_left_out_with_a_line(
+def test_unenforceable_schema_parts_are_dropped_and_logged(
     server: Server, api: str, schema, named: str
 ) -> None:
     forms: dict[str, dict[str, Any]] = {
@@ -215,7 +215,7 @@ def test_what_cannot_be_enforced_is_left_out_with_a_line(
 
 @every
 @pytest.mark.parametrize("schema", [{"type": "integer", "minimum": 5, "maximum": 1}, {"$ref": "#/$defs/x"}])
-def test_schemas_that_cannot_be_used_name_their_field(server: Server, api: str, schema) -> None:
+def test_errors_of_unusable_schemas_name_the_field(server: Server, api: str, schema) -> None:
     forms: dict[str, tuple[str, dict[str, Any]]] = {
         "chat": (
             "response_format.json_schema.schema",
@@ -238,8 +238,8 @@ def test_schemas_that_cannot_be_used_name_their_field(server: Server, api: str, 
 
 @every
 def test_a_new_picture_is_refused(server: Server, api: str) -> None:
-    found = Conversation("", [NAMED["a picture earlier"].turns[0]])
-    reply = post(server, api, WRITERS[api](found))
+    conversation = Conversation("", [NAMED["a picture earlier"].turns[0]])
+    reply = post(server, api, WRITERS[api](conversation))
     assert reply.status == 400
     message = reply.json["error"] if api == "ollama" else reply.error["message"]
     assert "this model reads text only" in message
@@ -255,7 +255,7 @@ def test_ignored_fields_are_named_and_logged_once(server: Server, api: str) -> N
 
 
 @every
-def test_streams_name_them_too(server: Server, api: str) -> None:
+def test_streams_name_ignored_fields_too(server: Server, api: str) -> None:
     turns = {"input" if api == "responses" else "messages": Q}
     reply = post(server, api, {**turns, "stream": True, "mood": 1})
     assert reply.status == 200
@@ -263,7 +263,7 @@ def test_streams_name_them_too(server: Server, api: str) -> None:
 
 
 @every
-def test_models_without_a_name(server: Server, api: str) -> None:
+def test_requests_without_a_model_name(server: Server, api: str) -> None:
     assert asked(server, api, model="").status == 200
     assert asked(server, api, model="gpt-4o").status == 404
 
@@ -331,12 +331,12 @@ def test_an_answer_with_reasoning_is_continued(reasoner: Server) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "ollama"])
-def test_reasoning_that_goes_on_is_reasoning(reasoner: Server, api: str) -> None:
-    found = post(reasoner, api, WRITERS[api](NAMED["reasoning goes on"]), 4).json
+def test_continued_reasoning_stays_reasoning(reasoner: Server, api: str) -> None:
+    answer = post(reasoner, api, WRITERS[api](NAMED["reasoning goes on"]), 4).json
     shown: dict[str, Callable[[], Any]] = {
-        "chat": lambda: found["choices"][0]["message"]["reasoning_content"],
-        "messages": lambda: found["content"][0]["thinking"],
-        "ollama": lambda: found["message"]["thinking"],
+        "chat": lambda: answer["choices"][0]["message"]["reasoning_content"],
+        "messages": lambda: answer["content"][0]["thinking"],
+        "ollama": lambda: answer["message"]["thinking"],
     }
     assert shown[api]()
 
@@ -357,15 +357,15 @@ def test_compressed_bodies(server: Server, api: str) -> None:
 
 
 @pytest.mark.parametrize(("api", "expects"), [("chat", False), *((api, True) for api in PATHS)])
-def test_a_length_beyond_the_limit_is_refused_from_the_header(
+def test_an_excessive_content_length_is_refused_from_the_header(
     server: Server, api: str, expects: bool
 ) -> None:
     head = f"POST {PATHS[api]} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n"
     head += "Expect: 100-continue\r\n" if expects else ""
     began = time.monotonic()
-    found = server.raw(head.encode() + b"\r\n" + (b"" if expects else b"{}"), seconds=20.0)
-    assert found.startswith(b"HTTP/1.1 413")
-    assert b"100 Continue" not in found
+    received = server.raw(head.encode() + b"\r\n" + (b"" if expects else b"{}"), seconds=20.0)
+    assert received.startswith(b"HTTP/1.1 413")
+    assert b"100 Continue" not in received
     assert time.monotonic() - began < 8
 
 
@@ -377,10 +377,10 @@ def test_verbose_shows_the_prompt(lenient: Server) -> None:
     assert "prompt" in lenient.complete("x", max_tokens=2).json["__verbose"]
 
 
-def test_seeds_of_several_answers_can_be_sent_back_by_programs_with_floats(server: Server) -> None:
-    found = [choice["seed"] for choice in server.chat(Q, n=4, max_tokens=1).json["choices"]]
-    assert len(set(found)) == 4
-    assert all(seed < 2**53 for seed in found)
+def test_seeds_of_several_answers_survive_a_float_round_trip(server: Server) -> None:
+    seeds = [choice["seed"] for choice in server.chat(Q, n=4, max_tokens=1).json["choices"]]
+    assert len(set(seeds)) == 4
+    assert all(seed < 2**53 for seed in seeds)
 
 
 def test_stop_tokens(server: Server) -> None:
@@ -405,17 +405,17 @@ def test_stop_tokens(server: Server) -> None:
 
 
 def test_vllms_choices_and_regular_expressions(server: Server) -> None:
-    found = server.chat(Q, guided_choice=["yes", "no"], max_tokens=20).json["choices"][0]["message"]
-    assert found["content"] in ("yes", "no")
-    found = server.chat(Q, structured_outputs={"regex": r"\d{3}/[ab]"}, max_tokens=20).json["choices"][0][
+    message = server.chat(Q, guided_choice=["yes", "no"], max_tokens=20).json["choices"][0]["message"]
+    assert message["content"] in ("yes", "no")
+    message = server.chat(Q, structured_outputs={"regex": r"\d{3}/[ab]"}, max_tokens=20).json["choices"][0][
         "message"
     ]
-    assert found["content"][3] == "/"
+    assert message["content"][3] == "/"
 
 
 def test_lm_studios_list(server: Server) -> None:
-    found = server.get("/api/v0/models").json
-    (one,) = [model for model in found["data"] if model["id"] == "pydoc-target"]
+    listing = server.get("/api/v0/models").json
+    (one,) = [model for model in listing["data"] if model["id"] == "pydoc-target"]
     assert (one["state"], one["type"], one["loaded_context_length"]) == ("loaded", "llm", 2048)
     assert server.get("/api/v0/models/pydoc-target").json["max_context_length"] == 2048
     assert server.get("/api/v0/models/nothing").error["code"] == "model_not_found"

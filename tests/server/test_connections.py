@@ -49,25 +49,25 @@ def is_closed(link: socket.socket, seconds: float = SOON) -> bool:
 
 def trickle(link: socket.socket, data: bytes, seconds: float) -> bytes:
     """Send a byte now and then, for so long at most; what came back by the time the other side closed."""
-    found, deadline = b"", time.monotonic() + seconds
+    received, deadline = b"", time.monotonic() + seconds
     link.settimeout(0.1)
     for byte in data:
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, received
         try:
             link.send(bytes([byte]))
             part = link.recv(65536)
         except TimeoutError:
             continue
         except (BrokenPipeError, ConnectionResetError):
-            return found
+            return received
         if not part:
-            return found
-        found += part
-    raise AssertionError(f"the server took all of it: {found!r}")
+            return received
+        received += part
+    raise AssertionError(f"the server took all of it: {received!r}")
 
 
 class TestSlowSenders:
-    def test_a_head_that_never_ends(self, brief: Server) -> None:
+    def test_an_endless_request_head_is_cut_off(self, brief: Server) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
             output = trickle(link, HEAD + b"X: " + b"y" * 10_000, SOON)
         assert output.startswith(b"HTTP/1.1 408 ")
@@ -75,11 +75,11 @@ class TestSlowSenders:
         error = json.loads(output.partition(b"\r\n\r\n")[2])["error"]
         assert (error["type"], "head" in error["message"]) == ("timeout_error", True)
 
-    def test_a_silent_client_is_disconnected(self, brief: Server) -> None:
+    def test_a_client_that_sends_nothing_is_disconnected(self, brief: Server) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
             assert is_closed(link)
 
-    def test_a_second_head_that_never_ends(self, brief: Server) -> None:
+    def test_an_endless_second_request_head_is_cut_off(self, brief: Server) -> None:
         """Keep-alive waits for a second request, not for one that arrives byte by byte."""
         with socket.create_connection((brief.host, brief.port)) as link:
             assert answer(asking(link, "/health"))[0] == 200
@@ -88,7 +88,7 @@ class TestSlowSenders:
     @pytest.mark.parametrize(
         "head", [b"Content-Length: 10000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n2710\r\n"]
     )
-    def test_a_body_that_never_ends(self, brief: Server, head: bytes) -> None:
+    def test_an_endless_body_is_cut_off(self, brief: Server, head: bytes) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
             link.sendall(HEAD + head)
             output = trickle(link, b'{"prompt": "' + b"x" * 9000, SOON)
@@ -96,7 +96,7 @@ class TestSlowSenders:
         assert b"did not arrive within" in output
 
     @pytest.mark.parametrize("path", [b"/nothing", b"/health", b"/v1/messages"])
-    def test_a_body_that_is_not_needed(self, brief: Server, path: bytes) -> None:
+    def test_an_endless_body_of_a_refused_request_is_cut_off(self, brief: Server, path: bytes) -> None:
         """It was answered already; a sender that continues slowly keeps no connection open."""
         with socket.create_connection((brief.host, brief.port)) as link:
             link.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n")
@@ -134,16 +134,16 @@ class TestAllowedToBeSlow:
     def test_a_slow_reader_gets_the_whole_answer(self, brief: Server) -> None:
         """Takes longer than a client may leave its answer unread, but reads on."""
         link = brief.begin(CHAT, **LARGE, max_tokens=2000)
-        stream, found, began = link.getresponse(), b"", time.monotonic()
+        stream, received, began = link.getresponse(), b"", time.monotonic()
         while part := stream.read(128 * 1024):
-            found += part
+            received += part
             time.sleep(0.05)
         assert time.monotonic() - began > BRIEF
-        assert len(found) > 3_000_000
-        assert found.endswith(b"data: [DONE]\n\n")
+        assert len(received) > 3_000_000
+        assert received.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_client_that_reads_nothing_is_given_up(brief: Server) -> None:
+def test_a_client_that_reads_nothing_is_dropped(brief: Server) -> None:
     """What was sent fills a bounded buffer; then the slot is free again, and the connection closed."""
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -206,17 +206,17 @@ def asking(link: socket.socket, path: str) -> socket.socket:
 
 def answer(link: socket.socket) -> tuple[int, str | None, bytes]:
     """Status, Retry-After and body of what comes next."""
-    found = http.client.HTTPResponse(link)
-    found.begin()
-    with found:
-        return found.status, found.getheader("retry-after"), found.read()
+    response = http.client.HTTPResponse(link)
+    response.begin()
+    with response:
+        return response.status, response.getheader("retry-after"), response.read()
 
 
 OK = (200, None, b"ok")
 
 
 class TestHowMany:
-    def test_the_one_that_is_idle_for_longest_makes_room(
+    def test_the_longest_idle_connection_is_closed_for_a_new_one(
         self, links, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connection, "_SETTLED_SECONDS", 0)
@@ -230,7 +230,7 @@ class TestHowMany:
             go.set()
             assert answer(busy) == OK
 
-    def test_where_all_are_at_work_the_new_one_is_refused(self, links) -> None:
+    def test_a_new_connection_is_refused_if_all_are_busy(self, links) -> None:
         with served(Few) as (port, go):
             busy = [asking(links(port), "/wait") for _ in range(3)]
             time.sleep(0.3)  # all have been read
@@ -269,7 +269,7 @@ def test_idle_connections_block_no_client(tmp_path, links) -> None:
         assert not is_closed(many[300], 0.1)
 
 
-def test_as_many_files_as_connections_need() -> None:
+def test_connections_allowed_by_the_open_file_limit() -> None:
     n = connection._allowed(100)
     assert n == 100
     assert connection._allowed(2**40) >= 1

@@ -95,6 +95,6 @@ def test_disconnects_and_queries_delay_no_other_request(watched: Watched) -> Non
     assert server.engine().pid == watched.pid
 
 
-def test_health_answered_in_time(watched: Watched) -> None:
+def test_health_answers_in_time(watched: Watched) -> None:
     assert len(watched.latencies) > 100
     assert quantile(watched.latencies, 0.99) < P99_SECONDS

@@ -45,12 +45,12 @@ def test_texts_are_equal_and_drafts_are_accepted(tmp_path: Path, kind: str) -> N
     def said(server: Server, who: str) -> list[Any]:
         enabled = who == "drafts"
         asked: dict[str, Any] = {"headers": KEYS[who], "speculation": {"enabled": enabled}, "max_tokens": 40}
-        found = [ask(server, "chat", step, ignore_eos=True, **asked) for step in steps]
-        for one in found[1:]:
+        replies = [ask(server, "chat", step, ignore_eos=True, **asked) for step in steps]
+        for one in replies[1:]:
             assert one.n_cached > 300
-        assert found[-1].n_evaluated <= 2 * GAP
-        assert [accepted(one) for one in found] == [enabled] * len(steps)
-        return [one.answer for one in found]
+        assert replies[-1].n_evaluated <= 2 * GAP
+        assert [accepted(one) for one in replies] == [enabled] * len(steps)
+        return [one.answer for one in replies]
 
     with served() as server:
         texts = said(server, "drafts")

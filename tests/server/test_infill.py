@@ -59,24 +59,28 @@ def filled(server: Server, asked: dict[str, Any], **fields: Any) -> Any:
 
 
 def test_the_request_of_llama_vim(fim: Server) -> None:
-    found = filled(fim, VIM)
-    assert set(found) == set(FIELDS)
-    assert found["timings/predicted_n"] <= 24
-    assert found["truncated"] is False
+    completion = filled(fim, VIM)
+    assert set(completion) == set(FIELDS)
+    assert completion["timings/predicted_n"] <= 24
+    assert completion["truncated"] is False
 
 
-def test_its_request_that_only_warms_the_cache(fim: Server) -> None:
+def test_llama_vims_request_that_only_warms_the_cache(fim: Server) -> None:
     chunks = [{"text": f"value_{i} = {i}\n" * 40, "filename": f"{i}.py"} for i in range(3)]
     assert filled(fim, VIM_WARMS, input_extra=chunks) == {}
-    found = filled(fim, VIM, input_extra=chunks, response_fields=[])
-    evaluated, cached = found["timings"]["prompt_n"], found["timings"]["cache_n"]
+    completion = filled(fim, VIM, input_extra=chunks, response_fields=[])
+    evaluated, cached = completion["timings"]["prompt_n"], completion["timings"]["cache_n"]
     assert cached > 500  # the other texts
-    assert evaluated < found["tokens_evaluated"] - 500
+    assert evaluated < completion["tokens_evaluated"] - 500
 
 
 def test_a_prompt_that_is_only_evaluated(fim: Server) -> None:
-    found = filled(fim, VIM_WARMS, response_fields=[])
-    assert (found["content"], found["tokens_predicted"], found["stop_type"]) == ("", 0, "limit")
+    completion = filled(fim, VIM_WARMS, response_fields=[])
+    assert (completion["content"], completion["tokens_predicted"], completion["stop_type"]) == (
+        "",
+        0,
+        "limit",
+    )
 
 
 def test_the_requests_of_llama_vscode(fim: Server) -> None:
@@ -88,8 +92,8 @@ def test_the_requests_of_llama_vscode(fim: Server) -> None:
 
 def test_the_text_depends_on_what_follows_the_gap(fim: Server) -> None:
     asked = {**VIM, **ENDLESS, "n_probs": 1, "n_predict": 1}
-    found = [filled(fim, asked, input_suffix=f"{i}\n")["completion_probabilities"] for i in range(3)]
-    assert len({probabilities[0]["logprob"] for probabilities in found}) == 3
+    tokens = [filled(fim, asked, input_suffix=f"{i}\n")["completion_probabilities"] for i in range(3)]
+    assert len({probabilities[0]["logprob"] for probabilities in tokens}) == 3
 
 
 @pytest.mark.parametrize("sampling", [{}, ENDLESS], ids=["as llama.vim", "greedy"])
@@ -112,23 +116,23 @@ def test_a_text_ends_in_time(fim: Server, milliseconds: int) -> None:
     """With four times the bound, for a busy machine."""
     began = time.monotonic()
     asked = {**VIM, **ENDLESS, "n_predict": 6000, "t_max_predict_ms": milliseconds}
-    found = filled(fim, asked)
+    completion = filled(fim, asked)
     assert time.monotonic() - began < 4 * milliseconds / 1000
-    assert found["timings"]["predicted_ms"] <= 4 * milliseconds
-    assert found["stop_type"] == "limit"
-    assert 1 < found["tokens_predicted"] < 6000
+    assert completion["timings"]["predicted_ms"] <= 4 * milliseconds
+    assert completion["stop_type"] == "limit"
+    assert 1 < completion["tokens_predicted"] < 6000
 
 
-def test_a_prompt_ends_in_time_and_the_next_request_gets_further(fim: Server) -> None:
+def test_a_prompt_over_its_time_limit_is_resumed_by_the_next_request(fim: Server) -> None:
     long = [{"text": "".join(f"{i * i}, " for i in range(900)), "filename": "long.py"}]
     for _ in range(200):
         began = time.monotonic()
-        found = filled(fim, VIM, input_extra=long, t_max_prompt_ms=1, response_fields=[])
+        completion = filled(fim, VIM, input_extra=long, t_max_prompt_ms=1, response_fields=[])
         assert time.monotonic() - began < 4 * 0.5
-        if found["tokens_predicted"]:
+        if completion["tokens_predicted"]:
             break
-        assert found["stop_type"] == "limit"
-    assert found["tokens_predicted"]
+        assert completion["stop_type"] == "limit"
+    assert completion["tokens_predicted"]
 
 
 def begun(server: Server, replies: list[Reply], **fields: Any) -> threading.Thread:
@@ -149,12 +153,12 @@ def test_a_newer_request_of_the_same_client_ends_the_older_one(fim: Server) -> N
     assert filled(fim, VIM, n_predict=2)
     older.join(10)
     assert replies[0].status == 200
-    found = replies[0].json
-    assert (found["stop_type"], found["stop"]) == ("limit", True)
-    assert found["tokens_predicted"] < 7000
+    ended_early = replies[0].json
+    assert (ended_early["stop_type"], ended_early["stop"]) == ("limit", True)
+    assert ended_early["tokens_predicted"] < 7000
 
 
-def test_requests_with_another_slot_or_none_go_on(fim: Server) -> None:
+def test_requests_with_another_slot_or_none_continue(fim: Server) -> None:
     replies: list[Reply] = []
     older = begun(fim, replies, n_predict=400)
     filled(fim, VIM, id_slot=1, n_predict=2)
@@ -163,23 +167,27 @@ def test_requests_with_another_slot_or_none_go_on(fim: Server) -> None:
     assert replies[0].json["tokens_predicted"] == 400
 
 
-def test_lines_that_are_indented_too_little(fim: Server) -> None:
+def test_text_ends_at_a_line_indented_too_little(fim: Server) -> None:
     """Here the model writes nothing but empty lines."""
-    found = filled(fim, {**VIM, **ENDLESS}, n_indent=4, logit_bias=[["\n", 100]])
-    assert (found["content"], found["tokens_predicted"], found["stop_type"]) == ("\n", 2, "limit")
+    completion = filled(fim, {**VIM, **ENDLESS}, n_indent=4, logit_bias=[["\n", 100]])
+    assert (completion["content"], completion["tokens_predicted"], completion["stop_type"]) == (
+        "\n",
+        2,
+        "limit",
+    )
 
 
-def test_what_is_evaluated_again_when_the_cursor_moves(fim: Server) -> None:
+def test_tokens_reevaluated_when_the_cursor_moves(fim: Server) -> None:
     """By a line: that line and what follows the cursor. Where the text before it is cut, nearly always."""
     lines = [f"x{i} = {i * i % 97} + {i * 31 % 89}\n" for i in range(500)]
 
     def moved(gap: int, n: int) -> list[int]:
-        found = []
+        n_evaluated = []
         for at in range(gap, gap + n):
             asked = {"input_prefix": "".join(lines[:at]), "input_suffix": "".join(lines[at : at + 5])}
             got = filled(fim, VIM, **asked, input_extra=[], n_predict=1, response_fields=[])
-            found.append(got["timings"]["prompt_n"])
-        return sorted(found[1:])
+            n_evaluated.append(got["timings"]["prompt_n"])
+        return sorted(n_evaluated[1:])
 
     assert moved(50, 5)[-1] < 180
     evaluated = moved(440, 21)
@@ -212,30 +220,30 @@ def test_refusals(fim: Server, fields: dict[str, Any], param: str | None, words:
     assert words in reply.error["message"]
 
 
-def test_a_model_without_the_tokens(server: Server) -> None:
+def test_infill_needs_the_models_infill_tokens(server: Server) -> None:
     reply = server.post("/infill", VIM)
     assert (reply.status, reply.error["type"]) == (501, "not_supported_error")
     assert "middle" in reply.error["message"]
     assert server.complete("a", suffix="b").status == 501
-    found = server.post("/api/generate", {"prompt": "a", "suffix": "b", "stream": False})
-    assert (found.status, "does not support insert" in found.json["error"]) == (400, True)
+    refusal = server.post("/api/generate", {"prompt": "a", "suffix": "b", "stream": False})
+    assert (refusal.status, "does not support insert" in refusal.json["error"]) == (400, True)
 
 
-def test_the_order_that_some_models_were_trained_on(tmp_path: Path) -> None:
+def test_suffix_first_order(tmp_path: Path) -> None:
     """Typing at the end of a line then leaves all but the line itself in the cache."""
     path = tinygguf.llama(tmp_path / "fim.gguf", more=tinygguf.FIM)
     with Server(tmp_path, "-m", str(path), "--spm-infill", "-np", "1", "--draft-max", "0") as server:
-        found = [
+        timings = [
             filled(server, VIM, prompt=f"    total = {typed}", n_predict=1, response_fields=[])["timings"]
             for typed in ("", "a", "ab", "abc")
         ]
-    assert [one["prompt_n"] < 20 for one in found] == [False, True, True, True]
+    assert [one["prompt_n"] < 20 for one in timings] == [False, True, True, True]
 
 
 def test_suffix_of_completions(fim: Server) -> None:
     asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
     one, other, none = (fim.complete(BEFORE, suffix=s, **asked).json for s in (AFTER, "7", ""))
-    assert len({found["choices"][0]["text"] for found in (one, other, none)}) == 3
+    assert len({answer["choices"][0]["text"] for answer in (one, other, none)}) == 3
     refused = fim.complete([[5, 6]], suffix="a")
     assert (refused.status, refused.error["param"]) == (400, "suffix")
     assert fim.complete("a", suffix="x" * 3_000_000).status == 400
@@ -261,7 +269,7 @@ def test_every_route_can_warm_the_cache(server: Server, path: str) -> None:
     assert again["timings"]["prompt_n"] < 8
 
 
-def test_a_gap_that_moves_on_a_hybrid(tmp_path: Path) -> None:
+def test_a_moving_gap_on_a_hybrid_model(tmp_path: Path) -> None:
     """States are made where the text before the gap ends, and where the other texts do."""
     path = tinygguf.lfm2(tmp_path / "fim.gguf", more=tinygguf.FIM, n_ctx_train=8192)
     texts = [{"text": BEFORE * 2, "filename": "a.py"}]

@@ -24,9 +24,9 @@ def references(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def same(server: Server, items: list[dict[str, Any]]) -> None:
     """Check that references to items and the items themselves are the same conversation."""
-    found = [respond(server, [ASKED, *given, AGAIN]) for given in (items, references(items))]
-    assert [one.status for one in found] == [200, 200], found[1].body
-    whole, referred = (one.json for one in found)
+    replies = [respond(server, [ASKED, *given, AGAIN]) for given in (items, references(items))]
+    assert [one.status for one in replies] == [200, 200], replies[1].body
+    whole, referred = (one.json for one in replies)
     assert whole["usage"]["input_tokens"] == referred["usage"]["input_tokens"]
     assert whole["output"][0]["content"] == referred["output"][0]["content"]
 
@@ -43,7 +43,7 @@ def test_streams(exact: Server) -> None:
     same(exact, last["response"]["output"])
 
 
-def test_a_stream_that_its_client_left(exact: Server) -> None:
+def test_a_stream_abandoned_by_its_client_keeps_its_items(exact: Server) -> None:
     body = {"input": [ASKED], "stream": True, "ignore_eos": True, "max_output_tokens": 2000}
     sent = urllib.request.Request(f"{exact.url}/v1/responses", json.dumps(body).encode())
     item, text = "", ""
@@ -55,19 +55,19 @@ def test_a_stream_that_its_client_left(exact: Server) -> None:
                 item = event.get("item_id", item)
                 text += event.get("delta", "")
     until = time.monotonic() + 20
-    while (found := respond(exact, [ASKED, {"id": item}, AGAIN])).status != 200:
-        assert time.monotonic() < until, found.body
+    while (resumed := respond(exact, [ASKED, {"id": item}, AGAIN])).status != 200:
+        assert time.monotonic() < until, resumed.body
         time.sleep(0.02)
     shorter = respond(exact, [ASKED, {"role": "assistant", "content": text[:4]}, AGAIN])
-    assert found.json["usage"]["input_tokens"] > shorter.json["usage"]["input_tokens"]
+    assert resumed.json["usage"]["input_tokens"] > shorter.json["usage"]["input_tokens"]
 
 
-def test_what_is_not_held(exact: Server) -> None:
+def test_unknown_references_are_refused(exact: Server) -> None:
     items = respond(exact, [ASKED], grammar=THINK, store=False).json["output"]
-    found = respond(exact, [ASKED, *references(items), AGAIN])
-    assert found.status == 400
-    assert found.json["error"]["param"] == "input[2]"
-    assert "send the item itself" in found.json["error"]["message"]
+    response = respond(exact, [ASKED, *references(items), AGAIN])
+    assert response.status == 400
+    assert response.json["error"]["param"] == "input[2]"
+    assert "send the item itself" in response.json["error"]["message"]
     without = respond(exact, [ASKED, references(items)[0], items[1], AGAIN])
     assert without.status == 200
     assert (

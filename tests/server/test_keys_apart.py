@@ -38,8 +38,8 @@ def reused(reply: Reply) -> tuple[int, int]:
 
 
 def metrics(server: Server, name: str) -> dict[str, float]:
-    found = samples_of(server.get("/metrics", headers=KEYS[name]))
-    return {name: value for name, value in found.items() if "_created" not in name}
+    samples = samples_of(server.get("/metrics", headers=KEYS[name]))
+    return {name: value for name, value in samples.items() if "_created" not in name}
 
 
 def begin(server: Server, name: str, **more: object):
@@ -49,7 +49,7 @@ def begin(server: Server, name: str, **more: object):
     return link
 
 
-def test_a_right_guess_costs_as_much_as_a_wrong_one(keyed: Server) -> None:
+def test_no_key_reuses_the_prompt_of_another(keyed: Server) -> None:
     assert reused(ask(keyed, "alice", SECRET)) == (0, 0)
     assert reused(ask(keyed, "bob", SECRET)) == (0, 0)
     assert reused(ask(keyed, "carol", WRONG)) == (0, 0)
@@ -60,7 +60,7 @@ def until_idle(server: Server) -> None:
     server.until(lambda: not any(s["is_processing"] for s in server.get("/slots", headers=KEYS["bob"]).json))
 
 
-def test_it_does_while_the_text_is_being_written(keyed: Server) -> None:
+def test_keys_are_apart_while_a_text_is_generated(keyed: Server) -> None:
     first_event(begin(keyed, "alice", prompt=OTHER, stream=True))
     assert max(reused(ask(keyed, "bob", OTHER + " All of them."))) <= 1  # as its own earlier text begins
     until_idle(keyed)
@@ -68,7 +68,7 @@ def test_it_does_while_the_text_is_being_written(keyed: Server) -> None:
     assert n == not_evaluated > 20  # for its own key, as ever
 
 
-def test_the_slots_show_no_figures_of_others(keyed: Server) -> None:
+def test_slots_hide_figures_of_other_keys(keyed: Server) -> None:
     first_event(begin(keyed, "alice", prompt=SECRET, stream=True))
     mine, bobs = (keyed.get("/slots", headers=KEYS[name]).json for name in ("alice", "bob"))
     (busy,) = [slot for slot in mine if slot["is_processing"]]
@@ -82,7 +82,7 @@ def test_the_slots_show_no_figures_of_others(keyed: Server) -> None:
     assert idle["n_past"] == 0
 
 
-def test_the_metrics_of_a_key_are_its_own(keyed: Server) -> None:
+def test_each_key_sees_its_own_metrics(keyed: Server) -> None:
     ask(keyed, "bob", "zip")
     before = {name: metrics(keyed, name) for name in ("alice", "bob", "watcher")}
     n_prompt = ask(keyed, "alice", SECRET).json["usage"]["prompt_tokens"]

@@ -8,10 +8,10 @@ from tests.support.serving import QUESTION, Server, first_event
 
 
 def test_models_for_both_sdks(server: Server) -> None:
-    found = server.get("/v1/models").json
-    (only,) = found["data"]
-    assert found["object"] == "list"
-    assert (found["first_id"], found["last_id"], found["has_more"]) == (only["id"], only["id"], False)
+    listing = server.get("/v1/models").json
+    (only,) = listing["data"]
+    assert listing["object"] == "list"
+    assert (listing["first_id"], listing["last_id"], listing["has_more"]) == (only["id"], only["id"], False)
     assert only["type"] == only["object"] == "model"
     assert only["meta"]["n_vocab"] == 4096
     assert only["created_at"].endswith("+00:00")
@@ -19,15 +19,15 @@ def test_models_for_both_sdks(server: Server) -> None:
 
 
 def test_props(server: Server) -> None:
-    found = server.get("/props").json
-    assert found["total_slots"] == 4
-    assert found["model_path"].endswith("pydoc-target.gguf")
-    assert "<|im_start|>" in found["chat_template"]
-    settings = found["default_generation_settings"]
+    props = server.get("/props").json
+    assert props["total_slots"] == 4
+    assert props["model_path"].endswith("pydoc-target.gguf")
+    assert "<|im_start|>" in props["chat_template"]
+    settings = props["default_generation_settings"]
     assert settings["n_ctx"] == 2048
     assert settings["params"]["temperature"] == 0.8
-    assert found["chat_template_caps"]["supports_tool_calls"] is True  # what Zed's agent looks for
-    described = {one["name"]: one for one in found["sampling_parameters"]}
+    assert props["chat_template_caps"]["supports_tool_calls"] is True  # what Zed's agent looks for
+    described = {one["name"]: one for one in props["sampling_parameters"]}
     assert set(described) <= set(settings["params"]) | {"infill_sampling"}
     assert described["top_p"] == {
         "name": "top_p", "type": "number", "many": False, "minimum": 0, "maximum": 1,
@@ -36,7 +36,7 @@ def test_props(server: Server) -> None:
     assert server.chat(max_tokens=1, top_p=described["top_p"]["maximum"]).status == 200
 
 
-def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:
+def test_slots_show_activity_but_not_the_prompt(server: Server) -> None:
     first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
     reply = server.get("/slots")
     (busy,) = [slot for slot in reply.json if slot["is_processing"]]
@@ -47,7 +47,7 @@ def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None
     server.until(lambda: server.n_busy() == 0)
 
 
-def test_tokens_there_and_back(server: Server) -> None:
+def test_tokenize_and_detokenize_round_trip(server: Server) -> None:
     text = "déf read(😀)"
     ids = server.post("/tokenize", {"content": text}).json["tokens"]
     assert server.post("/detokenize", {"tokens": ids}).json == {"content": text}
@@ -66,9 +66,9 @@ def test_tokens_there_and_back(server: Server) -> None:
 
 
 def test_the_template_is_applied(server: Server) -> None:
-    found = server.post("/apply-template", {"messages": QUESTION}).json["prompt"]
-    assert found.startswith("<|im_start|>user\nWhat does")
-    assert found.endswith("<|im_start|>assistant\n")
+    prompt = server.post("/apply-template", {"messages": QUESTION}).json["prompt"]
+    assert prompt.startswith("<|im_start|>user\nWhat does")
+    assert prompt.endswith("<|im_start|>assistant\n")
 
 
 def test_health(server: Server) -> None:
@@ -77,13 +77,13 @@ def test_health(server: Server) -> None:
 
 
 def test_the_openapi_document_names_every_route(server: Server) -> None:
-    found = server.get("/openapi.json").json
+    document = server.get("/openapi.json").json
     assert {"/v1/chat/completions", "/v1/completions", "/health", "/slots", "/tokenize"} <= set(
-        found["paths"]
+        document["paths"]
     )
-    refs = str(found).split("#/components/schemas/")[1:]
-    assert {ref.split("'")[0] for ref in refs} <= set(found["components"]["schemas"])
-    chat = found["components"]["schemas"]["ChatRequest"]
+    refs = str(document).split("#/components/schemas/")[1:]
+    assert {ref.split("'")[0] for ref in refs} <= set(document["components"]["schemas"])
+    chat = document["components"]["schemas"]["ChatRequest"]
     assert "response_format" in chat["properties"]
     assert chat["required"] == ["messages"]
 
@@ -127,11 +127,11 @@ def test_routes_that_are_not_supported(server: Server, method: str, path: str) -
 
 
 def test_what_editors_read_in_props(server: Server) -> None:
-    found = server.get("/props").json
-    assert found["chat_template_caps"]["supports_tool_calls"] is True
-    assert found["modalities"] == {"vision": False, "audio": False}
-    assert (found["is_sleeping"], found["endpoint_slots"], found["endpoint_props"]) == (False, True, False)
-    params = found["default_generation_settings"]["params"]
+    props = server.get("/props").json
+    assert props["chat_template_caps"]["supports_tool_calls"] is True
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert (props["is_sleeping"], props["endpoint_slots"], props["endpoint_props"]) == (False, True, False)
+    params = props["default_generation_settings"]["params"]
     assert {"n_predict", "seed", "top_k", "typical_p", "dry_multiplier", "samplers", "lora"} <= set(params)
     assert server.get("/v1/models").json["data"][0]["meta"]["n_ctx"] == 2048
 

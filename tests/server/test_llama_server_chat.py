@@ -38,20 +38,20 @@ def test_progress_and_timings(server: Server, path: str) -> None:
 
 
 def delta(chunk: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = chunk["choices"][0].get("delta", {})
-    return found
+    first_delta: dict[str, Any] = chunk["choices"][0].get("delta", {})
+    return first_delta
 
 
 def test_an_answer_with_its_prompt(server: Server) -> None:
     for verbose in (True, False):
-        found = server.chat(PREFILL, max_tokens=4, verbose=verbose).json
-        assert ("__verbose" in found) is verbose
-    found = server.chat(PREFILL, max_tokens=4, seed=1, verbose=True, n=2).json
-    shown = found["__verbose"]
+        answer = server.chat(PREFILL, max_tokens=4, verbose=verbose).json
+        assert ("__verbose" in answer) is verbose
+    answer = server.chat(PREFILL, max_tokens=4, seed=1, verbose=True, n=2).json
+    shown = answer["__verbose"]
     rendered = server.post("/apply-template", {"messages": PREFILL}).json["prompt"]
     assert shown["prompt"] == f"<|endoftext|>{rendered}"  # the template writes no BOS
     assert shown["prompt"].endswith("assistant\nIt copies")
-    assert shown["content"] == found["choices"][0]["message"]["content"]
+    assert shown["content"] == answer["choices"][0]["message"]["content"]
     assert shown["generation_settings"]["seed"] == 1
     events = server.chat(max_tokens=4, verbose=True, stream=True).events
     assert ["__verbose" in event for event in events] == [False] * (len(events) - 1) + [True]
@@ -62,8 +62,8 @@ def test_how_the_prompt_ends(server: Server) -> None:
     def prompt(**fields: Any) -> str:
         reply = server.post("/apply-template", fields)
         assert reply.status == 200, reply.body
-        found: str = reply.json["prompt"]
-        return found
+        rendered: str = reply.json["prompt"]
+        return rendered
 
     opened = prompt(messages=QUESTION)
     assert opened == prompt(messages=QUESTION, add_generation_prompt=True)
@@ -115,8 +115,8 @@ def test_biases_of_texts_and_samplers(exact: Server, path: str) -> None:
         reply = exact.post(path, {**prompt, "max_tokens": 16, "seed": 1, "ignore_eos": True, **fields})
         assert reply.status == 200, reply.body
         choice = reply.json["choices"][0]
-        found: str = choice["message"]["content"] if "chat" in path else choice["text"]
-        return found
+        content: str = choice["message"]["content"] if "chat" in path else choice["text"]
+        return content
 
     word = max(text(temperature=0).split(), key=len)
     assert word not in text(temperature=0, logit_bias=[[word, False], [f" {word}", False]])
@@ -131,13 +131,13 @@ def test_biases_of_texts_and_samplers(exact: Server, path: str) -> None:
 def test_lengths_of_prompts(server: Server, at: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for fields in ({"messages": QUESTION}, {"messages": PREFILL}, {"messages": QUESTION, "tools": tools}):
-        found = server.post(f"{at}/chat/completions/input_tokens", fields).json
+        length = server.post(f"{at}/chat/completions/input_tokens", fields).json
         usage = server.post(f"{at}/chat/completions", {**fields, "max_tokens": 1}).json["usage"]
-        assert found == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
+        assert length == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
     asked = {"input": "What does shutil.copytree do?"}
-    found = server.post(f"{at}/responses/input_tokens", asked).json
+    length = server.post(f"{at}/responses/input_tokens", asked).json
     usage = server.post(f"{at}/responses", {**asked, "max_output_tokens": 1}).json["usage"]
-    assert found == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    assert length == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
     for path in ("chat/completions", "responses"):
         reply = server.post(f"{at}/{path}/input_tokens", {"messages": [], "input": 5})
         assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
@@ -165,8 +165,8 @@ def test_fields_of_sampling_have_an_effect_in_all_apis(exact: Server, path: str)
     def answer(**fields: Any) -> str:
         reply = exact.post(path, {**prompt, "temperature": 0, "ignore_eos": True, "n_predict": 16, **fields})
         assert reply.status == 200, reply.body
-        found = reply.json
-        text: str = found.get("output", [found])[0]["content"][0]["text"]
+        data = reply.json
+        text: str = data.get("output", [data])[0]["content"][0]["text"]
         return text
 
     word = max(answer().split(), key=len)

@@ -84,7 +84,7 @@ class TestChild:
         assert process.notices == ["one", "two"]
         assert "sent an invalid message" in str(process.child.dead)
 
-    def test_bytes_of_a_line_count_as_life(
+    def test_bytes_of_a_partial_line_count_as_activity(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
     ) -> None:
         monkeypatch.setattr("specllama.client.child._SILENCE_SECONDS", 1.5)
@@ -116,15 +116,15 @@ class Heard:
         self.delta.put_nowait(message)
 
     async def text(self) -> str:
-        found = ""
+        heard = ""
         while True:
             message = await self.delta.get()
             if isinstance(message, SpecllamaError):
                 raise message
             if isinstance(message, m.Tokens):
-                found += message.items[0].text
+                heard += message.items[0].text
             if isinstance(message, m.Done):
-                return found + message.text
+                return heard + message.text
 
 
 class TestLoopClient:

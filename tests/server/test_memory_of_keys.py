@@ -45,7 +45,7 @@ def test_each_key_has_a_memory_of_its_own(keyed: Server) -> None:
     assert timings["draft_n"] == sum(again.json["speculation"]["drafted_by"].values())
 
 
-def test_a_trace_names_it(keyed: Server) -> None:
+def test_a_trace_names_the_memory(keyed: Server) -> None:
     """The sources are those of the documentation."""
     asked = {"seed": 4, "stream": True, "speculation": {"trace": True}}
     ask(keyed, "alice", **asked)
@@ -57,12 +57,12 @@ def test_a_trace_names_it(keyed: Server) -> None:
     assert {"target", "memory"} <= set(sources) <= {"target", "memory", "copy"}
 
 
-def test_metrics_count_it_separately(keyed: Server) -> None:
+def test_metrics_count_the_memory_separately(keyed: Server) -> None:
     ask(keyed, "alice")
     ask(keyed, "alice")
-    found = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
-    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory",model="' in found
-    assert "alice" not in found
+    metrics = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
+    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory",model="' in metrics
+    assert "alice" not in metrics
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ class TestKeys:
         assert self.KEYS.owner(Headers(given)) == owner
 
 
-def test_a_request_can_opt_out_of_it(keyed: Server) -> None:
+def test_a_request_can_opt_out_of_the_memory(keyed: Server) -> None:
     """Measuring needs this: it requests the same text again and again."""
     out = {"seed": 5, "speculation": {"memory": False}}
     first, second = (ask(keyed, "alice", **out) for _ in range(2))

@@ -53,10 +53,10 @@ def pool(home: Path, limit: Limit, lines: list[str], n_ctx: int) -> ModelPool:
 async def ask(models: ModelPool, name: str) -> int:
     """The number of tokens of a text."""
     await models.look_up(name)
-    found = await models.service(name).supervisor.query(
+    tokenized = await models.service(name).supervisor.query(
         lambda id_: protocol.Tokenize(id_, "zip"), protocol.Tokenized
     )
-    return len(found.ids)
+    return len(tokenized.ids)
 
 
 def in_memory(models: ModelPool) -> set[str]:
@@ -94,19 +94,19 @@ def test_models_stay_loaded_together_as_far_as_memory_allows(tmp_path: Path) -> 
     run(tmp_path, test)
 
 
-def test_a_model_that_never_fits_is_an_error_and_evicts_none(tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_an_error_and_evicts_nothing(tmp_path: Path) -> None:
     async def test(models: ModelPool, limit: Limit, lines: list[str]) -> None:
         limit.bytes = 1000
-        found: list[SpecllamaError] = []
+        errors: list[SpecllamaError] = []
         for _ in range(2):
             try:
                 await ask(models, OTHER)
             except SpecllamaError as error:
-                found.append(error)
-        assert [type(error) for error in found] == [ResourceError] * 2
-        assert "not enough memory for " in found[0].message
-        assert " GB available" in found[0].message
-        assert found[0].http_status == 503
+                errors.append(error)
+        assert [type(error) for error in errors] == [ResourceError] * 2
+        assert "not enough memory for " in errors[0].message
+        assert " GB available" in errors[0].message
+        assert errors[0].http_status == 503
         assert in_memory(models) == {ONE}
         assert await ask(models, ONE) > 0
         assert sum("cannot be loaded" in line for line in lines) == 2

@@ -17,10 +17,10 @@ def grown(before: dict[str, float], after: dict[str, float], name: str) -> float
     return after[name] - before.get(name, 0.0)
 
 
-def test_they_agree_with_the_responses(server: Server) -> None:
+def test_metrics_agree_with_the_responses(server: Server) -> None:
     server.until(lambda: server.samples()["specllama_texts_running"] == 0)
     before = server.samples()
-    found = [
+    answers = [
         server.complete(max_tokens=80, seed=1, temperature=0, ignore_eos=True).json,
         server.complete(["def read(", "import "], n=2, max_tokens=20, seed=2).json,
         server.chat(QUESTION, max_tokens=30, stream=True, stream_options={"include_usage": True}).events[-1],
@@ -29,15 +29,17 @@ def test_they_agree_with_the_responses(server: Server) -> None:
     assert server.chat(QUESTION, temperature=-1).status == 400
     after = server.samples()
     totals = {
-        "specllama_prompt_tokens_total": sum(f["usage"]["prompt_tokens"] for f in found),
+        "specllama_prompt_tokens_total": sum(f["usage"]["prompt_tokens"] for f in answers),
         "specllama_prompt_tokens_cached_total": sum(
-            f["usage"]["prompt_tokens_details"]["cached_tokens"] for f in found
+            f["usage"]["prompt_tokens_details"]["cached_tokens"] for f in answers
         ),
-        "specllama_generation_tokens_total": sum(f["usage"]["completion_tokens"] for f in found),
-        "specllama_draft_tokens_total": sum(f["timings"]["draft_n"] for f in found),
-        "specllama_draft_tokens_accepted_total": sum(f["timings"]["draft_n_accepted"] for f in found),
-        "specllama_drafts_total": sum(f["metrics"]["speculative_decoding"]["num_spec_steps"] for f in found),
-        "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in found),
+        "specllama_generation_tokens_total": sum(f["usage"]["completion_tokens"] for f in answers),
+        "specllama_draft_tokens_total": sum(f["timings"]["draft_n"] for f in answers),
+        "specllama_draft_tokens_accepted_total": sum(f["timings"]["draft_n_accepted"] for f in answers),
+        "specllama_drafts_total": sum(
+            f["metrics"]["speculative_decoding"]["num_spec_steps"] for f in answers
+        ),
+        "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in answers),
         "specllama_texts_total": 7,
         "specllama_queue_seconds_count": 7,
         "specllama_time_to_first_token_seconds_count": 7,
@@ -55,7 +57,7 @@ def test_they_agree_with_the_responses(server: Server) -> None:
     assert tokens - 5 * texts <= gaps <= tokens - texts
 
 
-def test_they_can_be_parsed(server: Server) -> None:
+def test_metrics_can_be_parsed(server: Server) -> None:
     server.chat(max_tokens=2)
     reply = server.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -103,12 +103,12 @@ def answered_by(reply: Reply) -> str:
 
 class TestList:
     def test_lists_models_on_disk_and_known_models(self, both: Server) -> None:
-        found = both.get("/v1/models?known=true").json
-        first = found["data"][0]
+        listing = both.get("/v1/models?known=true").json
+        first = listing["data"][0]
         assert (first["id"], first["status"]) == (PYDOC, {"value": "loaded"})
         assert first["meta"]["n_ctx"] == 512
-        assert found["first_id"] == PYDOC
-        listed = {m["id"]: m for m in found["data"]}
+        assert listing["first_id"] == PYDOC
+        listed = {m["id"]: m for m in listing["data"]}
         assert {TINY, OTHER, PAIR, BROKEN, SMALL} <= set(listed)
         assert listed[OTHER]["status"] == {"value": "unloaded"}
         assert listed[OTHER]["meta"]["size"] > 100_000
@@ -122,8 +122,8 @@ class TestList:
 
     def test_one_model_by_any_of_its_names(self, both: Server) -> None:
         for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest"):
-            found = both.get(f"/v1/models/{name}")
-            assert (found.status, found.json["id"]) == (200, name), found.json
+            reply = both.get(f"/v1/models/{name}")
+            assert (reply.status, reply.json["id"]) == (200, name), reply.json
         assert both.get("/v1/models/far-away").status == 404
 
     def test_a_model_that_arrives_later_is_found(self, both: Server, disk: Path) -> None:
@@ -154,7 +154,7 @@ class TestNames:
             ):
                 assert (reply.status, needle in reply.error["message"]) == (404, True), reply.json
 
-    def test_a_pinned_model_is_alone(self, tmp_path: Path, disk: Path) -> None:
+    def test_a_pinned_model_is_served_alone(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk, "-m", "8B", "--alias", "mine", "--strict-model") as one:
             assert list(models(one)) == ["mine"]
             assert one.get("/props").json["draft_model_path"].endswith("small-Q4_0.gguf")
@@ -180,7 +180,7 @@ class TestTogether:
         assert answered_by(both.complete(max_tokens=4)) == PYDOC
         assert any(f"{TINY} is in memory, speculation on" in line for line in both.lines)
 
-    def test_with_its_draft(self, both: Server) -> None:
+    def test_a_model_is_loaded_with_its_draft(self, both: Server) -> None:
         reply = both.complete(model="8B", max_tokens=40, temperature=0)
         assert reply.json["timings"]["draft_n"] > 0
         props = both.get("/props?model=8B").json
@@ -189,20 +189,20 @@ class TestTogether:
         same = both.complete(max_tokens=40, temperature=0, model="pydoc").json["choices"][0]["text"]
         assert reply.json["choices"][0]["text"] == same
 
-    def test_both_write_at_the_same_time(self, both: Server) -> None:
+    def test_both_generate_at_the_same_time(self, both: Server) -> None:
         one = first_event(both.begin(model=TINY, stream=True, **ENDLESS))
         other = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
         slots = {name: both.get(f"/slots?model={name}").json for name in (TINY, "pydoc")}
-        assert all(sum(s["is_processing"] for s in found) == 1 for found in slots.values()), slots
+        assert all(sum(s["is_processing"] for s in state) == 1 for state in slots.values()), slots
         both.hang_up()
         one.close()
         other.close()
 
-    def test_questions_about_texts_go_to_the_model_that_they_name(self, both: Server) -> None:
+    def test_tokenizing_uses_the_named_model(self, both: Server) -> None:
         ids = {m: both.post("/tokenize", {"content": "zip open", "model": m}).json for m in (TINY, "pydoc")}
         assert ids[TINY] != ids["pydoc"]
-        for name, found in ids.items():
-            text = both.post("/detokenize", {"tokens": found["tokens"], "model": name}).json
+        for name, tokenized in ids.items():
+            text = both.post("/detokenize", {"tokens": tokenized["tokens"], "model": name}).json
             assert text == {"content": "zip open"}
         by_query = both.post(f"/tokenize?model={TINY}", {"content": "zip open"}).json
         assert by_query == ids[TINY]
@@ -284,7 +284,7 @@ class TestOneAfterTheOther:
             assert len(engines(single)) == 1
         assert any(f"{TINY} is unloaded, to make room for {PYDOC}" in line for line in single.lines)
 
-    def test_requests_that_run_are_not_cut_off(self, single: Server) -> None:
+    def test_running_requests_finish_before_an_eviction(self, single: Server) -> None:
         running = first_event(single.begin(model=TINY, stream=True, **ENDLESS))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(single.complete, model=PYDOC, max_tokens=1)
@@ -323,11 +323,11 @@ class TestOneAfterTheOther:
         single.complete(model=PYDOC, max_tokens=1)
         n = sum(f"{TINY} is in memory" in line for line in single.lines)
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: single.complete(model=TINY, max_tokens=2).status, range(4)))
-        assert found == [200] * 4
+            statuses = list(pool.map(lambda _: single.complete(model=TINY, max_tokens=2).status, range(4)))
+        assert statuses == [200] * 4
         assert sum(f"{TINY} is in memory" in line for line in single.lines) == n + 1
 
-    def test_the_queue_is_bounded_meanwhile(self, single: Server) -> None:
+    def test_the_queue_is_bounded_during_a_load(self, single: Server) -> None:
         first_event(single.begin(model="pydoc", stream=True, n=2, **ENDLESS))
         single.begin(model=TINY, prompt="x", n=4, max_tokens=1)
         single.until(lambda: single.samples()["specllama_texts_waiting"] == 4)
@@ -369,21 +369,21 @@ class TestOllama:
     """Its clients list, load, keep and unload models."""
 
     def test_tags_are_the_models_on_disk(self, both: Server) -> None:
-        found = {m["name"]: m for m in both.get("/api/tags").json["models"]}
-        assert {PYDOC, TINY, OTHER, PAIR} <= set(found)
-        assert "far-away" not in found
-        details = found[OTHER]["details"]
+        tags = {m["name"]: m for m in both.get("/api/tags").json["models"]}
+        assert {PYDOC, TINY, OTHER, PAIR} <= set(tags)
+        assert "far-away" not in tags
+        details = tags[OTHER]["details"]
         assert (details["family"], details["quantization_level"]) == ("llama", "F32")
-        assert found[OTHER]["size"] > 100_000
-        assert found[BROKEN]["details"]["family"] == ""
+        assert tags[OTHER]["size"] > 100_000
+        assert tags[BROKEN]["details"]["family"] == ""
 
     def test_showing_a_model_does_not_load_it(self, both: Server) -> None:
         """Copilot asks about each model in the list."""
         n_engines = len(engines(both))
-        found = both.post("/api/show", {"model": SMALL}).json
-        assert found["capabilities"] == ["completion", "tools"]
-        assert found["model_info"]["llama.context_length"] == 512
-        assert found["details"]["quantization_level"] == "Q4_0"
+        shown = both.post("/api/show", {"model": SMALL}).json
+        assert shown["capabilities"] == ["completion", "tools"]
+        assert shown["model_info"]["llama.context_length"] == 512
+        assert shown["details"]["quantization_level"] == "Q4_0"
         assert (both.post("/api/show", {"model": BROKEN}).status, len(engines(both))) == (500, n_engines)
 
     def test_keep_alive(self, both: Server) -> None:

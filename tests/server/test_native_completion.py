@@ -51,25 +51,27 @@ def chunks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def test_a_whole_answer(server: Server) -> None:
-    found = ask(server)
-    assert found["content"]
-    assert found["tokens"] == []
-    assert (found["index"], found["stop"], found["model"]) == (0, True, "pydoc-target")
-    assert found["stop_type"] in ("limit", "eos")
-    assert found["prompt"].endswith(PROMPT)
-    assert (found["truncated"], found["has_new_line"]) == (False, "\n" in found["content"])
-    assert found["tokens_evaluated"] == found["timings"]["prompt_n"] + found["timings"]["cache_n"]
-    assert found["tokens_predicted"] == found["timings"]["predicted_n"]
-    assert found["tokens_cached"] == found["tokens_evaluated"] + found["tokens_predicted"] - 1
-    assert 0 <= found["id_slot"] < 4
-    settings = found["generation_settings"]
+    completion = ask(server)
+    assert completion["content"]
+    assert completion["tokens"] == []
+    assert (completion["index"], completion["stop"], completion["model"]) == (0, True, "pydoc-target")
+    assert completion["stop_type"] in ("limit", "eos")
+    assert completion["prompt"].endswith(PROMPT)
+    assert (completion["truncated"], completion["has_new_line"]) == (False, "\n" in completion["content"])
+    assert (
+        completion["tokens_evaluated"] == completion["timings"]["prompt_n"] + completion["timings"]["cache_n"]
+    )
+    assert completion["tokens_predicted"] == completion["timings"]["predicted_n"]
+    assert completion["tokens_cached"] == completion["tokens_evaluated"] + completion["tokens_predicted"] - 1
+    assert 0 <= completion["id_slot"] < 4
+    settings = completion["generation_settings"]
     assert (settings["n_predict"], settings["seed"], settings["temperature"]) == (12, 3, 0.8)
     assert (settings["adaptive_target"], settings["logit_bias"], settings["samplers"][0]) == (
         -1.0,
         [],
         "penalties",
     )
-    assert "ignored_fields" not in found
+    assert "ignored_fields" not in completion
 
 
 def test_the_same_text_as_completions(exact: Server) -> None:
@@ -116,24 +118,26 @@ def test_all_forms_of_prompts(exact: Server) -> None:
 
 
 def exact_text(server: Server, ids: list[int]) -> str:
-    found: str = server.post("/detokenize", {"tokens": ids}).json["content"]
-    return found
+    text: str = server.post("/detokenize", {"tokens": ids}).json["content"]
+    return text
 
 
 def test_several_answers_to_a_prompt(server: Server) -> None:
-    found = ask(server, n_cmpl=3, temperature=1.5, return_tokens=True, ignore_eos=True)
-    assert [answer["index"] for answer in found] == [0, 1, 2]
-    assert len({answer["content"] for answer in found}) > 1
-    assert len({answer["generation_settings"]["seed"] for answer in found}) == 3
-    assert all(answer["prompt"].endswith(PROMPT) for answer in found)
+    answers = ask(server, n_cmpl=3, temperature=1.5, return_tokens=True, ignore_eos=True)
+    assert [answer["index"] for answer in answers] == [0, 1, 2]
+    assert len({answer["content"] for answer in answers}) > 1
+    assert len({answer["generation_settings"]["seed"] for answer in answers}) == 3
+    assert all(answer["prompt"].endswith(PROMPT) for answer in answers)
     two = ask(server, prompt=["a", "b"], n=2)
     assert [answer["prompt"][-1] for answer in two] == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize("final", [False, True])
 def test_probabilities(server: Server, final: bool) -> None:
-    found = ask(server, n_probs=10, n_predict=5, ignore_eos=True, post_sampling_probs=final, temperature=1.0)
-    entries = found["completion_probabilities"]
+    completion = ask(
+        server, n_probs=10, n_predict=5, ignore_eos=True, post_sampling_probs=final, temperature=1.0
+    )
+    entries = completion["completion_probabilities"]
     assert len(entries) == 5
     key, top = ("prob", "top_probs") if final else ("logprob", "top_logprobs")
     for entry in entries:
@@ -142,17 +146,19 @@ def test_probabilities(server: Server, final: bool) -> None:
         assert all(0 < value <= 1 for value in values)
         assert values == sorted(values, reverse=True)
         assert len(values) == 10 or (final and sum(values) == pytest.approx(1, abs=1e-4))
-    assert found["generation_settings"]["post_sampling_probs"] is final
+    assert completion["generation_settings"]["post_sampling_probs"] is final
 
 
 def test_greedy_choices_are_certain_after_sampling(server: Server) -> None:
-    found = ask(server, n_probs=3, n_predict=4, ignore_eos=True, post_sampling_probs=True, temperature=0)
-    assert [[e["prob"], len(e["top_probs"])] for e in found["completion_probabilities"]] == [[1.0, 1]] * 4
+    completion = ask(server, n_probs=3, n_predict=4, ignore_eos=True, post_sampling_probs=True, temperature=0)
+    assert [[e["prob"], len(e["top_probs"])] for e in completion["completion_probabilities"]] == [
+        [1.0, 1]
+    ] * 4
 
 
 @pytest.mark.parametrize("speculate", [True, False])
 @pytest.mark.parametrize("n", [5, 6, 7, 8, 30])
-def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
+def test_one_entry_per_token_in_every_form(server: Server, n: int, speculate: bool) -> None:
     """Of a text whose characters are several tokens each, cut within one of them; in all forms and APIs."""
     shared = {"temperature": 0, "grammar": 'root ::= "😀🎉é🎉😀 ok"', "seed": 3,
               "speculation": {"enabled": speculate}}  # fmt: skip
@@ -161,8 +167,8 @@ def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
     n_tokens = whole["tokens_predicted"]
     assert len(whole["completion_probabilities"]) == len(whole["tokens"]) == n_tokens
     streamed = chunks(server.post("/completion", {"prompt": PROMPT, **native, "stream": True}))
-    found = [entry for chunk in streamed for entry in chunk.get("completion_probabilities", ())]
-    assert found == whole["completion_probabilities"]
+    streamed_entries = [entry for chunk in streamed for entry in chunk.get("completion_probabilities", ())]
+    assert streamed_entries == whole["completion_probabilities"]
     assert [i for chunk in streamed for i in chunk["tokens"]] == whole["tokens"]
     assert "".join(chunk["content"] for chunk in streamed) == whole["content"]
 
@@ -187,7 +193,7 @@ def test_one_entry_a_token(server: Server, n: int, speculate: bool) -> None:
     assert offsets[-1] <= len(text)
 
 
-def test_how_it_ends(exact: Server) -> None:
+def test_stop_types(exact: Server) -> None:
     text = ask(exact, n_predict=20, ignore_eos=True)
     assert (text["stop_type"], text["stopping_word"], text["truncated"]) == ("limit", "", False)
     word = text["content"].split()[2]
@@ -211,7 +217,7 @@ def test_clients_of_llama_server(server: Server) -> None:
     assert last["generation_settings"]["top_p"] == 0.9
 
 
-def test_samplers_that_are_left_out_are_off(exact: Server) -> None:
+def test_omitted_samplers_are_off(exact: Server) -> None:
     asked = {"temperature": 3, "top_k": 2, "top_p": 0.1, "n_predict": 20, "ignore_eos": True}
     none = ask(exact, samplers=["temperature"], **asked)
     off = ask(exact, **asked | {"top_k": 0, "top_p": 1, "min_p": 0})
@@ -235,12 +241,12 @@ def test_banned_end_tokens_are_shown(server: Server) -> None:
     assert all(entry["bias"] is None for entry in biases)
 
 
-def test_only_some_fields(server: Server) -> None:
+def test_response_fields_selects_fields(server: Server) -> None:
     fields = ["content", "generation_settings/n_predict", "prompt", "timings/predicted_n", "nothing"]
-    found = ask(server, response_fields=fields, ignore_eos=True)
-    assert set(found) == set(fields) - {"nothing"}
-    assert found["generation_settings/n_predict"] == found["timings/predicted_n"] == 12
-    assert found["prompt"].endswith(PROMPT)
+    completion = ask(server, response_fields=fields, ignore_eos=True)
+    assert set(completion) == set(fields) - {"nothing"}
+    assert completion["generation_settings/n_predict"] == completion["timings/predicted_n"] == 12
+    assert completion["prompt"].endswith(PROMPT)
     assert "generation_settings" in ask(server, response_fields=[])
 
 
@@ -253,19 +259,19 @@ def test_progress(server: Server) -> None:
         "return_progress": True,
         "timings_per_token": True,
     }
-    found = chunks(server.post("/completion", {**asked, "speculation": {"memory": False}}))
-    progress = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+    stream_chunks = chunks(server.post("/completion", {**asked, "speculation": {"memory": False}}))
+    progress = [chunk["prompt_progress"] for chunk in stream_chunks if "prompt_progress" in chunk]
     assert len(progress) > 1
     assert progress[0]["processed"] == progress[0]["cache"]
     done = [one["processed"] for one in progress]
     assert done == sorted(set(done))
-    assert done[-1] == progress[0]["total"] == found[-1]["tokens_evaluated"]
+    assert done[-1] == progress[0]["total"] == stream_chunks[-1]["tokens_evaluated"]
     assert len({(one["total"], one["cache"]) for one in progress}) == 1
-    timings = [chunk["timings"] for chunk in found]
+    timings = [chunk["timings"] for chunk in stream_chunks]
     assert timings[0]["prompt_n"] == timings[0]["predicted_n"] == 0
     assert all(value >= 0 for one in timings for value in one.values())
     assert [one["predicted_n"] for one in timings] == sorted(one["predicted_n"] for one in timings)
-    assert timings[-2]["predicted_n"] == timings[-1]["predicted_n"] == found[-1]["tokens_predicted"]
+    assert timings[-2]["predicted_n"] == timings[-1]["predicted_n"] == stream_chunks[-1]["tokens_predicted"]
     again = chunks(server.post("/completion", asked))
     assert again[0]["prompt_progress"]["cache"] > 0
 
@@ -351,7 +357,7 @@ def test_a_client_that_disconnects(server: Server) -> None:
 
 
 def test_a_trace(server: Server) -> None:
-    found = chunks(
+    stream_chunks = chunks(
         server.post(
             "/completion",
             {
@@ -363,6 +369,6 @@ def test_a_trace(server: Server) -> None:
             },
         )
     )
-    traced = [chunk for chunk in found if chunk["content"]]
+    traced = [chunk for chunk in stream_chunks if chunk["content"]]
     assert all(sum(n for n, _ in chunk["speculation"]["tokens"]) == len(chunk["content"]) for chunk in traced)
-    assert found[-1]["speculation"]["n_drafted"] == found[-1]["timings"]["draft_n"]
+    assert stream_chunks[-1]["speculation"]["n_drafted"] == stream_chunks[-1]["timings"]["draft_n"]

@@ -68,12 +68,12 @@ def test_logprobs(server: Server) -> None:
     assert "logprobs" not in chat(server, stream=False).json
 
 
-def test_a_format_is_obeyed(server: Server) -> None:
+def test_the_format_is_enforced(server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     more = {"stream": False, "options": {"num_predict": 40, "seed": 3}}
     assert json.loads(chat(server, format=schema, **more).json["message"]["content"])["a"] in ("x", "y")
-    found = generate(server, format={"type": "object", "additionalProperties": False}, **more)
-    assert json.loads(found.json["response"]) == {}
+    reply = generate(server, format={"type": "object", "additionalProperties": False}, **more)
+    assert json.loads(reply.json["response"]) == {}
     assert chat(server, format="json", **more).json["message"]["content"].startswith("{")
 
 
@@ -81,20 +81,22 @@ def test_a_format_is_obeyed(server: Server) -> None:
     ("path", "fields"), [("/api/chat", {"messages": []}), ("/api/chat", {}), ("/api/generate", {})]
 )
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload")])
-def test_nothing_to_answer_is_a_load(server: Server, path: str, fields, keep_alive, reason: str) -> None:
+def test_an_empty_request_loads_or_unloads_the_model(
+    server: Server, path: str, fields, keep_alive, reason: str
+) -> None:
     asked = {"model": NAME, "keep_alive": keep_alive, **fields}
     (streamed,) = lines(server.post(path, asked))
     whole = server.post(path, {**asked, "stream": False}).json
-    for found in (streamed, whole):
-        assert (found["done"], found["done_reason"], found["model"]) == (True, reason, NAME)
-        assert found.get("message", {"content": found.get("response")})["content"] == ""
+    for answer in (streamed, whole):
+        assert (answer["done"], answer["done_reason"], answer["model"]) == (True, reason, NAME)
+        assert answer.get("message", {"content": answer.get("response")})["content"] == ""
     assert server.answers()
 
 
 @pytest.mark.parametrize("name", [NAME, f"{NAME}:latest", "", None])
 def test_names(server: Server, name) -> None:
-    found = chat(server, model=name, stream=False)
-    assert (found.status, found.json["model"]) == (200, name or NAME)
+    reply = chat(server, model=name, stream=False)
+    assert (reply.status, reply.json["model"]) == (200, name or NAME)
     assert server.post("/api/show", {"name": name}).status == 200
 
 
@@ -107,7 +109,7 @@ def test_a_model_that_is_not_served(server: Server, path: str) -> None:
         assert NAME in reply.json["error"]
 
 
-def test_what_copilot_asks_when_it_starts(server: Server) -> None:
+def test_copilots_first_requests(server: Server) -> None:
     version = server.get("/api/version").json["version"]
     assert [int(part) for part in version.split(".")] >= [0, 6, 4]
     (listed,) = server.get("/api/tags").json["models"]
@@ -122,7 +124,7 @@ def test_what_copilot_asks_when_it_starts(server: Server) -> None:
     assert shown["details"]["family"] == arch
 
 
-def test_what_is_in_memory(server: Server) -> None:
+def test_ps_lists_the_models_in_memory(server: Server) -> None:
     (only,) = server.get("/api/ps").json["models"]
     assert (only["name"], only["context_length"], only["size_vram"]) == (NAME, 2048, 0)
 
@@ -142,7 +144,7 @@ def test_heads(server: Server) -> None:
         ("DELETE", "/api/delete"),
     ],
 )
-def test_what_is_not_offered(server: Server, method: str, path: str) -> None:
+def test_unsupported_routes(server: Server, method: str, path: str) -> None:
     reply = server.ask(method, path, {"model": "x", "stream": True, "nonsense": [1]})
     assert reply.status == 501
     assert set(reply.json) == {"error"}
@@ -167,7 +169,7 @@ def test_what_is_not_offered(server: Server, method: str, path: str) -> None:
     ],
     ids=range(12),
 )
-def test_errors_are_one_text(server: Server, method: str, path: str, body, status: int) -> None:
+def test_errors_are_one_string(server: Server, method: str, path: str, body, status: int) -> None:
     reply = server.ask(method, path, body)
     assert reply.status == status
     assert reply.headers["content-type"] == "application/json"
@@ -175,17 +177,17 @@ def test_errors_are_one_text(server: Server, method: str, path: str, body, statu
     assert isinstance(reply.json["error"], str)
 
 
-def test_thinking_needs_a_model_that_thinks(server: Server) -> None:
+def test_thinking_needs_a_reasoning_model(server: Server) -> None:
     """The words are those that clients look for."""
     assert f'"{NAME}" does not support thinking' in chat(server, think="low").json["error"]
     assert chat(server, think=False).status == 200
 
 
-def test_a_gap_needs_a_model_that_fills_gaps(server: Server) -> None:
+def test_a_suffix_needs_an_infill_model(server: Server) -> None:
     reply = generate(server, suffix="x")
     assert (reply.status, f'"{NAME}" does not support insert' in reply.json["error"]) == (400, True)
 
 
-def test_a_larger_context_is_a_line_for_the_operator(server: Server) -> None:
+def test_a_request_for_a_larger_context_is_logged(server: Server) -> None:
     assert chat(server, options={**SHORT, "num_ctx": 8192}).status == 200
     server.until(lambda: any("num_ctx 8192" in line for line in server.lines))

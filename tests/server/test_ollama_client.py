@@ -47,9 +47,9 @@ class TestOllamaPython:
         shown = client.show(NAME)
         assert shown.modelinfo["general.architecture"] == shown.details.family
         assert "tools" in shown.capabilities
-        with pytest.raises(ollama.ResponseError, match="not found") as found:
+        with pytest.raises(ollama.ResponseError, match="not found") as raised:
             client.show("another")
-        assert found.value.status_code == 404
+        assert raised.value.status_code == 404
 
     def test_chat(self, client: ollama.Client) -> None:
         whole = client.chat(NAME, QUESTION, options=SHORT)
@@ -76,9 +76,9 @@ class TestOllamaPython:
 
     def test_errors(self, client: ollama.Client) -> None:
         for stream in (False, True):
-            with pytest.raises(ollama.ResponseError, match="does not support thinking") as found:
+            with pytest.raises(ollama.ResponseError, match="does not support thinking") as raised:
                 list(client.chat(NAME, QUESTION, think=True, stream=stream))
-            assert found.value.status_code == 400
+            assert raised.value.status_code == 400
         with pytest.raises(ollama.ResponseError, match="not offered"):
             client.embed(NAME, "x")
 
@@ -93,8 +93,8 @@ class TestLangChain:
         assert "".join(parts) == whole.text
 
     def test_structured_output(self, model: ChatOllama) -> None:
-        found = model.with_structured_output(Verdict, method="json_schema").invoke("Is zip pure?")
-        assert isinstance(found, Verdict)
+        verdict = model.with_structured_output(Verdict, method="json_schema").invoke("Is zip pure?")
+        assert isinstance(verdict, Verdict)
 
     def test_a_model_that_is_not_served(self, server: Server) -> None:
         with httpx.HTTPTransport() as transport, pytest.raises(ValueError, match="another"):

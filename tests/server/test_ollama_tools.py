@@ -70,7 +70,7 @@ def forced(server: Server) -> Iterator[ollama.Client]:
         yield one
 
 
-def test_tools_that_are_not_called(server: Server) -> None:
+def test_an_answer_without_calls(server: Server) -> None:
     with ollama.Client(server.url) as client:
         for tools in ([read_file], [pinned("f", a=1)]):
             whole = client.chat(NAME, QUESTION, tools=tools, options=SHORT)
@@ -138,7 +138,7 @@ def test_home_assistant(server: Server, tools) -> None:
     assert called or set(json.loads(text)) == {"pure"}
 
 
-def test_langchain_s_loop_of_three_tool_turns(server: Server) -> None:
+def test_langchains_loop_of_three_tool_turns(server: Server) -> None:
     with Forcing() as forcing:
         model = ChatOllama(model=NAME, base_url=server.url, seed=1, sync_client_kwargs={"transport": forcing})
         messages: list[BaseMessage] = [HumanMessage("What is in the files?")]

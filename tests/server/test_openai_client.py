@@ -32,7 +32,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-4o")
 
 
-def test_what_is_not_supported_is_asked_once(client: openai.OpenAI, exact: Server) -> None:
+def test_unsupported_requests_are_not_retried(client: openai.OpenAI, exact: Server) -> None:
     """The SDK repeats requests after other 5xx."""
     with pytest.raises(openai.InternalServerError, match="no embeddings") as caught:
         client.with_options(max_retries=2).embeddings.create(model="pydoc-target", input="zip")
@@ -69,10 +69,10 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_parse_with_a_schema(client: openai.OpenAI) -> None:
-    found = client.chat.completions.parse(
+    completion = client.chat.completions.parse(
         model="pydoc-target", messages=QUESTION, response_format=Verdict, max_tokens=40
     )
-    assert isinstance(found.choices[0].message.parsed, Verdict)
+    assert isinstance(completion.choices[0].message.parsed, Verdict)
     with (
         client.chat.completions.stream(
             model="pydoc-target", messages=QUESTION, response_format=Verdict, max_tokens=40
@@ -104,7 +104,7 @@ def test_completions(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "zip " * 4000}]}, openai.BadRequestError, "context"),
     ],
 )
-def test_errors_are_the_clients_own(client: openai.OpenAI, fields, error, needle) -> None:
+def test_the_client_raises_its_own_errors(client: openai.OpenAI, fields, error, needle) -> None:
     with pytest.raises(error, match=needle):
         client.chat.completions.create(**{"model": "pydoc-target", "messages": QUESTION, **fields})
 
@@ -116,8 +116,8 @@ def test_many_at_once_in_an_event_loop(server: Server) -> None:
             async def one(seed: int, stream: bool) -> str:
                 asked = {"model": "pydoc-target", "messages": QUESTION, "max_tokens": 15, "seed": seed}
                 if not stream:
-                    found = await client.chat.completions.create(**asked)
-                    return found.choices[0].message.content
+                    completion = await client.chat.completions.create(**asked)
+                    return completion.choices[0].message.content
                 chunks = await client.chat.completions.create(**asked, stream=True)
                 return "".join([c.choices[0].delta.content or "" async for c in chunks])
 
@@ -155,5 +155,5 @@ class TestLangChain:
 
     @pytest.mark.filterwarnings("default")
     def test_structured_output(self, model) -> None:
-        found = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
-        assert isinstance(found, Verdict)
+        verdict = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
+        assert isinstance(verdict, Verdict)

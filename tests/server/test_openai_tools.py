@@ -133,16 +133,16 @@ def test_each_choice_has_calls_of_its_own(api: Server) -> None:
 
 
 @pytest.mark.parametrize("choice", ["none", "auto"])
-def test_text_is_possible(api: Server, choice: str) -> None:
+def test_an_answer_may_be_text_despite_tools(api: Server, choice: str) -> None:
     for seed in range(3):
         asked = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 40}
-        (found,) = api.chat(ASKED, **asked).json["choices"]
+        (given,) = api.chat(ASKED, **asked).json["choices"]
         if choice == "none":
-            assert found["finish_reason"] in ("stop", "length")
-            assert "tool_calls" not in found["message"]
-            assert "<tool_call>" not in found["message"]["content"]
+            assert given["finish_reason"] in ("stop", "length")
+            assert "tool_calls" not in given["message"]
+            assert "<tool_call>" not in given["message"]["content"]
         else:
-            assert all(json.loads(c["function"]["arguments"]) for c in found["message"].get("tool_calls", ()))
+            assert all(json.loads(c["function"]["arguments"]) for c in given["message"].get("tool_calls", ()))
 
 
 def test_the_prompt_shows_all_tools_whatever_the_choice(api: Server) -> None:
@@ -161,15 +161,15 @@ def test_the_same_answer_without_speculation(api: Server, choice: Any) -> None:
         drafted, plain = (
             api.chat(ASKED, **asked, speculation={"enabled": enabled}).json for enabled in (True, False)
         )
-        for found in (drafted, plain):
-            for call in found["choices"][0]["message"].get("tool_calls", ()):
+        for answer in (drafted, plain):
+            for call in answer["choices"][0]["message"].get("tool_calls", ()):
                 del call["id"]
         assert drafted["choices"] == plain["choices"]
         if choice != "auto":
             assert drafted["speculation"]["forced_tokens"] > 3
 
 
-def test_a_text_that_obeys_a_schema_or_calls(api: Server) -> None:
+def test_an_answer_is_a_schema_text_or_calls(api: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
     asked = {"tools": [CLOCK], "response_format": form, "max_tokens": 60}
     message = api.chat(ASKED, **asked).json["choices"][0]["message"]
@@ -191,11 +191,11 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
             stream.current_completion_snapshot.choices
         )  # the client refuses final ones that are cut off
     assert final.finish_reason == "length"
-    found = [choice.message.tool_calls or [] for choice in (whole, final)]
-    assert [c.function.arguments for c in found[0]] == [c.function.arguments for c in found[1]]
+    calls = [choice.message.tool_calls or [] for choice in (whole, final)]
+    assert [c.function.arguments for c in calls[0]] == [c.function.arguments for c in calls[1]]
 
 
-def test_what_closes_a_call_is_no_text(api: Server) -> None:
+def test_the_end_marker_of_a_call_is_not_text(api: Server) -> None:
     asked = {"tools": [CLOCK], "tool_choice": "required", "seed": 1, "parallel_tool_calls": False}
     whole = api.chat(ASKED, **asked, max_tokens=100).json
     n = whole["usage"]["completion_tokens"]
@@ -291,10 +291,10 @@ class TestLangChain:
 
     def test_a_stream_adds_up(self, langchain: Any) -> None:
         bound = langchain.bind_tools(TOOLS, tool_choice="weather", parallel_tool_calls=False)
-        found = None
+        joined = None
         for part in bound.stream("Is it raining in Paris?"):
-            found = part if found is None else found + part
-        (call,) = found.tool_calls
+            joined = part if joined is None else joined + part
+        (call,) = joined.tool_calls
         (whole,) = bound.invoke("Is it raining in Paris?").tool_calls
         assert (call["name"], call["args"]) == (whole["name"], whole["args"])
 

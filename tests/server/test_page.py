@@ -12,7 +12,7 @@ from tests.support.serving import Server
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-def test_browsers_get_the_page_and_others_a_line(server: Server) -> None:
+def test_browsers_get_the_page_and_other_clients_a_line(server: Server) -> None:
     page, line = server.get("/", headers=BROWSER), server.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"<!doctype html>" in page.body
@@ -22,15 +22,15 @@ def test_browsers_get_the_page_and_others_a_line(server: Server) -> None:
 
 @pytest.mark.parametrize("name", page_files())
 def test_files(server: Server, name: str) -> None:
-    found = server.get(f"/page/{name}")
-    assert found.status == 200
-    assert found.body == page_files()[name].read_bytes()
-    assert found.headers["content-security-policy"] == POLICY
-    assert found.headers["x-content-type-options"] == "nosniff"
-    assert found.headers["cache-control"] == "no-cache"
-    again = server.get(f"/page/{name}", headers={"if-none-match": f'"other", W/{found.headers["etag"]}'})
+    reply = server.get(f"/page/{name}")
+    assert reply.status == 200
+    assert reply.body == page_files()[name].read_bytes()
+    assert reply.headers["content-security-policy"] == POLICY
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-cache"
+    again = server.get(f"/page/{name}", headers={"if-none-match": f'"other", W/{reply.headers["etag"]}'})
     assert (again.status, again.body) == (304, b"")
-    assert again.headers["etag"] == found.headers["etag"]
+    assert again.headers["etag"] == reply.headers["etag"]
     assert server.get(f"/page/{name}", headers={"if-none-match": '"other"'}).status == 200
 
 
@@ -53,7 +53,7 @@ def test_a_foreign_host_and_origin_are_refused(server: Server) -> None:
     assert server.get("/page/app.js", headers={"origin": "http://evil.example"}).status == 403
 
 
-def test_what_the_page_reads(server: Server) -> None:
+def test_responses_have_what_the_page_reads(server: Server) -> None:
     """The figures of an answer, and what /props says of the machine."""
     events = server.chat(
         stream=True, max_tokens=24, seed=1, ignore_eos=True, temperature=0,
@@ -78,10 +78,10 @@ def test_what_the_page_reads(server: Server) -> None:
     assert props["machine"]["host_bytes"] > 1_000_000
 
 
-def test_a_reason_where_nothing_is_drafted(server: Server) -> None:
-    found = server.chat(max_tokens=4, speculation={"enabled": False}).json["speculation"]
-    assert found["n_drafted"] == 0
-    assert found["reason"]
+def test_an_answer_says_why_nothing_was_drafted(server: Server) -> None:
+    speculation = server.chat(max_tokens=4, speculation={"enabled": False}).json["speculation"]
+    assert speculation["n_drafted"] == 0
+    assert speculation["reason"]
 
 
 def test_measured_times_are_in_props(tmp_path) -> None:
@@ -100,7 +100,7 @@ def browser(folder: Path, code: int) -> dict[str, str | None]:
     return {"BROWSER": f"{script} %s", "DISPLAY": None, "WAYLAND_DISPLAY": None}
 
 
-def test_open_opens_the_page(tmp_path: Path) -> None:
+def test_the_open_flag_opens_the_page(tmp_path: Path) -> None:
     with Server(tmp_path, "--open", env=browser(tmp_path, 0)) as one:
         assert one.wait_for("the page for a browser is") == f"the page for a browser is {one.url}/"
         opened = tmp_path / "opened"
@@ -108,12 +108,12 @@ def test_open_opens_the_page(tmp_path: Path) -> None:
         assert opened.read_text() == f"{one.url}/\n"
 
 
-def test_without_a_browser_a_line_says_so(tmp_path: Path) -> None:
+def test_a_missing_browser_is_logged(tmp_path: Path) -> None:
     with Server(tmp_path, "--open", env=browser(tmp_path, 1)) as one:
         assert one.wait_for("no browser").endswith(f"the page is at {one.url}/")
 
 
-def test_nothing_is_opened_unasked(tmp_path: Path) -> None:
+def test_no_browser_opens_by_default(tmp_path: Path) -> None:
     with Server(tmp_path, env=browser(tmp_path, 0)) as one:
         one.wait_for("the page for a browser is")
         assert one.complete(max_tokens=1).status == 200

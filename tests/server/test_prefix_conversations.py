@@ -64,24 +64,24 @@ def test_every_turn_evaluates_what_is_new(served: Server, api: str, reasons: boo
     turns: list[Turn] = [Say("system", f"{api} {reasons}. {SYSTEM.content}"), FIRST]
     before: list[Turn] = []
     for i in range(4):
-        found = ask(served, api, turns)
+        reply = ask(served, api, turns)
         if i:
-            assert found.n_evaluated <= n_new(served, before, turns) + GAP
-            assert found.n_cached > 200
+            assert reply.n_evaluated <= n_new(served, before, turns) + GAP
+            assert reply.n_cached > 200
         before = list(turns)
-        thought = (found.answer.thought or found.answer.content) if reasons else ""
+        thought = (reply.answer.thought or reply.answer.content) if reasons else ""
         turns += [Answer(f"{i}: {SAID}", thought), Say("user", f"And number {i}, what about that?")]
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_calls_that_are_rendered_again(served: Server, api: str) -> None:
+def test_rerendered_calls_reuse_the_cache(served: Server, api: str) -> None:
     turns: list[Turn] = [Say("system", f"{api}. {SYSTEM.content}"), FIRST]
     before: list[Turn] = []
     for i in range(4):
-        found = ask(served, api, turns, tools=True)
+        reply = ask(served, api, turns, tools=True)
         if i:
-            assert found.n_evaluated <= n_new(served, before, turns, tools=True) + GAP
-            assert found.n_cached > 200
+            assert reply.n_evaluated <= n_new(served, before, turns, tools=True) + GAP
+            assert reply.n_cached > 200
         before = list(turns)
         call = Call(f"call_{i}", arguments=f'{{"city": "Paris {i}"}}')
         turns += [Answer("", "I look.", [call]), Result(f"call_{i}", f"RESULT {i} " * 10)]
@@ -97,18 +97,18 @@ def test_an_edit_and_a_second_agent_evaluate_their_own_part(served: Server, api:
     turns.pop()
     first = ask(served, api, turns, tools=True)
     edited = [*turns[:-1], Say("user", "Something else: " + "who knows? " * 12)]
-    found = ask(served, api, edited, tools=True)
-    assert found.n_evaluated <= n_new(served, turns, edited, tools=True) + GAP
+    reply = ask(served, api, edited, tools=True)
+    assert reply.n_evaluated <= n_new(served, turns, edited, tools=True) + GAP
     second = [system, Say("user", "I am another agent. " * 5)]
-    found = ask(served, api, second, tools=True)
-    assert found.n_evaluated <= n_new(served, turns, second, tools=True) + GAP
+    reply = ask(served, api, second, tools=True)
+    assert reply.n_evaluated <= n_new(served, turns, second, tools=True) + GAP
     again = ask(served, api, turns, tools=True)
     assert again.n_evaluated <= 2 * GAP
     assert again.answer.content == first.answer.content
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_an_answer_that_is_sent_back_is_not_read_again(served: Server, api: str) -> None:
+def test_a_returned_answer_is_not_evaluated_again(served: Server, api: str) -> None:
     """As the model wrote it, where the template writes it so too."""
     turns: list[Turn] = [Say("system", f"{api}, sent back. {SYSTEM.content}"), FIRST]
     shown = served.post("/apply-template", {"messages": QUESTION, "enable_thinking": False}).json["prompt"]
@@ -116,9 +116,9 @@ def test_an_answer_that_is_sent_back_is_not_read_again(served: Server, api: str)
     form = f"root ::= {json.dumps(written)}"
     limit = {"responses": "max_output_tokens", "ollama": "options"}.get(api, "max_tokens")
     fields = {limit: {"num_predict": 400} if api == "ollama" else 400}
-    found = ask(served, api, turns, grammar=form, enable_thinking=False, **fields)
-    assert found.answer.content == SAID * 4
-    longer = [*turns, found.answer, Say("user", "And then?")]
+    reply = ask(served, api, turns, grammar=form, enable_thinking=False, **fields)
+    assert reply.answer.content == SAID * 4
+    longer = [*turns, reply.answer, Say("user", "And then?")]
     warm = ask(served, api, longer, enable_thinking=False)
     cache = prompt_ids(served, turns, enable_thinking=False) + text_ids(served, written)
     prompt = prompt_ids(served, longer, enable_thinking=False)

@@ -31,7 +31,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
     """A server of its own, and all that it has answered."""
     with Server(tmp_path_factory.mktemp("scraped"), "--draft-max", "4") as one:
         asked = {"stream": True, "stream_options": {"include_usage": True}}
-        found = [
+        answers = [
             one.complete(max_tokens=80, seed=1, temperature=0, ignore_eos=True).json,
             one.complete(["def read(", "import "], n=2, max_tokens=20, seed=2).json,
             one.chat(QUESTION, max_tokens=30, **asked).events[-1],
@@ -39,7 +39,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
             one.chat(QUESTION, json_schema={"enum": ["a long text that nobody has to guess"]}).json,
         ]
         assert one.chat(QUESTION, temperature=-1).status == 400
-        yield one, found
+        yield one, answers
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,12 @@ def prometheus(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Prometheus]:
     """One that has seen these answers come and go."""
-    one, found = answered
+    one, answers = answered
     with scraping(tools, f"{one.host}:{one.port}", tmp_path_factory.mktemp("prom") / "home") as running:
         running.until("specllama_texts_total", 8)
         again = one.complete(max_tokens=80, seed=3, ignore_eos=True, n=2)
-        found.append(again.json)
-        found.append(one.complete(max_tokens=20, speculation={"enabled": False}, ignore_eos=True).json)
+        answers.append(again.json)
+        answers.append(one.complete(max_tokens=20, speculation={"enabled": False}, ignore_eos=True).json)
         running.until("specllama_texts_total", 11)
         yield running
 
@@ -65,18 +65,20 @@ def dashboard() -> Any:
 
 def queries() -> list[str]:
     """All expressions of the dashboard, its variables filled in as Grafana does."""
-    found = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
-    return [e.replace("$__rate_interval", "1m").replace("$instance", ".*") for e in found]
+    expressions = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    return [e.replace("$__rate_interval", "1m").replace("$instance", ".*") for e in expressions]
 
 
 def test_sums_agree_with_the_responses(
     prometheus: Prometheus, answered: tuple[Server, list[dict[str, Any]]]
 ) -> None:
-    found = answered[1]
-    vllm = [f["metrics"]["speculative_decoding"] for f in found]
-    n_drafted, n_accept = (sum(f["timings"][name] for f in found) for name in ("draft_n", "draft_n_accepted"))
+    answers = answered[1]
+    vllm = [f["metrics"]["speculative_decoding"] for f in answers]
+    n_drafted, n_accept = (
+        sum(f["timings"][name] for f in answers) for name in ("draft_n", "draft_n_accepted")
+    )
     n_drafts = sum(each["num_spec_steps"] for each in vllm)
-    usage = [f["usage"] for f in found]
+    usage = [f["usage"] for f in answers]
     cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in usage)
     expected = {
         "specllama_prompt_tokens_total": sum(u["prompt_tokens"] for u in usage),
@@ -86,7 +88,7 @@ def test_sums_agree_with_the_responses(
         "specllama_draft_tokens_total": n_drafted,
         "specllama_draft_tokens_accepted_total": n_accept,
         "sum(specllama_draft_tokens_accepted_by_position_total)": n_accept,
-        "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in found),
+        "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in answers),
         'vllm:spec_decode_num_drafts_total{model_name="pydoc-target"}': n_drafts,
         "vllm:spec_decode_num_draft_tokens_total": n_drafted,
         "vllm:spec_decode_num_accepted_tokens_total": n_accept,
@@ -144,12 +146,12 @@ NOT_SHOWN = {
 
 def test_the_dashboard_can_be_imported() -> None:
     """What Grafana's import wants: an input for the data source, which every panel uses."""
-    found = dashboard()
-    (wanted,) = found["__inputs"]
+    board = dashboard()
+    (wanted,) = board["__inputs"]
     assert (wanted["type"], wanted["pluginId"]) == ("datasource", "prometheus")
-    assert (found["id"], found["schemaVersion"] >= 36) == (None, True)
+    assert (board["id"], board["schemaVersion"] >= 36) == (None, True)
     source = {"type": "prometheus", "uid": f"${{{wanted['name']}}}"}
-    panels = found["panels"]
+    panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) >= 12
     for panel in panels:
         assert panel["datasource"] == source

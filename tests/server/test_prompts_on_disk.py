@@ -53,8 +53,8 @@ def complete(server: Server, text: str, **fields: Any) -> Reply:
 
 def from_disk(server: Server, name: str = "") -> float:
     """The metric, as this key may read it."""
-    found = samples_of(server.get("/metrics", headers=KEYS.get(name)))
-    return found["specllama_prompt_tokens_from_disk_total"]
+    samples = samples_of(server.get("/metrics", headers=KEYS.get(name)))
+    return samples["specllama_prompt_tokens_from_disk_total"]
 
 
 def kill(server: Server) -> None:
@@ -65,7 +65,7 @@ def kill(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_a_server_that_was_killed_goes_on(tmp_path: Path, kind: str) -> None:
+def test_a_killed_server_resumes_its_prompts(tmp_path: Path, kind: str) -> None:
     """The same texts as without, in every API, and from the disk."""
     with serve(tmp_path, kind) as first:
         for n, api in enumerate(PATHS, 1):
@@ -79,17 +79,17 @@ def test_a_server_that_was_killed_goes_on(tmp_path: Path, kind: str) -> None:
         kill(first)
     with serve(tmp_path, kind) as second:
         for api in PATHS:
-            found = ask(second, api, longer(api))
-            assert found.answer == texts[api]
-            assert found.n_evaluated <= 2 * GAP + 40
-            assert found.n_cached > 300
+            resumed = ask(second, api, longer(api))
+            assert resumed.answer == texts[api]
+            assert resumed.n_evaluated <= 2 * GAP + 40
+            assert resumed.n_cached > 300
         reply = complete(second, raw + "The others").json
         assert reply["choices"][0]["text"] == said
         assert reply["timings"]["prompt_n"] <= 2 * GAP + 20
         assert from_disk(second) > 300 * len(PATHS)
 
 
-def test_requests_that_are_not_to_be_stored_leave_nothing(tmp_path: Path) -> None:
+def test_requests_with_store_false_leave_nothing_on_disk(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         for i, choice in enumerate(({"store": False}, False)):
             for api in PATHS:
@@ -131,7 +131,7 @@ def test_keys_are_apart_after_a_restart(tmp_path: Path, shared: bool) -> None:
         assert from_disk(second, "bob") == 0
 
 
-def test_a_model_that_is_loaded_again_has_its_prompts(tmp_path: Path) -> None:
+def test_a_reloaded_model_keeps_its_prompts(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "two")):
         content = tinymtp.qwen35(tmp_path / f"{name}.gguf", seed=seed, n_ctx_train=8192).read_bytes()
         put(tmp_path / "hub", f"me/{name}", f"{name}-F32.gguf", content)
@@ -143,13 +143,13 @@ def test_a_model_that_is_loaded_again_has_its_prompts(tmp_path: Path) -> None:
             assert ask(server, "chat", conversation("a"), model=model).n_cached == 0
             texts[name] = ask(server, "chat", longer("a"), model=model).answer
         for name in ("one", "two"):
-            found = ask(server, "chat", longer("a"), model=f"me/{name}:F32")
-            assert found.n_cached > 300
-            assert found.answer == texts[name]
+            reply = ask(server, "chat", longer("a"), model=f"me/{name}:F32")
+            assert reply.n_cached > 300
+            assert reply.answer == texts[name]
         assert sum("is unloaded" in line for line in server.lines) >= 3
 
 
-def test_slots_are_saved_and_restored_as_by_scripts(tmp_path: Path) -> None:
+def test_slots_can_be_saved_and_restored(tmp_path: Path) -> None:
     """With names of llama-server's own documentation, in another process, by the same key alone."""
     folder = tmp_path / "slots"
     folder.mkdir()

@@ -24,10 +24,10 @@ CONTENT = EMBEDDED_DRAFT.read_bytes()
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[LocalHub]:
-    with local_hub() as found:
+    with local_hub() as local:
         for name in ("far-away", "further"):
-            found.repos[f"me/{name}"] = Repo({f"{name}-Q4_0.gguf": CONTENT})
-        yield found
+            local.repos[f"me/{name}"] = Repo({f"{name}-Q4_0.gguf": CONTENT})
+        yield local
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, hub: LocalHub) -> Iterator[
 def status(server: Server, name: str) -> dict[str, Any]:
     """Of a model in the list, whatever its name there is when it is on disk."""
     listed = server.get("/v1/models?known=true").json["data"]
-    found: dict[str, Any] = next(m["status"] for m in listed if name in m["id"])
-    return found
+    state: dict[str, Any] = next(m["status"] for m in listed if name in m["id"])
+    return state
 
 
 def test_a_known_model_is_downloaded(server: Server, hub: LocalHub) -> None:
@@ -70,7 +70,7 @@ def test_a_known_model_is_downloaded(server: Server, hub: LocalHub) -> None:
     assert server.post("/models/pull", {"model": "far-away"}).status == 200  # it is there
 
 
-def test_what_is_not_known_is_not_downloaded(server: Server, hub: LocalHub) -> None:
+def test_unknown_models_are_not_downloaded(server: Server, hub: LocalHub) -> None:
     hub.repos["me/secret"] = Repo({"secret-Q4_0.gguf": CONTENT})
     n = len(hub.requests)
     for name in (
@@ -92,15 +92,15 @@ def test_what_is_not_known_is_not_downloaded(server: Server, hub: LocalHub) -> N
 
 
 def test_a_download_that_fails_says_why(server: Server, hub: LocalHub) -> None:
-    found = hub.repos.pop("me/further")
+    repo = hub.repos.pop("me/further")
     assert server.post("/models/pull", {"model": "further"}).status == 200
     server.until(lambda: status(server, "further").get("download", {}).get("error"))
-    hub.repos["me/further"] = found
+    hub.repos["me/further"] = repo
     assert server.post("/models/pull", {"model": "further"}).status == 200
     server.until(lambda: status(server, "further")["value"] == "unloaded")
 
 
-def test_a_server_of_one_model_downloads_none(tmp_path: Path) -> None:
+def test_a_server_of_one_model_downloads_no_others(tmp_path: Path) -> None:
     with Server(tmp_path, "-m", "pydoc", "-np", "1", env={"SPECLLAMA_API_KEY": "a,b"}) as one:
         one.key = "a"
         assert one.post("/models/pull", {"model": "demo"}).status in (400, 403)

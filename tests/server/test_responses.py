@@ -43,15 +43,17 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 class TestWire:
     def test_the_whole_is_the_fold_of_the_stream(self, exact: Server) -> None:
         asked = {"seed": 3, "max_output_tokens": 20, "top_logprobs": 2, "ignore_eos": True}
-        found, whole = events(respond(exact, stream=True, **asked)), respond(exact, **asked).json
-        for event in found:
+        streamed, whole = events(respond(exact, stream=True, **asked)), respond(exact, **asked).json
+        for event in streamed:
             EVENTS.validate_python(event)
-        assert [event["sequence_number"] for event in found] == list(range(len(found)))
-        last = found[-1]["response"]
+        assert [event["sequence_number"] for event in streamed] == list(range(len(streamed)))
+        last = streamed[-1]["response"]
         assert last["status"] == whole["status"]
         ((shown,), (item,)) = last["output"][0]["content"], whole["output"][0]["content"]
         assert shown == item
-        assert shown["text"] == "".join(e["delta"] for e in found if e["type"].endswith("text.delta")) != ""
+        assert (
+            shown["text"] == "".join(e["delta"] for e in streamed if e["type"].endswith("text.delta")) != ""
+        )
         assert len(shown["logprobs"][0]["top_logprobs"]) == 2
         assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 20
         assert whole["timings"]["predicted_n"] == 20
@@ -60,21 +62,21 @@ class TestWire:
     def test_the_same_text_as_chat(self, exact: Server) -> None:
         conversation = [{"role": "system", "content": "s"}, {"role": "user", "content": "What does zip do?"}]
         chat = exact.chat(conversation, seed=3, max_tokens=12).json
-        found = respond(exact, instructions="s", seed=3, max_output_tokens=12).json
-        assert found["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
-        assert found["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-        assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+        response = respond(exact, instructions="s", seed=3, max_output_tokens=12).json
+        assert response["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+        assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
     def test_reasoning_is_an_item(self, exact: Server) -> None:
-        found = Response.model_validate(respond(exact, grammar=THINK).json)
-        reasoning, message = found.output
+        response = Response.model_validate(respond(exact, grammar=THINK).json)
+        reasoning, message = response.output
         assert reasoning.type == "reasoning"
         assert reasoning.content is not None
         assert reasoning.content[0].text == "2 is\nsmall"
-        assert found.output_text == "It is 2."
-        assert found.usage is not None
-        assert found.usage.output_tokens_details.reasoning_tokens > 0
-        again = respond(exact, [{"role": "user", "content": "x"}, *[i.to_dict() for i in found.output]])
+        assert response.output_text == "It is 2."
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        again = respond(exact, [{"role": "user", "content": "x"}, *[i.to_dict() for i in response.output]])
         assert again.status == 200
         assert message.type == "message"
 
@@ -105,23 +107,23 @@ class TestWire:
 
     def test_a_first_request_of_codex(self, server: Server) -> None:
         asked = codex_request("pydoc-target") | {"max_output_tokens": 4}
-        found = events(server.post("/v1/responses", asked))
-        assert found[-1]["type"] in ("response.incomplete", "response.completed")
+        stream_events = events(server.post("/v1/responses", asked))
+        assert stream_events[-1]["type"] in ("response.incomplete", "response.completed")
         line = server.wait_for("left out tools")
         assert "custom, web_search, image_generation, tool_search" in line
 
 
 class TestClient:
     def test_create(self, client: openai.OpenAI) -> None:
-        found = client.responses.create(
+        response = client.responses.create(
             model="pydoc-target", input="What does zip do?", max_output_tokens=9, metadata={"a": "b"}
         )
-        assert found.output_text
-        assert found.metadata == {"a": "b"}
-        assert found.usage is not None
-        assert found.usage.input_tokens_details.cached_tokens >= 0
-        assert 0 < found.usage.output_tokens <= 9
-        assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+        assert response.output_text
+        assert response.metadata == {"a": "b"}
+        assert response.usage is not None
+        assert response.usage.input_tokens_details.cached_tokens >= 0
+        assert 0 < response.usage.output_tokens <= 9
+        assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
     def test_the_stream_helper(self, client: openai.OpenAI) -> None:
         grammar = {"grammar": 'root ::= "a text of " ("one" | "two") " words"'}
@@ -140,10 +142,10 @@ class TestClient:
             assert isinstance(stream.get_final_response().output_parsed, Verdict)
 
     def test_json_objects(self, client: openai.OpenAI) -> None:
-        found = client.responses.create(
+        response = client.responses.create(
             model="pydoc-target", input="zip?", text={"format": {"type": "json_object"}}, max_output_tokens=60
         )
-        assert found.output_text.startswith("{")
+        assert response.output_text.startswith("{")
 
     def test_stored_responses(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.NotFoundError, match="not stored"):
@@ -170,7 +172,7 @@ CLOCK: dict[str, Any] = {"type": "function", "name": "clock", "parameters": None
 
 
 class TestTools:
-    def test_an_agent_that_sends_back_what_it_got(self, tools_client: openai.OpenAI) -> None:
+    def test_an_agent_that_returns_the_output_as_input(self, tools_client: openai.OpenAI) -> None:
         """Three turns with calls, then one with text only."""
         history: list[Any] = [{"role": "user", "content": "weather?"}]
         choices: list[Any] = ["required", {"type": "function", "name": "clock"}, "required", "none"]
@@ -272,8 +274,8 @@ class TestLangChain:
 
     def test_structured_output(self, model) -> None:
         for method in ("json_schema", "function_calling"):
-            found = model.with_structured_output(Verdict, method=method, strict=True).invoke("zip?")
-            assert isinstance(found, Verdict), method
+            verdict = model.with_structured_output(Verdict, method=method, strict=True).invoke("zip?")
+            assert isinstance(verdict, Verdict), method
 
     def test_an_agent_loop(self, model) -> None:
         def weather(city: Literal["Rome", "Oslo"]) -> str:

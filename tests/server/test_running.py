@@ -43,7 +43,7 @@ def test_a_server_is_listed_and_stopped(command: Command) -> None:
     assert list(folder(command).iterdir()) == []
 
 
-def test_now_ends_running_requests_and_a_killed_server_leaves_no_record(command: Command) -> None:
+def test_stop_now_ends_requests_and_a_killed_server_leaves_no_record(command: Command) -> None:
     with Server(command.home) as server:
         link = server.begin(prompt="def read(", max_tokens=100_000, ignore_eos=True, stream=True)
         assert link.getresponse().status == 200
@@ -64,7 +64,7 @@ def test_a_cache_that_cannot_be_written_does_not_keep_a_server_from_running(comm
         assert command("ps").out.startswith("no server runs")
 
 
-def test_by_which_names_a_server_is_found() -> None:
+def test_names_by_which_a_server_is_found() -> None:
     one = RunningServer(7, "http://127.0.0.1:80", 30.0, (ModelInMemory("a", "/m/a.gguf", "loaded"),))
     two = RunningServer(8, "http://[::1]:81", 30.0, (ModelInMemory("a", "/m/a.gguf", "loaded"),))
     for name in ("7", "80", "127.0.0.1:80", "http://127.0.0.1:80"):

@@ -17,7 +17,7 @@ EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "o
 
 
 @pytest.mark.parametrize("length", ["auto", "3"])
-def test_eight_at_once_as_alone(tmp_path, length: str) -> None:
+def test_eight_concurrent_texts_equal_sequential_ones(tmp_path, length: str) -> None:
     """On a pair whose rows are bit-equal however they are batched."""
     tinygguf.llama(tmp_path / "target.gguf")
     tinygguf.llama(tmp_path / "draft.gguf", noise=0.1)
@@ -34,7 +34,9 @@ def test_eight_at_once_as_alone(tmp_path, length: str) -> None:
         assert len(set(alone)) == 8
 
 
-def test_the_same_as_the_command_and_python(exact: Server, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_text_as_the_command_line_and_python(
+    exact: Server, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
     text = exact.chat(QUESTION, max_tokens=40, seed=9).json["choices"][0]["message"]["content"]
     flags = ("-p", QUESTION[0]["content"], "-n", "40", "-s", "9", "-c", "512")
@@ -71,9 +73,9 @@ class TestCommandLines:
             names = [model["id"] for model in one.get("/v1/models", headers=key).json["data"]]
             assert names == (["main"] if "-md" in line else ["one", "two"])
             asked = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "model": names[-1]}
-            found = one.post("/v1/chat/completions", asked, headers=key)
-            assert found.status == 200, found.body
-            assert found.json["model"] == names[-1]
+            reply = one.post("/v1/chat/completions", asked, headers=key)
+            assert reply.status == 200, reply.body
+            assert reply.json["model"] == names[-1]
             assert any("read --api-key in" in said for said in one.lines) == ("--api-key" in line)
 
     def test_defaults_of_the_server(self, tmp_path) -> None:
@@ -85,9 +87,9 @@ class TestCommandLines:
         with Server(tmp_path, "-n", "3", env={"SPECLLAMA_API_KEY": "from-env"}) as one:
             assert one.get("/props").status == 401
             headers = {"x-api-key": "from-env"}
-            found = one.get("/props", headers=headers).json
-            assert (found["total_slots"], found["model_alias"]) == (2, "mine")
-            params = found["default_generation_settings"]["params"]
+            props = one.get("/props", headers=headers).json
+            assert (props["total_slots"], props["model_alias"]) == (2, "mine")
+            params = props["default_generation_settings"]["params"]
             assert (params["temperature"], params["n_predict"]) == (0.0, 3)
             texts = {
                 one.post("/v1/completions", {"prompt": "def ", **more}, headers=headers).json["usage"][
@@ -99,7 +101,7 @@ class TestCommandLines:
             assert not any("read --api-key in" in said for said in one.lines)
 
 
-def test_it_measures_while_idle(tmp_path) -> None:
+def test_an_idle_server_measures(tmp_path) -> None:
     with Server(tmp_path, "-np", "1", calibrate=True) as one:
         asked = {"max_tokens": 40, "seed": 1, "ignore_eos": True}
         assert one.complete(**asked).json["speculation"]["plain_source"] in ("run", "none")

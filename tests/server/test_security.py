@@ -66,7 +66,7 @@ class TestKeys:
     def test_health_is_open(self, locked: Server) -> None:
         assert locked.get("/health").status == 200
 
-    def test_the_dialect_of_the_path(self, locked: Server) -> None:
+    def test_a_refusal_has_the_dialect_of_its_path(self, locked: Server) -> None:
         assert locked.post("/v1/messages", {}).json["error"]["type"] == "authentication_error"
         assert isinstance(locked.get("/api/tags").json["error"], str)
 
@@ -93,7 +93,7 @@ class TestPages:
         assert reply.status in (400, 421)
 
     @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "localhost."])
-    def test_own_hosts_are_served(self, server: Server, host: str) -> None:
+    def test_the_servers_own_hosts_are_accepted(self, server: Server, host: str) -> None:
         assert server.get("/health", headers={"Host": host}).status == 200
 
     @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ class TestPages:
             assert reply.status == 403
             assert not any(name.startswith("access-control") for name in reply.headers)
 
-    def test_the_own_origin(self, server: Server) -> None:
+    def test_the_servers_own_origin_is_allowed(self, server: Server) -> None:
         reply = server.get("/v1/models", headers={"Origin": server.url})
         assert reply.status == 200
 
@@ -116,7 +116,7 @@ class TestPages:
             "app://obsidian.md", "tauri://localhost", "vscode-webview://0f",
         ],
     )  # fmt: skip
-    def test_pages_of_this_machine_are_served_unless_there_is_a_key(
+    def test_local_pages_are_allowed_unless_there_is_a_key(
         self, server: Server, locked: Server, origin: str
     ) -> None:
         asked = {"Origin": origin, "Access-Control-Request-Private-Network": "true"}
@@ -137,10 +137,10 @@ class TestPages:
         assert asked.status == 204
         assert asked.headers["access-control-allow-origin"] == "https://app.example"
         assert asked.headers["access-control-allow-headers"] == "authorization, content-type"
-        found = locked.get(
+        reply = locked.get(
             "/v1/models", headers={"Origin": "https://app.example", "Authorization": f"Bearer {KEY}"}
         )
-        assert (found.status, found.headers["vary"]) == (200, "Origin")
+        assert (reply.status, reply.headers["vary"]) == (200, "Origin")
         assert locked.get("/v1/models", headers={"Origin": "https://app.example"}).status == 401
 
 

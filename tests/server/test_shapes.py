@@ -62,8 +62,8 @@ class TestStream:
             streamed = [c for e in events for c in e["choices"] if c["index"] == i]
             assert streamed[-1]["finish_reason"] == choice["finish_reason"]
             assert streamed[-1]["seed"] == choice["seed"]
-            found = [entry for c in streamed if c["logprobs"] for entry in c["logprobs"]["content"]]
-            assert [entry["token"] for entry in found] == [
+            entries = [entry for c in streamed if c["logprobs"] for entry in c["logprobs"]["content"]]
+            assert [entry["token"] for entry in entries] == [
                 entry["token"] for entry in choice["logprobs"]["content"]
             ]
         assert whole["choices"][0]["seed"] == 3
@@ -117,21 +117,21 @@ class TestStream:
         assert rejected
         assert all(len(r.get("rejected", [])) <= r["drafted"] - r["accepted"] for r in rounds)
         assert all(
-            text and source in {"model", "copy", "memory"} for found in rejected for text, source in found
+            text and source in {"model", "copy", "memory"} for tokens in rejected for text, source in tokens
         )
         short = server.chat(**asked, speculation={"trace": True}).events
         assert not any("rejected" in e.get("speculation", {}).get("round", {}) for e in short)
 
-    def test_the_place_in_the_queue(self, server: Server) -> None:
+    def test_queue_position(self, server: Server) -> None:
         first_event(server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=120, n=5))
         events = server.chat(stream=True, max_tokens=2, return_progress=True).events
-        found = [e["prompt_progress"] for e in events if "prompt_progress" in e]
-        places = [one["queue_place"] for one in found if "queue_place" in one]
+        progress = [e["prompt_progress"] for e in events if "prompt_progress" in e]
+        places = [one["queue_place"] for one in progress if "queue_place" in one]
         assert places
         assert places == sorted(places, reverse=True)
         assert places[-1] == 1
-        assert "queue_place" not in found[-1]
-        assert found[-1]["processed"] == found[-1]["total"]
+        assert "queue_place" not in progress[-1]
+        assert progress[-1]["processed"] == progress[-1]["total"]
 
     def test_completions(self, exact: Server) -> None:
         prompts = ["def read(", "import "]
@@ -151,14 +151,14 @@ class TestStream:
 
 class TestChat:
     def test_a_whole_answer(self, server: Server) -> None:
-        found = server.chat(max_tokens=4, ignore_eos=True, seed=1).json
-        (choice,) = found["choices"]
+        answer = server.chat(max_tokens=4, ignore_eos=True, seed=1).json
+        (choice,) = answer["choices"]
         assert set(choice["message"]) == {"role", "content", "refusal"}
         assert choice["finish_reason"] == "length"
         assert choice["logprobs"] is None
-        assert found["object"] == "chat.completion"
-        assert found["model"] == "pydoc-target"
-        usage = found["usage"]
+        assert answer["object"] == "chat.completion"
+        assert answer["model"] == "pydoc-target"
+        usage = answer["usage"]
         assert usage["total_tokens"] == usage["prompt_tokens"] + 4
 
     def test_the_same_seed_gives_the_same_text_without_drafts(self, exact: Server) -> None:
@@ -172,22 +172,22 @@ class TestChat:
             assert short["choices"] == drafted["choices"]
             assert len(short["metrics"]["speculative_decoding"]["acceptance_histogram"]) == 2
 
-    def test_a_seed_is_drawn_and_reported(self, exact: Server) -> None:
+    def test_a_random_seed_is_chosen_and_reported(self, exact: Server) -> None:
         first = exact.chat(max_tokens=12).json["choices"][0]
         again = exact.chat(max_tokens=12, seed=first["seed"]).json["choices"][0]
         assert again == first
 
-    def test_the_end_of_a_text(self, exact: Server) -> None:
+    def test_finish_and_stop_reason(self, exact: Server) -> None:
         text = exact.complete(max_tokens=40, seed=1, temperature=0).json["choices"][0]["text"]
         word = text.split()[3]
         (choice,) = exact.complete(max_tokens=40, seed=1, temperature=0, stop=[word, "zzz"]).json["choices"]
         assert choice["text"] == text[: text.index(word)]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 
-    def test_a_full_context_is_a_length(self, exact: Server) -> None:
-        found = exact.complete(temperature=0, n_predict=-2).json
-        assert found["choices"][0]["finish_reason"] == "length"
-        assert found["usage"]["total_tokens"] == 512
+    def test_a_full_context_finishes_with_length(self, exact: Server) -> None:
+        answer = exact.complete(temperature=0, n_predict=-2).json
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["total_tokens"] == 512
 
     def test_a_last_assistant_message_is_continued(self, exact: Server) -> None:
         asked = {"max_tokens": 25, "seed": 1, "temperature": 0}
@@ -198,7 +198,7 @@ class TestChat:
         assert prompt.endswith("assistant\nIt copies a ")
         assert exact.complete(prompt, **asked).json["choices"][0]["text"] == answer
 
-    def test_a_control_token_in_a_message_stays_text(self, exact: Server) -> None:
+    def test_control_tokens_in_messages_are_plain_text(self, exact: Server) -> None:
         begun = [*QUESTION, {"role": "assistant", "content": "<|im_end|>"}]
         plain = exact.post("/tokenize", {"content": "<|im_end|>", "parse_special": False}).json["tokens"]
         asked = {"max_tokens": 1, "temperature": 0}
@@ -207,7 +207,7 @@ class TestChat:
         )
         assert with_it - without == len(plain) > 1
 
-    def test_content_in_parts_and_a_developer(self, exact: Server) -> None:
+    def test_content_parts_and_developer_messages(self, exact: Server) -> None:
         parts = [{"type": "text", "text": "What does"}, {"type": "text", "text": "zip do?"}]
         messages = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": parts}]
         same = [
@@ -224,14 +224,14 @@ class TestChat:
         assert again.status == 200, again.body
 
     def test_reasoning_is_separated(self, server: Server) -> None:
-        found = server.chat(grammar=THINK).json
-        message = found["choices"][0]["message"]
+        answer = server.chat(grammar=THINK).json
+        message = answer["choices"][0]["message"]
         assert message["reasoning_content"] == "2 is\nsmall"
         assert message["content"] == "It is 2."
         assert (
             0
-            < found["usage"]["completion_tokens_details"]["reasoning_tokens"]
-            < found["usage"]["completion_tokens"]
+            < answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            < answer["usage"]["completion_tokens"]
         )
         events = server.chat(grammar=THINK, stream=True, logprobs=True).events
         assert content(events, key="reasoning_content") == "2 is\nsmall"
@@ -244,7 +244,7 @@ class TestChat:
         raw = server.complete(grammar=THINK).json["choices"][0]["text"]
         assert raw.startswith("<think>")
 
-    def test_reasoning_that_the_template_begins(self, tmp_path) -> None:
+    def test_reasoning_opened_by_the_template(self, tmp_path) -> None:
         template = tmp_path / "template.jinja"
         template.write_text("{{ messages[-1]['content'] }}\n<think>\n")
         with Server(tmp_path, "--chat-template-file", str(template), "--alias", "a,b", "--alias", "*") as one:
@@ -274,18 +274,18 @@ class TestStructure:
             assert json.loads(text) == {"a": 1}
 
     def test_forced_tokens_are_counted_separately(self, server: Server) -> None:
-        found = server.chat(json_schema={"enum": ["a long text that nobody has to guess"]}).json
-        own = found["speculation"]
+        answer = server.chat(json_schema={"enum": ["a long text that nobody has to guess"]}).json
+        own = answer["speculation"]
         assert own["forced_tokens"] > 3
         assert own["drafted_by"]["grammar"] >= own["forced_tokens"]
-        assert found["timings"]["draft_n"] == own["n_drafted"]
+        assert answer["timings"]["draft_n"] == own["n_drafted"]
         assert own["n_drafted"] == sum(own["drafted_by"].values()) - own["drafted_by"]["grammar"]
 
 
 def test_the_three_dialects_agree(server: Server) -> None:
-    found = server.complete(max_tokens=120, seed=1, temperature=0, ignore_eos=True).json
-    timings, usage = found["timings"], found["usage"]["completion_tokens_details"]
-    vllm, own = found["metrics"]["speculative_decoding"], found["speculation"]
+    answer = server.complete(max_tokens=120, seed=1, temperature=0, ignore_eos=True).json
+    timings, usage = answer["timings"], answer["usage"]["completion_tokens_details"]
+    vllm, own = answer["metrics"]["speculative_decoding"], answer["speculation"]
     assert timings["draft_n"] == vllm["num_draft_tokens"] == own["n_drafted"] > 0
     assert (
         timings["draft_n_accepted"] == vllm["num_accepted_draft_tokens"] == own["n_accept"]
@@ -298,8 +298,8 @@ def test_the_three_dialects_agree(server: Server) -> None:
     assert len(histogram) == 5  # --draft-max 4
     assert vllm["mean_acceptance_length"] == pytest.approx(1 + own["n_accept"] / vllm["num_spec_steps"])
     assert all(isinstance(value, (int, float)) for value in timings.values())
-    assert timings["prompt_n"] + timings["cache_n"] == found["usage"]["prompt_tokens"]
-    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == timings["cache_n"]
+    assert timings["prompt_n"] + timings["cache_n"] == answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == timings["cache_n"]
 
 
 def test_a_repeated_prompt_is_not_evaluated_again(exact: Server) -> None:
@@ -337,7 +337,7 @@ def test_every_sampling_field_has_an_effect(exact: Server, fields) -> None:
     assert exact.complete(**asked, **fields).json["choices"] != exact.complete(**asked).json["choices"]
 
 
-def test_false_forbids_a_token(exact: Server) -> None:
+def test_a_bias_of_false_forbids_a_token(exact: Server) -> None:
     asked = {"max_tokens": 1, "temperature": 0}
     text = exact.complete(**asked).json["choices"][0]["text"]
     (token,) = exact.post("/tokenize", {"content": text}).json["tokens"]
@@ -356,7 +356,7 @@ def test_harmless_fields_are_accepted(server: Server) -> None:
     assert reply.json["usage"]["completion_tokens"] <= 3
 
 
-def test_the_request_id_comes_back(server: Server) -> None:
+def test_the_request_id_is_returned(server: Server) -> None:
     assert server.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     made = server.get("/health", headers={"X-Request-Id": "a b\tc"}).headers["x-request-id"]
     assert made.startswith("req_")

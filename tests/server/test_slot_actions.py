@@ -39,14 +39,16 @@ def saving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("/slots/2?action=erase", None, "Invalid slot ID"),
     ],
 )
-def test_what_is_refused(saving: Server, path: str, body: dict[str, Any] | None, message: str) -> None:
+def test_invalid_requests_are_refused(
+    saving: Server, path: str, body: dict[str, Any] | None, message: str
+) -> None:
     reply = saving.ask("POST", path, body)
     assert reply.status == 400, reply.body
     assert message in reply.error["message"]
     assert reply.error["type"] == "invalid_request_error"
 
 
-def test_bodies_that_are_no_json(saving: Server) -> None:
+def test_bodies_that_are_not_json(saving: Server) -> None:
     link = saving.connect()
     link.request("POST", "/slots/0?action=save", "no json", {})
     assert link.getresponse().status == 400

@@ -61,7 +61,7 @@ def ollama(server: Server, arguments: Any) -> Reply:
 
 @pytest.mark.parametrize("case", ARGUMENTS)
 @pytest.mark.parametrize("ask", [chat, responses, messages, ollama])
-def test_arguments_that_are_no_object(server: Server, ask: Any, case: str) -> None:
+def test_arguments_that_are_not_an_object(server: Server, ask: Any, case: str) -> None:
     reply = ask(server, ARGUMENTS[case])
     assert reply.status == 400, reply.json
     if ask is messages:
@@ -95,7 +95,7 @@ def test_arguments_of_any_form_are_shown(server: Server, ask: Any, arguments: di
     assert ask(server, json.dumps(arguments) if ask in (chat, responses) else arguments).status == 200
 
 
-def test_what_is_not_enforced_is_logged_once(server: Server) -> None:
+def test_unenforced_schema_parts_are_logged_once(server: Server) -> None:
     def tools(name: str, **more: Any) -> list[Any]:
         schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, **more}}}
         return [{"type": "function", "function": {"name": f"{name}{i}", "parameters": schema}} for i in "xy"]

@@ -23,12 +23,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
-    "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client",
-    "worker", "api", "bench", "server", "cli", "__main__",
+    "json_types", "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters",
+    "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
+    "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("errors", "wording", "clock", "python_command")
+BASICS = ("json_types", "errors", "wording", "clock", "python_command")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -40,6 +40,7 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "json_types": (),
     "wording": (),
     "clock": (),
     "python_command": (),
@@ -419,10 +420,6 @@ def test_tests_mirror_the_package() -> None:
     assert [str(unit) for unit in units if not (PACKAGE / unit).is_dir()] == []
 
 
-# Scripts that need a browser, agents or models of the tests.
-WITH_THE_TESTS_SUPPORT = {"scripts/bench/reuse.py", "scripts/bench/server/page.py", "scripts/screenshots.py"}
-
-
 IMPORTED = re.compile(r"^\s*(?:from|import) (\w+)", re.M)  # the top package, also in functions and templates
 
 
@@ -435,14 +432,13 @@ def test_neither_scripts_nor_tests_import_each_other() -> None:
         "installer": set(),
         "training": {"training", "scripts"},
     }
-    found = set()
-    for folder in folders:
-        for path in (ROOT / folder).rglob("*.py"):
-            name = path.relative_to(ROOT).as_posix()
-            imported = set(IMPORTED.findall(path.read_text("utf-8")))
-            found |= {(name, top) for top in imported & set(folders) - may[folder]}
-    assert {one for one in found if one[0] not in WITH_THE_TESTS_SUPPORT} == set()
-    assert {name for name, _ in found} == WITH_THE_TESTS_SUPPORT
+    wrong = {
+        (path.relative_to(ROOT).as_posix(), top)
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for top in set(IMPORTED.findall(path.read_text("utf-8"))) & set(folders) - may[folder]
+    }
+    assert wrong == set()
 
 
 def tracked_files() -> list[Path]:

@@ -31,8 +31,8 @@ class LmStudioModel(TypedDict):
 
 async def models(api: ApiRequest) -> Response:
     """The models on disk."""
-    found = [await _entry(api, one) for one in await api.list_models() if one.on_disk]
-    return JSONResponse({"object": "list", "data": found})
+    entries = [await _entry(api, one) for one in await api.list_models() if one.on_disk]
+    return JSONResponse({"object": "list", "data": entries})
 
 
 async def model(api: ApiRequest) -> Response:
@@ -41,29 +41,29 @@ async def model(api: ApiRequest) -> Response:
     return JSONResponse(await _entry(api, listed(api.service, name)))
 
 
-async def _entry(api: ApiRequest, found: ListedModel) -> LmStudioModel:
-    facts = found.info or await api.models.details(found.model)
-    return entry(found, facts)
+async def _entry(api: ApiRequest, listing: ListedModel) -> LmStudioModel:
+    facts = listing.info or await api.models.details(listing.model)
+    return entry(listing, facts)
 
 
-def entry(found: ListedModel, facts: LoadInfo | ModelDetails) -> LmStudioModel:
+def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> LmStudioModel:
     """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     architecture = facts.details.architecture if isinstance(facts, LoadInfo) else facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
     shown: LmStudioModel = {
-        "id": found.name,
+        "id": listing.name,
         "object": "model",
         "type": "llm",
-        "publisher": found.model.id.partition("/")[0] if "/" in found.model.id else "",
+        "publisher": listing.model.id.partition("/")[0] if "/" in listing.model.id else "",
         "arch": architecture,
         "compatibility_type": "gguf",
         "quantization": quant,
-        "state": "loaded" if found.loaded else "not-loaded",
+        "state": "loaded" if listing.loaded else "not-loaded",
         "max_context_length": facts.n_ctx_train,
         "capabilities": ["tool_use"] if chats else [],
     }
-    if found.loaded and isinstance(facts, LoadInfo):
+    if listing.loaded and isinstance(facts, LoadInfo):
         shown["loaded_context_length"] = facts.n_ctx
     return shown
 

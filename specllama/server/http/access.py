@@ -49,8 +49,8 @@ class Keys:
                 given.append(value.strip())
             elif name == b"authorization" and value[:7].lower() == b"bearer ":
                 given.append(value[7:].strip())
-        found = [[hmac.compare_digest(_digest(one), key) for one in given] for key in self._digests]
-        return next((f"key {i}" for i, fits in enumerate(found, 1) if any(fits)), "")
+        matches = [[hmac.compare_digest(_digest(one), key) for one in given] for key in self._digests]
+        return next((f"key {i}" for i, fits in enumerate(matches, 1) if any(fits)), "")
 
 
 class AccessMiddleware:
@@ -144,7 +144,7 @@ class AccessMiddleware:
         if scope["path"] in self._open_paths:
             return None
         if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
-            scope["specllama.owner"] = ""  # the figures of all
+            scope["specllama.owner"] = ""  # metrics of all keys
             return None
         return None if owner else AccessError("the API key is missing or wrong")
 
@@ -162,14 +162,14 @@ async def _preflight(headers: Headers, send: Send) -> None:
     names = ", ".join(
         n for n in map(str.strip, requested.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)
     )
-    found = {
+    allowed = {
         "access-control-allow-methods": _METHODS,
         "access-control-allow-headers": names,
         "access-control-max-age": _MAX_AGE,
     }
     if headers.get("access-control-request-private-network", "").lower() == "true":
-        found["access-control-allow-private-network"] = "true"  # from a page elsewhere to this machine
-    raw = [(k.encode(), v.encode()) for k, v in found.items()]
+        allowed["access-control-allow-private-network"] = "true"  # from a page elsewhere to this machine
+    raw = [(k.encode(), v.encode()) for k, v in allowed.items()]
     await send({"type": "http.response.start", "status": 204, "headers": raw})
     await send({"type": "http.response.body", "body": b""})
 

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
+from specllama.json_types import JsonObject
 from specllama.server.http.decoding import Decoder
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
@@ -35,9 +36,7 @@ class BodyReader:
         self._turn = asyncio.Semaphore()
         self._held = 0  # bytes
 
-    async def read(
-        self, request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float
-    ) -> Checked:
+    async def read(self, request: Request, check: Callable[[JsonObject], Checked], seconds: float) -> Checked:
         """The result of `check` for the JSON object in a request's body, which must arrive within `seconds`;
         sets `request.state.body_bytes`.
 
@@ -87,7 +86,7 @@ def _counted(size: int) -> int:
     return size if size > _LARGE else 0
 
 
-def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
+def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
     """Parse bytes as a JSON object. what: the subject of messages. Raises UsageError."""
     try:
         text = body.decode("utf-8-sig")
@@ -136,7 +135,7 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
     return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
 
 
-def check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
+def check_values(data: JsonObject, surrogates: bool, what: str) -> None:
     """Check the depth of parsed JSON and, if `surrogates`, each text. what: the subject of messages. Raises
     UsageError.
     """

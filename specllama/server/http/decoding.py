@@ -52,7 +52,7 @@ class Decoder:
         """
         if self._plain:
             return data
-        found = bytearray()
+        decoded = bytearray()
         while data and self._size <= self._most:
             if self._inner is None or self._inner.eof:
                 self._inner = self._new()
@@ -62,10 +62,10 @@ class Decoder:
                 if not isinstance(error, (zlib.error, *_errors())):
                     raise
                 raise UsageError(f"the body is not {self._name}: {error}") from None
-            found += part
+            decoded += part
             self._size += len(part)
             data = self._inner.unused_data if self._inner.eof else b""
-        return bytes(found)
+        return bytes(decoded)
 
     def finish(self) -> None:
         """Raises UsageError if the body ended early."""
@@ -74,8 +74,8 @@ class Decoder:
 
     def _new(self) -> _Decompressor:
         if self._name == "zstd":
-            found: _Decompressor = _ZSTD.ZstdDecompressor()
-            return found
+            decompressor: _Decompressor = _ZSTD.ZstdDecompressor()
+            return decompressor
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # of gzip and of zlib
 
 

@@ -76,9 +76,9 @@ class UnreadResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        waits = b"100-continue" in dict(scope["headers"]).get(b"expect", b"").lower()  # to be asked for it
-        await send({"type": "http.response.body", "body": self.body, "more_body": not waits})
-        if waits:
+        on_demand = b"100-continue" in dict(scope["headers"]).get(b"expect", b"").lower()
+        await send({"type": "http.response.body", "body": self.body, "more_body": not on_demand})
+        if on_demand:  # the client sends its body only if asked
             return
         size = 0
         with contextlib.suppress(TimeoutError):

@@ -40,19 +40,19 @@ class Origins:
         origin = origin.strip().rstrip("/").lower()
         if self._all or origin == "null":
             return self._all or self._null
-        found = _ORIGIN.fullmatch(f"{origin}//" if origin.endswith(":") else origin)
-        if found is None:
+        match = _ORIGIN.fullmatch(f"{origin}//" if origin.endswith(":") else origin)
+        if match is None:
             return False
-        scheme, host, port = found[1], found[2], found[3] or _PORTS.get(found[1], "")
+        scheme, host, port = match[1], match[2], match[3] or _PORTS.get(match[1], "")
         return any(_fits(pattern, scheme, host, port) for pattern in self._patterns)
 
 
 def _parsed(pattern: str) -> tuple[tuple[str, ...], str, str]:
     """(Schemes, host, port) of a pattern, "*" for any. Raises UsageError."""
     text = pattern.strip().lower()
-    found = _PATTERN.fullmatch(text if text.endswith("://") else text.rstrip("/"))
-    scheme, host, port = found.groups() if found else (None, None, None)
-    if not found or (host is None and (scheme is None or port is not None)) or not _is_port(port):
+    match = _PATTERN.fullmatch(text if text.endswith("://") else text.rstrip("/"))
+    scheme, host, port = match.groups() if match else (None, None, None)
+    if not match or (host is None and (scheme is None or port is not None)) or not _is_port(port):
         raise UsageError(f"{pattern[:200]!r} is no origin", _FORM, option="allowed_origin")
     if host is None and scheme in _PORTS:
         raise UsageError(f"{pattern[:200]!r} is no origin, it names no host", _FORM, option="allowed_origin")

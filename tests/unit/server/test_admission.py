@@ -71,33 +71,33 @@ class Request:
         self.error = error
 
 
-def test_the_requests_of_all_models_count_together() -> None:
-    found = Admission(QueueLimit(4, 8))
+def test_requests_of_all_models_are_counted_together() -> None:
+    admission = Admission(QueueLimit(4, 8))
     first, second = Request("", 6, 2), Request("", 5, 5)
-    found.requests |= {first, second}
-    found.check("", 1)
+    admission.requests |= {first, second}
+    admission.check("", 1)
     with pytest.raises(BusyError, match="11 texts running or waiting, at most 12 can be") as raised:
-        found.check("", 2)
-    assert raised.value.details["retry_after"] == found.retry_after >= 1
-    found.ended(first)
-    found.check("", 7)
-    found.end_all(ResourceError("the end"))
+        admission.check("", 2)
+    assert raised.value.details["retry_after"] == admission.retry_after >= 1
+    admission.ended(first)
+    admission.check("", 7)
+    admission.end_all(ResourceError("the end"))
     assert (str(second.error), first.error) == ("the end", None)
 
 
-def test_while_the_server_shuts_down_nothing_is_accepted() -> None:
-    found = Admission(QueueLimit(4, 8))
-    found.draining = True
+def test_a_server_that_shuts_down_accepts_nothing() -> None:
+    admission = Admission(QueueLimit(4, 8))
+    admission.draining = True
     with pytest.raises(ResourceError, match="shutting down"):
-        found.check("", 1)
+        admission.check("", 1)
 
 
 def test_large_requests_that_wait_for_their_models_are_bounded() -> None:
-    found, body = Admission(QueueLimit(4, 64)), 4 * 1024 * 1024
+    admission, body = Admission(QueueLimit(4, 64)), 4 * 1024 * 1024
     waiting = [Request("", 1, 1, n_held=body) for _ in range(16)]
-    found.requests |= set(waiting)
+    admission.requests |= set(waiting)
     with pytest.raises(BusyError, match="requests of more than 64 MiB wait for their models"):
-        found.check("", 1, 1)
-    found.check("", 1)
-    found.ended(waiting[0])
-    found.check("", 1, body)
+        admission.check("", 1, 1)
+    admission.check("", 1)
+    admission.ended(waiting[0])
+    admission.check("", 1, body)

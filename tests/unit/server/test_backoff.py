@@ -8,7 +8,7 @@ from specllama.server.backoff import DELAYS, LoadBackoff
 ERROR = EngineError("it crashed")
 
 
-def test_intervals_grow_with_failures_in_a_row() -> None:
+def test_intervals_grow_with_consecutive_failures() -> None:
     backoff, now = LoadBackoff(), 1000.0
     assert backoff.refusal(now) is None
     for n, delay in enumerate((*DELAYS, DELAYS[-1]), 1):

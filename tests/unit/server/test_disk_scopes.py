@@ -35,7 +35,7 @@ def scopes(lines: list[str] | None = None, **changes: Any) -> DiskScopes:
     return DiskScopes(replace(SETTINGS, **changes), (lines if lines is not None else []).append)
 
 
-def test_a_key_keeps_its_scope_wherever_it_stands_in_the_list() -> None:
+def test_a_keys_scope_does_not_depend_on_its_position() -> None:
     one = scopes(keys=("first", "second"))
     other = scopes(keys=("new", "second", "first"))
     assert one.of("key 1") == other.of("key 3") != ""
@@ -53,19 +53,19 @@ def test_a_server_without_keys_does_not_share_with_the_commands_of_its_user(cach
     assert not cache.exists()
 
 
-def test_nothing_is_made_where_nothing_is_kept(cache: Path) -> None:
+def test_no_directory_is_created_if_nothing_is_kept(cache: Path) -> None:
     load = replace(SETTINGS.load, cache_disk=0)
     assert scopes(keys=("first",), load=load).of("key 1") == ""
     assert not cache.exists()
-    found = scopes(keys=("first",), load=load, slot_save_path=str(cache.parent))
-    assert found.folder("key 1")
+    disk_scopes = scopes(keys=("first",), load=load, slot_save_path=str(cache.parent))
+    assert disk_scopes.folder("key 1")
 
 
 def test_without_a_secret_a_key_has_no_scope(cache: Path) -> None:
     cache.write_text("not a directory")
     lines: list[str] = []
-    found = scopes(lines, keys=("first",))
-    assert (found.of("key 1"), found.folder("key 1")) == ("", None)
+    disk_scopes = scopes(lines, keys=("first",))
+    assert (disk_scopes.of("key 1"), disk_scopes.folder("key 1")) == ("", None)
     assert len(lines) == 1
     assert "prompts are not kept on disk" in lines[0]
 
@@ -94,9 +94,9 @@ def test_a_request_may_ask_that_nothing_of_it_is_written(name: str) -> None:
     for choice in ({"store": True}, {}, True, None):
         assert checked(model, {**body, "cache": choice}).kept
     for choice in ({"store": False}, False):
-        found = checked(model, {**body, "cache": choice})
-        assert not found.kept
-        assert found.ignored_fields == ()
+        read_body = checked(model, {**body, "cache": choice})
+        assert not read_body.kept
+        assert read_body.ignored_fields == ()
     for wrong in ({"store": "no"}, {"stoer": False}, {"store": True, "ttl": 5}):
         with pytest.raises(UsageError, match="cache"):
             checked(model, {**body, "cache": wrong})
@@ -132,5 +132,5 @@ def test_store_of_responses_is_meant_for_the_disk_too() -> None:
         ("a\u2044b", True),
     ],
 )
-def test_names_of_files_as_llama_server_takes_them(name: str, accepted: bool) -> None:
+def test_llama_servers_rules_for_file_names(name: str, accepted: bool) -> None:
     assert is_file_name(name) == accepted

@@ -37,9 +37,9 @@ def events(assembler: EventAssembler, *messages: protocol.Message) -> list[Event
 
 
 def test_text_comes_with_the_figures_of_its_round() -> None:
-    found = events(EventAssembler(2, 1), STARTED, tokens("ab", drafted=3), done(text="c"))
-    assert found[0] == Start(2, 1, 3, 5, SamplingParams(seed=5))
-    first, last, end = found[1:]
+    stream_events = events(EventAssembler(2, 1), STARTED, tokens("ab", drafted=3), done(text="c"))
+    assert stream_events[0] == Start(2, 1, 3, 5, SamplingParams(seed=5))
+    first, last, end = stream_events[1:]
     assert isinstance(first, TextEvent)
     assert first.round is not None
     assert (first.text, first.round.drafted, first.round.seconds) == ("ab", 3, 1.0)
@@ -50,7 +50,7 @@ def test_text_comes_with_the_figures_of_its_round() -> None:
 
 
 def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
-    found = events(
+    stream_events = events(
         EventAssembler(0, 0, splits=True, end_ids={9}),
         STARTED,
         tokens("<think>so", (1, "<think>"), (2, "so")),
@@ -59,7 +59,7 @@ def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
         done(),
     )
     folded = Accumulator()
-    folded.add(found)
+    folded.add(stream_events)
     (choice,) = folded.in_order
     assert (choice.reasoning, choice.text) == ("so", "yes")
     assert [position.chosen.token for position in choice.logprobs] == ["yes"]
@@ -70,16 +70,16 @@ def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_a_tag_at_the_start_of_a_continued_answer_is_text(splits: bool) -> None:
-    found = events(EventAssembler(0, 0, splits, continues=True), STARTED, tokens("<think>x"), done())
-    assert [event.text for event in found if isinstance(event, TextEvent)] == ["<think>x"]
-    assert not any(isinstance(event, Reasoning) for event in found)
+    stream_events = events(EventAssembler(0, 0, splits, continues=True), STARTED, tokens("<think>x"), done())
+    assert [event.text for event in stream_events if isinstance(event, TextEvent)] == ["<think>x"]
+    assert not any(isinstance(event, Reasoning) for event in stream_events)
 
 
 def test_the_answer_is_the_same_however_the_stream_is_divided() -> None:
-    found = events(EventAssembler(0, 0), STARTED, tokens("a"), tokens("b"), done())
+    stream_events = events(EventAssembler(0, 0), STARTED, tokens("a"), tokens("b"), done())
     whole, parts = Accumulator(), Accumulator()
-    whole.add(found)
-    for event in found:
+    whole.add(stream_events)
+    for event in stream_events:
         parts.add([event])
     assert whole == parts
 
@@ -89,8 +89,8 @@ def test_a_cancelled_generation_raises_an_error() -> None:
         events(EventAssembler(0, 0), STARTED, done("cancel"))
 
 
-def test_ids_come_with_the_text_that_follows_them() -> None:
-    found = events(
+def test_ids_come_with_the_next_text() -> None:
+    stream_events = events(
         EventAssembler(0, 0),
         STARTED,
         tokens("", (1, "?", 0)),
@@ -98,14 +98,14 @@ def test_ids_come_with_the_text_that_follows_them() -> None:
         tokens("", (9, "")),
         done(),
     )
-    assert [event.ids for event in found if isinstance(event, (TextEvent, End))] == [[1, 2], [9]]
+    assert [event.ids for event in stream_events if isinstance(event, (TextEvent, End))] == [[1, 2], [9]]
     folded = Accumulator()
-    folded.add(found)
+    folded.add(stream_events)
     assert folded.in_order[0].ids == [1, 2, 9]
 
 
 def test_totals_are_of_all_rounds() -> None:
-    found = events(
+    stream_events = events(
         EventAssembler(0, 0),
         STARTED,
         tokens("", (1, ""), drafted=3),
@@ -113,7 +113,7 @@ def test_totals_are_of_all_rounds() -> None:
         done(),
     )
     folded = Accumulator()
-    folded.add(found)
+    folded.add(stream_events)
     assert folded.in_order[0].total == RunTotals(2, 5, 0, 1.0)
 
 

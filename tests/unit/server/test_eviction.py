@@ -41,9 +41,9 @@ def header(n_layer: int = 16, n_embd: int = 2048) -> Header:
 @pytest.fixture(scope="module")
 def pending() -> PendingLoad:
     settings = LoadSettings(target=ModelSettings(path="m.gguf"), n_slots=4)
-    found = PendingLoad(settings, header(), None)
-    assert 2 * GB < found.plan(FreeMemory(100 * GB)).host < 5 * GB
-    return found
+    load = PendingLoad(settings, header(), None)
+    assert 2 * GB < load.plan(FreeMemory(100 * GB)).host < 5 * GB
+    return load
 
 
 def loaded(id_: str, used_at: float, gigabytes: float = 6.0, busy: bool = False) -> LoadedModel:
@@ -54,7 +54,7 @@ def evicted(pending: PendingLoad, there: list[LoadedModel], free: float, most: i
     return [one.id for one in select_evictions(pending, there, FreeMemory(int(free * GB)), most)]
 
 
-def test_none_is_evicted_where_there_is_room(pending: PendingLoad) -> None:
+def test_no_model_is_evicted_if_there_is_room(pending: PendingLoad) -> None:
     assert evicted(pending, [], 4) == []
     assert evicted(pending, [loaded("a", 1), loaded("b", 2)], 10) == []
 
@@ -69,7 +69,7 @@ def test_idle_models_are_evicted_before_busy_ones(pending: PendingLoad) -> None:
     assert evicted(pending, [loaded("old", 1, busy=True)], 0.1) == ["old"]
 
 
-def test_no_more_are_evicted_than_needed(pending: PendingLoad) -> None:
+def test_no_more_models_are_evicted_than_needed(pending: PendingLoad) -> None:
     there = [loaded("small", 1, 0.01), loaded("large", 2), loaded("other", 3)]
     assert evicted(pending, there, 0.1) == ["large"]
 
@@ -81,7 +81,7 @@ def test_the_limit_of_loaded_models(pending: PendingLoad) -> None:
     assert set(evicted(pending, there, 100, most=1)) == {"a", "b"}
 
 
-def test_a_model_that_never_fits_evicts_none(pending: PendingLoad) -> None:
+def test_a_model_that_never_fits_evicts_nothing(pending: PendingLoad) -> None:
     with pytest.raises(ResourceError, match=r"not enough memory .* GB of memory needed"):
         evicted(pending, [loaded("a", 1, 0.01)], 0.05)
 
@@ -105,8 +105,8 @@ def test_gpus_are_kept_free_for_the_whole_model(pending: PendingLoad) -> None:
 
 def test_freed_memory_is_split_over_the_gpus() -> None:
     free = FreeMemory(1, (FreeGpu("a", 300), FreeGpu("b", 100)))
-    found = free.after_evicting([LoadedModel("x", False, 0.0, 10, 400)])
-    assert (found.host, [gpu.free for gpu in found.gpus]) == (11, [600, 200])
+    freed = free.after_evicting([LoadedModel("x", False, 0.0, 10, 400)])
+    assert (freed.host, [gpu.free for gpu in freed.gpus]) == (11, [600, 200])
     empty = FreeMemory(1, (FreeGpu("a", 0), FreeGpu("b", 0)))
     assert [gpu.free for gpu in empty.after_evicting([LoadedModel("x", False, 0.0, 0, 400)]).gpus] == [
         200,
@@ -117,15 +117,15 @@ def test_freed_memory_is_split_over_the_gpus() -> None:
 def test_a_head_inside_the_target_is_left_out_if_it_does_not_fit(tmp_path: Path) -> None:
     path = str(tinymtp.qwen35(tmp_path / "m.gguf"))
     settings = LoadSettings(target=ModelSettings(path=path, n_ctx=4096), draft=ModelSettings(path=path))
-    found = prepare_load(settings, None)
-    assert isinstance(found.draft, HeadInfo)
-    both = found.plan(FreeMemory(GB))
+    load = prepare_load(settings, None)
+    assert isinstance(load.draft, HeadInfo)
+    both = load.plan(FreeMemory(GB))
     assert both.draft is not None
-    assert both.target.weights + both.draft.weights == found.target.weight_bytes
-    alone = found.plan(FreeMemory(both.host - 1000))
+    assert both.target.weights + both.draft.weights == load.target.weight_bytes
+    alone = load.plan(FreeMemory(both.host - 1000))
     assert alone.draft is None
     with pytest.raises(ResourceError):
-        found.plan(FreeMemory(alone.host - 1000))
+        load.plan(FreeMemory(alone.host - 1000))
 
 
 def test_a_head_next_to_a_draft_model_is_left_out_first(tmp_path: Path) -> None:
@@ -133,18 +133,18 @@ def test_a_head_next_to_a_draft_model_is_left_out_first(tmp_path: Path) -> None:
     settings = LoadSettings(
         target=ModelSettings(path=str(path), n_ctx=4096), draft=ModelSettings(path=str(small))
     )
-    found = prepare_load(settings, None)
-    assert isinstance(found.draft, Header)
-    assert found.head is not None
-    all_three = found.plan(FreeMemory(GB))
+    load = prepare_load(settings, None)
+    assert isinstance(load.draft, Header)
+    assert load.head is not None
+    all_three = load.plan(FreeMemory(GB))
     assert all_three.head is not None
-    less = found.plan(FreeMemory(all_three.host - 1))
+    less = load.plan(FreeMemory(all_three.host - 1))
     assert (less.head, less.draft) == (None, all_three.draft)
     with pytest.raises(ResourceError):
-        found.plan(FreeMemory(less.host - 1))
+        load.plan(FreeMemory(less.host - 1))
     there = [LoadedModel("a", False, 1.0, GB)]
-    assert select_evictions(found, there, FreeMemory(all_three.host)) == []
-    assert select_evictions(found, there, FreeMemory(all_three.host - 1)) == there
+    assert select_evictions(load, there, FreeMemory(all_three.host)) == []
+    assert select_evictions(load, there, FreeMemory(all_three.host - 1)) == there
 
 
 def test_a_head_in_a_file_of_its_own_replaces_the_one_inside(tmp_path: Path) -> None:

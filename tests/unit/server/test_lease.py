@@ -69,15 +69,15 @@ def test_waiting_since_is_the_arrival_of_the_first_waiter() -> None:
     in_loop(test)
 
 
-def test_each_waiter_gets_the_error() -> None:
+def test_every_waiter_gets_the_error() -> None:
     async def test(one: ModelLease) -> None:
         waiting = [asyncio.create_task(one.acquire()) for _ in range(2)]
         await settle()
         one.fail_waiters(ResourceError("too large", details={"n": 1}))
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in found] == [ResourceError] * 2
-        assert found[0] is not found[1]
-        assert str(found[0]) == "too large"
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in errors] == [ResourceError] * 2
+        assert errors[0] is not errors[1]
+        assert str(errors[0]) == "too large"
         assert one.waiting_since is None
 
     in_loop(test)

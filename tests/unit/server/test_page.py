@@ -24,14 +24,14 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
 
-INDEX = Elements(OWN["index.html"]).found
+INDEX = Elements(OWN["index.html"]).elements
 LOADED = {attributes["src"] or "" for tag, attributes in INDEX if tag == "script"}
 LOADED |= {attributes["href"] or "" for tag, attributes in INDEX if tag == "link"}
 
@@ -47,7 +47,7 @@ def test_all_files_together_are_small() -> None:
     assert sum(path.stat().st_size for name, path in FILES.items() if name not in licences) < LIMIT
 
 
-def test_what_is_loaded_at_once_is_small() -> None:
+def test_the_initial_load_is_small() -> None:
     """Formulas, colours of code and dialogs are loaded when they are needed."""
     loaded = {"index.html", *(path.removeprefix("page/") for path in LOADED)}
     while more := {target for name in loaded for target in imported(name)} - loaded - set(GENERATED):
@@ -94,7 +94,7 @@ def test_scripts_parse_no_html_and_run_no_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_nothing_comes_from_elsewhere(name: str) -> None:
+def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", OWN[name])
     assert [a for a in addresses if a != "http://www.w3.org/2000/svg"] == []
     assert "@import" not in OWN[name]
@@ -147,8 +147,8 @@ def test_elements_that_scripts_use_are_there() -> None:
 def test_each_source_has_a_colour_and_a_line_of_its_own() -> None:
     style = OWN["style.css"]
     rules = re.findall(r'(?m)^\.tint \[data-source="(\w+)"\], .*\{(.*)\}', style)
-    found = dict(rules)
-    assert set(found) == {"target", "model", "head", "copy", "memory", "grammar"}
-    drafted = {name: rule for name, rule in found.items() if name != "target"}
+    styles = dict(rules)
+    assert set(styles) == {"target", "model", "head", "copy", "memory", "grammar"}
+    drafted = {name: rule for name, rule in styles.items() if name != "target"}
     for what in (r"--on: (\S+);", r"text-decoration-style: (\w+)"):
         assert len({re.findall(what, rule)[0] for rule in drafted.values()}) == len(drafted)

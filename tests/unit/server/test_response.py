@@ -100,7 +100,7 @@ def streamed(n: int, run_engine: EngineRun, reading: float = 0.0, limit: float =
 
 
 class TestStreams:
-    def test_a_client_that_does_not_read_is_given_up(self) -> None:
+    def test_a_client_that_does_not_read_is_dropped(self) -> None:
         async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             engine.writes(0, "a")
@@ -108,7 +108,7 @@ class TestStreams:
         with pytest.raises(ClientGoneError):
             streamed(1, run_engine, reading=60, limit=0.05)
 
-    def test_a_slow_client_is_not_given_up(self) -> None:
+    def test_a_slow_client_is_not_dropped(self) -> None:
         """The limit applies to each message, also to those sent after the timer was set."""
 
         async def run_engine(engine: Engine) -> None:
@@ -138,7 +138,7 @@ class TestStreams:
         assert b"gone" in sent[-2]
         assert sent[-1] == b"data: [DONE]\n\n"
 
-    def test_starts_come_with_the_first_text(self) -> None:
+    def test_start_events_are_sent_with_the_first_text(self) -> None:
         async def run_engine(engine: Engine) -> None:
             for i in range(2):
                 engine.starts(i)
@@ -164,20 +164,20 @@ class TestStreams:
 
 
 class TestWholeAnswers:
-    def test_all_events_come_at_once(self) -> None:
+    def test_a_whole_answer_yields_all_events_at_once(self) -> None:
         """They are the events of a stream, with the times at which they came."""
 
         async def main() -> list[list[object]]:
             engine, job = started_job(1)
-            found = asyncio.ensure_future(collected(job))
+            batches = asyncio.ensure_future(collected(job))
             engine.starts(0)
             for text in "ab":
                 await asyncio.sleep(0.01)
                 engine.writes(0, text)
             await asyncio.sleep(0.01)
-            assert not found.done()
+            assert not batches.done()
             engine.deliver(0, DONE)
-            return await found
+            return await batches
 
         async def collected(job: RequestStream) -> list[list[object]]:
             return [list(events) async for events in job.batches(whole=True)]
@@ -185,7 +185,7 @@ class TestWholeAnswers:
         (events,) = asyncio.run(main())
         assert [type(event) for event in events] == [Start, TextEvent, TextEvent, End]
         rounds = [event.round for event in events if isinstance(event, TextEvent)]
-        assert all(found is not None and found.seconds >= 0.005 for found in rounds)
+        assert all(batches is not None and batches.seconds >= 0.005 for batches in rounds)
 
     def test_an_error_ends_the_wait(self) -> None:
         async def main() -> int:
@@ -222,7 +222,7 @@ class TestRequestsThatWaitForTheirModel:
 
         asyncio.run(main())
 
-    def test_a_stream_gets_pings_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_waiting_stream_gets_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(response, "PING_SECONDS", 0.05)
         sent: list[bytes] = []
 

@@ -20,7 +20,7 @@ class TestSettings:
         assert ServerSettings(load=LOAD, host=host).host == host
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-    def test_any_other_host_needs_a_key_which_is_not_shown(self, host: str) -> None:
+    def test_any_other_host_needs_a_key_which_repr_hides(self, host: str) -> None:
         with pytest.raises(UsageError, match="key"):
             ServerSettings(load=LOAD, host=host)
         settings = ServerSettings(load=LOAD, host=host, keys=("secret",), metrics_key="secret")
@@ -33,8 +33,8 @@ class TestSettings:
     def test_the_name_of_the_model_is_the_first_name_or_that_of_its_file(self) -> None:
         plain = ServerSettings(load=LOAD, called=("8B",))
         named = ServerSettings(load=LOAD, names=("*", "a", "b"))
-        assert (plain.name, *map(plain.names_it, ("model", "8B", "x"))) == ("model", True, True, False)
-        assert (named.name, *map(named.names_it, ("b", "model", "x"))) == ("a", True, False, False)
+        assert (plain.name, *map(plain.has_name, ("model", "8B", "x"))) == ("model", True, True, False)
+        assert (named.name, *map(named.has_name, ("b", "model", "x"))) == ("a", True, False, False)
         assert tuple(plain.shown_names) == ("model",)
 
     @pytest.mark.parametrize(

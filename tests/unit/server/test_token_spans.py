@@ -25,7 +25,7 @@ def messages(
     tokens: list[bytes], n_rounds: list[int], stops: tuple[str, ...] = (), limit: bool = True
 ) -> list[protocol.Message]:
     """What the engine sends of an output in these tokens. n_rounds: tokens of each round."""
-    writer, found, at, sent = TokenWriter(lambda i: tokens[i], stops), [STARTED], 0, 0
+    writer, sent_messages, at, sent = TokenWriter(lambda i: tokens[i], stops), [STARTED], 0, 0
     ended = False
     for n in [*n_rounds, len(tokens)]:
         for i in range(at, min(at + n, len(tokens))):
@@ -36,13 +36,13 @@ def messages(
         ids = list(range(sent, at))
         if ids:
             entries = [entry(i, "?", writer.lengths[i]) for i in ids]
-            found.append(protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, 0, 0, entries)]))
+            sent_messages.append(protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, 0, 0, entries)]))
         sent = at
         if ended:
             break
     text, runs = writer.finish_runs()
     reason = "stop" if ended or not limit else "length"
-    return [*found, protocol.Done(1, text, reason, RunStats(), runs, stop_string=writer.stopped_by)]
+    return [*sent_messages, protocol.Done(1, text, reason, RunStats(), runs, stop_string=writer.stopped_by)]
 
 
 def events_of(given: list[protocol.Message], **more: Any) -> list[Event]:
@@ -97,7 +97,7 @@ def test_each_token_has_one_entry_in_every_form(given_: tuple[list[bytes], list[
 
 
 @given(divided(TEXT + "STOP it"))
-def test_tokens_of_a_stop_string_have_none(given_: tuple[list[bytes], list[int]]) -> None:
+def test_tokens_of_a_stop_string_have_no_logprobs(given_: tuple[list[bytes], list[int]]) -> None:
     """But a token that begins in the text does."""
     tokens, rounds = given_
     folded = Accumulator()
@@ -110,7 +110,7 @@ def test_tokens_of_a_stop_string_have_none(given_: tuple[list[bytes], list[int]]
 
 
 @pytest.mark.parametrize("rounds", [[], [1] * 9, [2, 1, 3]])
-def test_tokens_of_reasoning_have_none(rounds: list[int]) -> None:
+def test_tokens_of_reasoning_have_no_logprobs(rounds: list[int]) -> None:
     tokens = [b"<think>", b"s", b"o ", b"\xc3", b"\xa9</think>", b"y", b"e", b"s", b"\xc3"]
     events = events_of(messages(tokens, rounds), splits=True)
     folded = Accumulator()

@@ -17,7 +17,7 @@ from specllama.server.dialects.shared.given_calls import Arguments
 from specllama.server.dialects.shared.parts import (
     ContentPart,
     MessageFields,
-    Read,
+    ReadContent,
     read,
     read_part,
     with_images,
@@ -80,9 +80,9 @@ class MessageTurn(MessageFields):
         """Add the turn to a conversation, a user's tool results before the text. path: its field. Raises
         FieldError.
         """
-        here, pictures = f"{path}.content", with_images(Read(), self.images, path)
+        here, pictures = f"{path}.content", with_images(ReadContent(), self.images, path)
         if self.role == "assistant":
-            _Answer(conversation, here).add(self.content, self.reasoning_content or "", pictures.run)
+            _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", pictures.run)
         elif self.role == "user" and not isinstance(self.content, str):
             _add_user(conversation, self.content, here, pictures)
         else:
@@ -101,15 +101,15 @@ def system_text(system: Texts | None) -> str:
 
 
 def _without_header(text: str) -> str:
-    found = _HEADER.match(text)
-    return text[found.end() :] if found else text
+    header = _HEADER.match(text)
+    return text[header.end() :] if header else text
 
 
 def _add_user(
-    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, pictures: Read
+    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, pictures: ReadContent
 ) -> None:
     """pictures: those next to the blocks."""
-    said, has_results = Read(), False
+    said, has_results = ReadContent(), False
     for i, block in enumerate(blocks):
         here = f"{path}[{i}]"
         if block.type == "tool_result" or block.type == "mcp_tool_result":
@@ -125,7 +125,7 @@ def _add_user(
         conversation.say("user", said, path)
 
 
-class _Answer:
+class _AnswerReader:
     """Reads one turn of the assistant, which is split before each result of a server tool."""
 
     def __init__(self, conversation: ConversationReader, path: str) -> None:
@@ -171,29 +171,29 @@ class _Answer:
             self._conversation.leave_out(block.type)
             self._left_out = True
         else:
-            found = Read()
-            read_part(block, path, found, "tool_use")
-            self._texts[-1] += found.run
-            self._thoughts += found.thoughts
+            content = ReadContent()
+            read_part(block, path, content, "tool_use")
+            self._texts[-1] += content.run
+            self._thoughts += content.thoughts
 
 
 def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
-    here, id_path, found = f"{path}.content", f"{path}.tool_use_id", Read()
+    here, id_path, result = f"{path}.content", f"{path}.tool_use_id", ReadContent()
     content = block.content
     if isinstance(content, str):
-        found.texts.append(content)
+        result.texts.append(content)
     elif content is not None:
         parts = content if isinstance(content, list) else [content]
         for i, part in enumerate(parts):
-            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, found)
+            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, result)
     failed = bool(block.is_error)
-    conversation.result(block.tool_use_id, found, here, failed=failed, id_path=id_path)
+    conversation.result(block.tool_use_id, result, here, failed=failed, id_path=id_path)
 
 
-def _read_result(part: ResultPart, path: str, found: Read) -> None:
+def _read_result(part: ResultPart, path: str, result: ReadContent) -> None:
     """Add a part of a result; of results of server tools, only text."""
     if part.type == "tool_reference":
-        found.texts.append(f"The tool {part.tool_name} can be called now.")
+        result.texts.append(f"The tool {part.tool_name} can be called now.")
         return
     texts = [part.stdout, part.stderr, part.error_code and f"Error: {part.error_code}"]
     if part.type == "web_search_result":
@@ -201,9 +201,9 @@ def _read_result(part: ResultPart, path: str, found: Read) -> None:
     elif part.type == "web_fetch_result":
         texts += [part.url, part.document]
     if any(texts) or (part.type.endswith("_result") and part.type != "search_result"):
-        found.texts.append("\n".join(filter(None, texts)))
+        result.texts.append("\n".join(filter(None, texts)))
     else:
-        read_part(part, path, found)
+        read_part(part, path, result)
 
 
 def _require(block: ContentBlock, name: str, path: str) -> None:

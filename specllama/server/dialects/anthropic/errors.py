@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.errors import ContextLengthError, SpecllamaError
 
@@ -18,13 +18,37 @@ _TYPES = {
 }
 
 
-def error_body(error: SpecllamaError, request_id: str) -> dict[str, Any]:
+class MessagesErrorDetails(TypedDict):
+    """What SDKs react to. unsupported: fields of the request."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class MessagesError(TypedDict):
+    """details: for a conversation that the server should store."""
+
+    type: str
+    message: str
+    details: NotRequired[MessagesErrorDetails]
+
+
+class MessagesErrorBody(TypedDict):
+    """The body of a response, and the data of an event."""
+
+    type: str
+    error: MessagesError
+    request_id: str
+
+
+def error_body(error: SpecllamaError, request_id: str) -> MessagesErrorBody:
     """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    shown: dict[str, Any] = {"type": kind, "message": _message(error)}
+    shown: MessagesError = {"type": kind, "message": _message(error)}
     if "error_code" in error.details:
-        shown["details"] = {name: error.details[name] for name in ("error_code", "unsupported")}
+        details = error.details
+        shown["details"] = {"error_code": details["error_code"], "unsupported": details["unsupported"]}
     return {"type": "error", "error": shown, "request_id": request_id}
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
 from specllama.server.dialects.shared.answer_forms import OutputConfig
 from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
@@ -85,7 +86,7 @@ class PromptRequest(ThinkingFields, ParallelFields):
     tools: Annotated[list[MessageTool], AtMost(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: MessageToolChoice | None = None
     output_config: OutputConfig | None = None
-    thread: Annotated[dict[str, Any], SMALL] | None = None
+    thread: Annotated[JsonObject, SMALL] | None = None
     _conversation: ReadConversation = PrivateAttr()
     _tools: Tools | None = PrivateAttr(default=None)
 
@@ -118,18 +119,22 @@ class PromptRequest(ThinkingFields, ParallelFields):
 
     def chat_input(self, variables: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. variables: of the server. Raises FieldError."""
-        found = self._conversation
+        conversation = self._conversation
         return protocol.ChatInput(
-            found.messages, self._variables(variables), self._tools, found.prefix, found.thought
+            conversation.messages,
+            self._variables(variables),
+            self._tools,
+            conversation.prefix,
+            conversation.thought,
         )
 
     def _turns(self) -> ReadConversation:
-        found = ConversationReader()
+        reader = ConversationReader()
         if system := system_text(self.system):
-            found.say("system", system, "system")
+            reader.say("system", system, "system")
         for i, message in enumerate(self.messages):
-            message.add_to(found, f"messages[{i}]")
-        return found.read()
+            message.add_to(reader, f"messages[{i}]")
+        return reader.read()
 
     def _allowed(self) -> Tools | None:
         tools: list[Tool] = []
@@ -160,15 +165,15 @@ class PromptRequest(ThinkingFields, ParallelFields):
         parallel = choice.type != "tool" and (self.parallel if inner is None else not inner)
         return tools_of(tools, _CHOICES[choice.type], names, parallel)
 
-    def _variables(self, server: Mapping[str, Any]) -> dict[str, Any]:
+    def _variables(self, server: Mapping[str, Any]) -> JsonObject:
         """Variables of the template. If the request sets none, those of the server apply, and reasoning
         is off by default as in Anthropic's API; it is always off in a continued answer.
         """
-        found = self.thinking_variables(self.configured_effort)
+        variables = self.thinking_variables(self.configured_effort)
         off = reasoning_variables("off")
         if self._conversation.prefix and "enable_thinking" not in self.chat_template_kwargs:
-            found |= off
-        return {**off, **server, **found}
+            variables |= off
+        return {**off, **server, **variables}
 
 
 class CountRequest(PromptRequest):
@@ -201,6 +206,6 @@ class MessagesRequest(SamplingFields, PromptRequest):
     def has_tools(self) -> bool:
         return self._tools is not None
 
-    def _params(self) -> dict[str, Any]:
-        more: dict[str, Any] = {"stop": self.stop_sequences, **self.limits.params}
+    def _params(self) -> JsonObject:
+        more: JsonObject = {"stop": self.stop_sequences, **self.limits.params}
         return self.sampling(**{name: value for name, value in more.items() if value is not None})

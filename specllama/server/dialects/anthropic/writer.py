@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict
 
 from pydantic_core import from_json
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.anthropic.errors import error_body
-from specllama.server.dialects.shared.figures import figures
+from specllama.json_types import JsonObject
+from specllama.server.dialects.anthropic.errors import MessagesErrorBody, error_body
+from specllama.server.dialects.anthropic.shapes import (
+    ArgumentsDelta,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Delta,
+    MessageDelta,
+    MessageEnding,
+    MessageEvent,
+    MessageStart,
+    MessageUsage,
+    SignatureDelta,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+    WrittenMessage,
+)
+from specllama.server.dialects.shared.figures import own_figures
 from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
     AccumulatedCall,
@@ -61,7 +80,7 @@ class MessageWriter:
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
         """See DialectWriter."""
-        found: list[dict[str, Any]] = []
+        stream_events: list[MessageEvent] = []
         waits = False
         for event in events:
             self.fold.add([event])
@@ -72,10 +91,10 @@ class MessageWriter:
                 if self._trace and written and (traced := trace_of(event)):
                     shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
                     shown["speculation"] = shown.get("speculation", {}) | traced
-                found += [*self._beginning(), *written]
+                stream_events += [*self._beginning(), *written]
         if self.fold.choices and not waits:
-            found += self._beginning()
-        return b"".join(map(_event, found))
+            stream_events += self._beginning()
+        return b"".join(map(_event, stream_events))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """See DialectWriter."""
@@ -85,128 +104,141 @@ class MessageWriter:
         """See DialectWriter. The End event has written the last part."""
         return b""
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> WrittenMessage:
         """See DialectWriter."""
         (choice,) = self.fold.in_order
-        return self._message(choice) | {"content": _blocks(choice)} | self._figures()
+        message = self._message(choice, _blocks(choice))
+        message["speculation"] = own_figures(self.fold.ends, self._speculate)
+        if self._ignored:
+            message["ignored_fields"] = list(self._ignored)
+        return message
 
-    def _message(self, choice: AccumulatedChoice) -> dict[str, Any]:
+    def _message(self, choice: AccumulatedChoice, content: list[Block]) -> WrittenMessage:
+        ending = _ending(choice)
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [],
-            **_ending(choice),
+            "content": content,
+            "stop_reason": ending["stop_reason"],
+            "stop_sequence": ending["stop_sequence"],
+            "stop_details": ending["stop_details"],
             "usage": _usage(choice),
         }
 
-    def _figures(self) -> dict[str, Any]:
-        found = figures(self.fold, self._speculate, self._ignored)
-        ignored = found.get("ignored_fields")
-        return {"speculation": found["speculation"], **({"ignored_fields": ignored} if ignored else {})}
-
-    def _beginning(self) -> list[dict[str, Any]]:
+    def _beginning(self) -> list[MessageEvent]:
         """The first event, unless it was written."""
         if self._begun:
             return []
         self._begun = True
         (choice,) = self.fold.in_order
-        return [{"type": "message_start", "message": self._message(choice)}]
+        start: MessageStart = {"type": "message_start", "message": self._message(choice, [])}
+        return [start]
 
-    def _events(self, event: Event) -> list[dict[str, Any]]:
+    def _events(self, event: Event) -> list[MessageEvent]:
         if isinstance(event, TextEvent):
-            return self._part("text", "text", event.text)
+            return self._part({"type": "text", "text": ""}, _text_delta(event.text)) if event.text else []
         if isinstance(event, CallArgs):
             self._empty = self._empty and not event.text
-            return [self._delta("input_json", "partial_json", event.text)] if event.text else []
+            return [self._delta(_arguments_delta(event.text))] if event.text else []
         if isinstance(event, Reasoning):
-            return self._part("thinking", "thinking", event.text)
+            block: ThinkingBlock = {"type": "thinking", "thinking": "", "signature": ""}
+            return self._part(block, _thinking_delta(event.text)) if event.text else []
         if isinstance(event, CallOpen):
             self._empty = True
-            block = {"type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {}}
-            return [*self._closing(), self._opening(block)]
+            call: ToolUseBlock = {
+                "type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {},
+            }  # fmt: skip
+            return [*self._closing(), self._opening(call)]
         if isinstance(event, CallClose):
-            filled = [self._delta("input_json", "partial_json", "{}")] if self._empty else []
+            filled = [self._delta(_arguments_delta("{}"))] if self._empty else []
             return [*filled, *self._closing()]
         if isinstance(event, Prefill):
             return [{"type": "ping"}]
-        choice = self.fold.choices[event.index]
-        found = self._closing()
+        return self._end(self.fold.choices[event.index])
+
+    def _end(self, choice: AccumulatedChoice) -> list[MessageEvent]:
+        """The last events."""
+        closing = self._closing()
         if not self._spoke:
-            found += [self._opening({"type": "text", "text": ""}), *self._closing()]
-        ending = {"delta": _ending(choice), "usage": _usage(choice)}
-        return [*found, {"type": "message_delta", **ending, **self._figures()}, {"type": "message_stop"}]
+            closing += [self._opening({"type": "text", "text": ""}), *self._closing()]
+        last: MessageDelta = {
+            "type": "message_delta",
+            "delta": _ending(choice),
+            "usage": _usage(choice),
+            "speculation": own_figures(self.fold.ends, self._speculate),
+        }
+        if self._ignored:
+            last["ignored_fields"] = list(self._ignored)
+        return [*closing, last, {"type": "message_stop"}]
 
-    def _part(self, kind: str, key: str, text: str) -> list[dict[str, Any]]:
-        """The next part of text or thinking."""
-        if not text:
-            return []
-        found = []
-        if self._open != kind:
-            block = {"type": kind, key: ""} | ({"signature": ""} if kind == "thinking" else {})
-            found = [*self._closing(), self._opening(block)]
-        return [*found, self._delta(kind, key, text)]
+    def _part(self, block: Block, delta: Delta) -> list[MessageEvent]:
+        """The next part of text or thinking. block: the empty one, unless such a block is open."""
+        opening: list[MessageEvent] = []
+        if self._open != block["type"]:
+            opening = [*self._closing(), self._opening(block)]
+        return [*opening, self._delta(delta)]
 
-    def _opening(self, block: dict[str, Any]) -> dict[str, Any]:
+    def _opening(self, block: Block) -> BlockStart:
         self._open, self._n_blocks = block["type"], self._n_blocks + 1
         self._spoke = self._spoke or self._open != "thinking"
         return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
 
-    def _delta(self, kind: str, key: str, text: str) -> dict[str, Any]:
-        delta = {"type": f"{kind}_delta", key: text}
+    def _delta(self, delta: Delta) -> BlockDelta:
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
-    def _closing(self) -> list[dict[str, Any]]:
+    def _closing(self) -> list[MessageEvent]:
         """The end of the open block, if any."""
         was, self._open = self._open, ""
         if not was:
             return []
-        signed = [self._delta("signature", "signature", SIGNATURE)] if was == "thinking" else []
-        return [*signed, {"type": "content_block_stop", "index": self._n_blocks - 1}]
+        signature: SignatureDelta = {"type": "signature_delta", "signature": SIGNATURE}
+        signed = [self._delta(signature)] if was == "thinking" else []
+        stop: BlockStop = {"type": "content_block_stop", "index": self._n_blocks - 1}
+        return [*signed, stop]
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def _event(data: MessageEvent | MessagesErrorBody) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
 
 
-def _blocks(choice: AccumulatedChoice) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _text_delta(text: str) -> TextDelta:
+    return {"type": "text_delta", "text": text}
+
+
+def _thinking_delta(text: str) -> ThinkingDelta:
+    return {"type": "thinking_delta", "thinking": text}
+
+
+def _arguments_delta(text: str) -> ArgumentsDelta:
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+def _blocks(choice: AccumulatedChoice) -> list[Block]:
+    blocks: list[Block] = []
+    if choice.reasoning:
+        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     for item in choice.items:
         if isinstance(item, AccumulatedCall):
-            call = {"type": "tool_use", "id": f"toolu_{item.id}", "name": item.name}
-            found.append(call | {"input": _input(item)})
+            call: ToolUseBlock = {
+                "type": "tool_use", "id": f"toolu_{item.id}", "name": item.name, "input": _input(item),
+            }  # fmt: skip
+            blocks.append(call)
         elif item.text:
-            found.append({"type": "text", "text": item.text})
-    thought = {"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE}
-    return [*([thought] if choice.reasoning else []), *(found or [{"type": "text", "text": ""}])]
+            blocks.append({"type": "text", "text": item.text})
+    if not any(block["type"] != "thinking" for block in blocks):
+        blocks.append({"type": "text", "text": ""})
+    return blocks
 
 
-def _input(call: AccumulatedCall) -> dict[str, Any]:
+def _input(call: AccumulatedCall) -> JsonObject:
     """The arguments as an object; for a truncated call, its complete part, as the SDK parses it."""
     try:
-        found = from_json(call.arguments or "{}", allow_partial=not call.complete)
+        arguments = from_json(call.arguments or "{}", allow_partial=not call.complete)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-class MessageEnding(TypedDict):
-    """How a message ended. stop_sequence: the string that ended it."""
-
-    stop_reason: str | None
-    stop_sequence: str | None
-    stop_details: None
-
-
-class MessageUsage(TypedDict):
-    """Token counts. input_tokens excludes reused ones, which are in cache_read_input_tokens."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: dict[str, int]
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _ending(choice: AccumulatedChoice) -> MessageEnding:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.shared.figures import own_figures, prompt_progress, running_timings
+from specllama.json_types import JsonObject
+from specllama.server.dialects.shared.figures import (
+    PromptProgress,
+    Timings,
+    own_figures,
+    prompt_progress,
+    running_timings,
+)
 from specllama.server.dialects.shared.logprobs import number
-from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.shared.native_answer import NativeAnswer, NativeToken, native_answer
 from specllama.server.dialects.shared.openai_errors import error_body
-from specllama.server.dialects.shared.trace import trace_of
+from specllama.server.dialects.shared.trace import AnswerTrace, trace_of
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
 from specllama.server.writer import data_event
 
@@ -40,6 +47,22 @@ class NativeOptions:
     model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ())
 
 
+class NativeChunk(TypedDict):
+    """A part of a stream before the last one: text, or progress of the prompt."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    timings: NotRequired[Timings]
+    completion_probabilities: NotRequired[list[NativeToken]]
+    prompt_progress: NotRequired[PromptProgress]
+    speculation: NotRequired[AnswerTrace]
+
+
 class NativeWriter:
     """A DialectWriter. A stream has an object per piece of text, or per token if probabilities are shown,
     then one with `stop: true` and all fields but the text; it ends without `[DONE]`.
@@ -63,16 +86,16 @@ class NativeWriter:
         """See DialectWriter."""
         return b""
 
-    def answer(self) -> dict[str, Any] | list[dict[str, Any]]:
+    def answer(self) -> Mapping[str, object] | list[Mapping[str, object]]:
         """See DialectWriter."""
         answers = []
         for choice in self.fold.in_order:
             tokens = choice.ids if self.options.return_tokens else []
             probs = [*choice.logprobs, *(choice.end.logprobs if choice.end else ())]
-            answers.append(self._final(choice, choice.text, tokens, probs))
+            answers.append(self._selected(self._final(choice, choice.text, tokens, probs)))
         return answers if self.options.several else answers[0]
 
-    def _chunks(self, event: Event) -> list[dict[str, Any]]:
+    def _chunks(self, event: Event) -> Sequence[Mapping[str, object]]:
         self.fold.add([event])
         choice = self.fold.choices[event.index]
         if isinstance(event, Prefill):
@@ -87,24 +110,26 @@ class NativeWriter:
         probs = [*event.rest, *event.logprobs]
         rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
         final = self._final(choice, "", (), ())
-        if self.options.trace and "speculation" in final:
-            final["speculation"] |= trace_of(event)
-        return [*rest, final]
+        selected = self._selected(final)
+        if self.options.trace and "speculation" in selected:
+            speculation: AnswerTrace = final["speculation"]  # the same object as in `selected`
+            speculation.update(trace_of(event))
+        return [*rest, selected]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
         """Text, ids and probabilities of each chunk: per token, or for the tokens that share a character."""
         probs = event.logprobs
         if len(probs) < 2 or sum(p.length for p in probs) != len(event.text):
             return [(event.text, event.ids, probs)]
-        found: list[tuple[str, list[int], list[PositionLogprobs]]] = []
+        pieces: list[tuple[str, list[int], list[PositionLogprobs]]] = []
         text, begins = event.text, True
         for p in probs:
             if begins:
-                found.append(("", [], []))
-            _, ids, entries = found[-1]
-            found[-1] = text[: p.length], [*ids, p.chosen.id], [*entries, p]
+                pieces.append(("", [], []))
+            _, ids, entries = pieces[-1]
+            pieces[-1] = text[: p.length], [*ids, p.chosen.id], [*entries, p]
             text, begins = text[p.length :], p.length > 0
-        return found
+        return pieces
 
     def _piece(
         self,
@@ -112,8 +137,8 @@ class NativeWriter:
         content: str,
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    ) -> NativeChunk:
+        chunk: NativeChunk = {
             "index": choice.start.index,
             "content": content,
             "tokens": list(tokens),
@@ -123,13 +148,15 @@ class NativeWriter:
             "tokens_evaluated": choice.start.n_prompt,
         }
         if self.options.timings_per_token:
-            found["timings"] = running_timings(choice)
+            chunk["timings"] = running_timings(choice)
         if probs:
-            found["completion_probabilities"] = self._probabilities(probs)
-        return found
+            chunk["completion_probabilities"] = self._probabilities(probs)
+        return chunk
 
-    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> dict[str, Any]:
-        return self._piece(choice, "", (), ()) | {"prompt_progress": prompt_progress(event)}
+    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> NativeChunk:
+        chunk = self._piece(choice, "", (), ())
+        chunk["prompt_progress"] = prompt_progress(event)
+        return chunk
 
     def _final(
         self,
@@ -137,9 +164,9 @@ class NativeWriter:
         content: str,
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
-    ) -> dict[str, Any]:
+    ) -> NativeAnswer:
         end_ids, drafters = self.options.model_facts()
-        found = native_answer(
+        answer = native_answer(
             choice,
             self.options.model,
             end_ids,
@@ -148,40 +175,47 @@ class NativeWriter:
             timings_per_token=self.options.timings_per_token,
             post_sampling_probs=self.options.final_probs,
         )
-        found |= {
-            "content": content,
-            "tokens": list(tokens),
-            "speculation": own_figures(filter(None, [choice.end]), self.options.speculate),
-        }
+        answer["content"], answer["tokens"] = content, list(tokens)
+        answer["speculation"] = own_figures(filter(None, [choice.end]), self.options.speculate)
         if probs:
-            found["completion_probabilities"] = self._probabilities(probs)
+            answer["completion_probabilities"] = self._probabilities(probs)
         if self.options.ignored:
-            found["ignored_fields"] = list(self.options.ignored)
-        return _only(found, self.options.fields) if self.options.fields else found
+            answer["ignored_fields"] = list(self.options.ignored)
+        return answer
 
-    def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
-        top = "top_probs" if self.options.final_probs else "top_logprobs"
-        return [self._entry(p.chosen) | {top: [self._entry(c) for c in p.top]} for p in positions]
+    def _selected(self, answer: NativeAnswer) -> Mapping[str, object]:
+        return _only(answer, self.options.fields) if self.options.fields else answer
 
-    def _entry(self, candidate: CandidateLogprob) -> dict[str, Any]:
-        found: dict[str, Any] = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
+    def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[NativeToken]:
+        tokens = []
+        for position in positions:
+            token, top = self._token(position.chosen), [self._token(c) for c in position.top]
+            if self.options.final_probs:
+                token["top_probs"] = top
+            else:
+                token["top_logprobs"] = top
+            tokens.append(token)
+        return tokens
+
+    def _token(self, candidate: CandidateLogprob) -> NativeToken:
+        token: NativeToken = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
         if self.options.final_probs:
-            found["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
+            token["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
         else:
-            found["logprob"] = number(candidate.logprob)
-        return found
+            token["logprob"] = number(candidate.logprob)
+        return token
 
 
-def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+def _only(answer: Mapping[str, object], fields: Sequence[str]) -> JsonObject:
     """The requested fields that the answer has. "a/b" is field b of object a, under that name."""
-    found = {}
+    selected = {}
     for name in fields:
         value: Any = answer
         for part in name.split("/"):
             value = value[part] if isinstance(value, dict) and part in value else _MISSING
         if value is not _MISSING:
-            found[name] = value
-    return found
+            selected[name] = value
+    return selected
 
 
 _MISSING = object()

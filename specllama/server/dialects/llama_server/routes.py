@@ -24,7 +24,7 @@ from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
 
-_PEEK_SECONDS = 1.0  # that /props waits for the engine's own figures
+_PEEK_SECONDS = 1.0  # longest wait of /props for the engine's own figures
 
 
 async def completion(api: ApiRequest) -> Response:
@@ -75,8 +75,8 @@ async def health(api: ApiRequest) -> Response:
 
 
 async def metrics(api: ApiRequest) -> Response:
-    found = await api.models.metrics(api.owner, api.query_params.get("model"))
-    return Response(found, headers={"content-type": CONTENT_TYPE})
+    text = await api.models.metrics(api.owner, api.query_params.get("model"))
+    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
 async def props(api: ApiRequest) -> Response:
@@ -87,8 +87,7 @@ async def props(api: ApiRequest) -> Response:
         with contextlib.suppress(SpecllamaError, TimeoutError):
             state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots, _PEEK_SECONDS)
             times = state.decode_seconds
-    found = shapes.props(info, api.service.names, api.settings.sampling, times)
-    return JSONResponse(found | {"is_sleeping": sleeps})
+    return JSONResponse(shapes.props(info, api.service.names, api.settings.sampling, times, sleeps))
 
 
 async def slots(api: ApiRequest) -> Response:
@@ -96,10 +95,10 @@ async def slots(api: ApiRequest) -> Response:
     if api.service.lease.state == "unloaded":
         return JSONResponse([])
     await api.supervisor.engine()
-    found = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
-    if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in found.slots):
+    state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
+    if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in state.slots):
         raise ResourceError("no slot is free", "ask again later")
-    return JSONResponse(shapes.slots(found, api.supervisor.info, api.owner))
+    return JSONResponse(shapes.slots(state, api.supervisor.info, api.owner))
 
 
 async def tokenize(api: ApiRequest) -> Response:
@@ -111,7 +110,7 @@ async def tokenize(api: ApiRequest) -> Response:
             id_, body.content, body.add_special, body.parse_special, body.with_pieces
         ),
         protocol.Tokenized,
-        lambda found: parts.append(shapes.tokens(found, body.with_pieces)),
+        lambda part: parts.append(shapes.tokens(part, body.with_pieces)),
     )
     return Response(b'{"tokens":[' + b",".join(filter(None, parts)) + b"]}", media_type="application/json")
 
@@ -123,7 +122,7 @@ async def detokenize(api: ApiRequest) -> Response:
     await api.supervisor.collect(
         lambda id_: protocol.Detokenize(id_, body.tokens),
         protocol.Detokenized,
-        lambda found: parts.append(shapes.inside_string(found.text)),
+        lambda part: parts.append(shapes.inside_string(part.text)),
     )
     return Response(b'{"content":"' + b"".join(parts) + b'"}', media_type="application/json")
 
@@ -136,7 +135,7 @@ async def apply_template(api: ApiRequest) -> Response:
     await api.supervisor.collect(
         partial(protocol.Render, chat=chat),
         protocol.Rendered,
-        lambda found: parts.append(shapes.inside_string(found.prompt)),
+        lambda part: parts.append(shapes.inside_string(part.prompt)),
     )
     return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
 

@@ -12,6 +12,7 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.parameter import Parameter
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
@@ -47,14 +48,96 @@ class ShownSlot(TypedDict):
     draft_n_accepted: NotRequired[int]
 
 
+class DefaultSettings(TypedDict):
+    """The settings of a generation whose request sets none."""
+
+    n_ctx: int
+    params: JsonObject
+
+
+class ShownModel(TypedDict):
+    """A model. n_params: its number of weights."""
+
+    name: str
+    quant: str
+    n_params: int
+
+
+class SpeculationProps(TypedDict):
+    """How drafts are made. reason: why none are, "" where some are. head: the kind of head, "" for none.
+    vocabulary: how the draft's fits. memory: whether drafts are made from earlier texts. decode_seconds: see
+    protocol.Slots.
+    """
+
+    speculation: str
+    reason: str
+    drafters: list[str]
+    draft_max: int | None
+    longest_draft: int
+    draft: ShownModel | None
+    head: str
+    head_in_target: bool
+    vocabulary: str | None
+    memory: bool
+    decode_seconds: list[list[float]]
+
+
+class ShownGpu(TypedDict):
+    """A GPU. free, total: bytes."""
+
+    name: str
+    free: int
+    total: int
+
+
+class MachineProps(TypedDict):
+    """What the models run on, and their memory there, in bytes."""
+
+    n_threads: int
+    n_gpu_layers: int
+    n_layer: int
+    host_bytes: int
+    device_bytes: int
+    gpus: list[ShownGpu]
+
+
+class ServerProps(TypedDict):
+    """The answer of /props. The fields that llama-server does not have: sampling_parameters,
+    draft_model_path, speculation, machine, target, notes.
+    """
+
+    default_generation_settings: DefaultSettings
+    sampling_parameters: list[DescribedParameter]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    draft_model_path: str | None
+    modalities: dict[str, bool]
+    chat_template: str
+    chat_template_caps: dict[str, bool]
+    model_ftype: str
+    endpoint_slots: bool
+    endpoint_props: bool
+    endpoint_metrics: bool
+    bos_token: str
+    eos_token: str
+    build_info: str
+    speculation: SpeculationProps
+    machine: MachineProps
+    target: ShownModel
+    notes: list[str]
+    is_sleeping: bool
+
+
 def props(
     info: LoadInfo,
     names: Sequence[str],
     sampling: Mapping[str, Any],
     decode_seconds: Sequence[tuple[int, float]] = (),
-) -> dict[str, Any]:
+    sleeps: bool = False,
+) -> ServerProps:
     """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
-    take precedence over the model's. decode_seconds: see protocol.Slots.
+    take precedence over the model's. decode_seconds: see protocol.Slots. sleeps: the model is unloaded.
     """
     defaults = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
     params = generation_settings(SamplingParams.merge(defaults), info.end_ids, info.drafters)
@@ -75,48 +158,58 @@ def props(
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": f"specllama {specllama.__version__}",
-        "speculation": {
-            "speculation": info.speculation,
-            "reason": info.off_reason,
-            "drafters": list(info.drafters),
-            "draft_max": info.draft_max,
-            "longest_draft": info.longest_draft,
-            "draft": _model(info.draft) if info.draft else None,
-            "head": info.head,
-            "head_in_target": info.head_in_target,
-            "vocabulary": info.verdict,
-            "memory": info.memory,
-            "decode_seconds": [list(time) for time in decode_seconds],
-        },
-        "machine": {
-            "n_threads": info.n_threads,
-            "n_gpu_layers": info.target.n_gpu_layers,
-            "n_layer": info.details.n_layer,
-            "host_bytes": info.details.host_bytes,
-            "device_bytes": info.details.device_bytes,
-            "gpus": [
-                {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
-                for gpu in info.details.gpus
-            ],
-        },
+        "speculation": _speculation(info, decode_seconds),
+        "machine": _machine(info),
         "target": _model(info.target),
         "notes": [str(note) for note in info.notes],
+        "is_sleeping": sleeps,
+    }
+
+
+def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) -> SpeculationProps:
+    return {
+        "speculation": info.speculation,
+        "reason": info.off_reason,
+        "drafters": list(info.drafters),
+        "draft_max": info.draft_max,
+        "longest_draft": info.longest_draft,
+        "draft": _model(info.draft) if info.draft else None,
+        "head": info.head,
+        "head_in_target": info.head_in_target,
+        "vocabulary": info.verdict,
+        "memory": info.memory,
+        "decode_seconds": [list(time) for time in decode_seconds],
+    }
+
+
+def _machine(info: LoadInfo) -> MachineProps:
+    details = info.details
+    return {
+        "n_threads": info.n_threads,
+        "n_gpu_layers": info.target.n_gpu_layers,
+        "n_layer": details.n_layer,
+        "host_bytes": details.host_bytes,
+        "device_bytes": details.device_bytes,
+        "gpus": [
+            {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
+            for gpu in details.gpus
+        ],
     }
 
 
 def _described(entry: Parameter, default: Any) -> DescribedParameter:
-    found: DescribedParameter = {
+    described: DescribedParameter = {
         "name": entry.name,
         "type": _KINDS[entry.kind],
         "many": entry.many,
         "description": entry.help.format(default=default),
     }
     if entry.is_number:
-        found["minimum"], found["maximum"] = entry.low, entry.high
-    return found
+        described["minimum"], described["maximum"] = entry.low, entry.high
+    return described
 
 
-def _model(model: ModelInfo) -> dict[str, Any]:
+def _model(model: ModelInfo) -> ShownModel:
     return {"name": model.name, "quant": model.quant, "n_params": model.params}
 
 
@@ -138,12 +231,12 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
     }
 
 
-def slots(found: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
-    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: of the request;
+def slots(state: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
+    """The slots, without their prompts. state: the engine's answer to GetSlots. owner: of the request;
     for a slot last used by another owner, only whether it is busy is shown.
     """
     shown = []
-    for slot in found.slots:
+    for slot in state.slots:
         busy, own = slot.id is not None, slot.owner == owner
         one: ShownSlot = {
             "id": slot.slot,
@@ -162,16 +255,16 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
     return shown
 
 
-def tokens(found: Tokenized, with_pieces: bool) -> bytes:
+def tokens(part: Tokenized, with_pieces: bool) -> bytes:
     """Items of a JSON array: ids, with their texts if with_pieces; a text that is not valid UTF-8 becomes a
     list of bytes.
 
-    found: a part of the engine's answer to Tokenize.
+    part: a part of the engine's answer to Tokenize.
     """
-    shown: list[Any] = found.ids
+    shown: list[Any] = part.ids
     if with_pieces:
-        pieces = (_piece(piece.encode("latin-1")) for piece in found.pieces)
-        shown = [{"id": i, "piece": p} for i, p in zip(found.ids, pieces, strict=True)]
+        pieces = (_piece(piece.encode("latin-1")) for piece in part.pieces)
+        shown = [{"id": i, "piece": p} for i, p in zip(part.ids, pieces, strict=True)]
     return _json(shown)[1:-1]
 
 

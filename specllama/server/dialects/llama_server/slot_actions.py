@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TypedDict
 
 from starlette.responses import JSONResponse, Response
 
@@ -34,6 +34,26 @@ class SlotFileRequest(RequestBody):
     """filename: of the file, without a directory."""
 
     filename: str
+
+
+class SlotSaved(TypedDict):
+    """The answer to `save`. n_saved: tokens; n_written: bytes; timings: save_ms."""
+
+    id_slot: int
+    filename: str
+    n_saved: int
+    n_written: int
+    timings: dict[str, float]
+
+
+class SlotRestored(TypedDict):
+    """The answer to `restore`. n_restored: tokens; n_read: bytes; timings: restore_ms."""
+
+    id_slot: int
+    filename: str
+    n_restored: int
+    n_read: int
+    timings: dict[str, float]
 
 
 async def act(api: ApiRequest) -> Response:
@@ -78,10 +98,10 @@ def is_file_name(name: str) -> bool:
 
 def _slot(text: str) -> int:
     """Raises UsageError."""
-    found = _NUMBER.match(text)
-    if not found or not -(2**31) <= int(found[1]) < 2**31:
+    number = _NUMBER.match(text)
+    if not number or not -(2**31) <= int(number[1]) < 2**31:
         raise UsageError("Invalid slot ID")
-    return int(found[1])
+    return int(number[1])
 
 
 async def _check_slot(api: ApiRequest, slot: int) -> None:
@@ -91,12 +111,23 @@ async def _check_slot(api: ApiRequest, slot: int) -> None:
         raise UsageError("Invalid slot ID")
 
 
-def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> dict[str, Any]:
-    verb, bytes_, time = (
-        ("n_saved", "n_written", "save_ms") if action == "save" else ("n_restored", "n_read", "restore_ms")
-    )
-    figures = {verb: done.n_tokens, bytes_: done.n_bytes, "timings": {time: 1000 * done.seconds}}
-    return {"id_slot": slot, "filename": name, **figures}
+def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> SlotSaved | SlotRestored:
+    milliseconds = 1000 * done.seconds
+    if action == "save":
+        return {
+            "id_slot": slot,
+            "filename": name,
+            "n_saved": done.n_tokens,
+            "n_written": done.n_bytes,
+            "timings": {"save_ms": milliseconds},
+        }
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_restored": done.n_tokens,
+        "n_read": done.n_bytes,
+        "timings": {"restore_ms": milliseconds},
+    }
 
 
 ROUTES = (ApiRoute("POST", "/slots/{slot}", act, "Save, restore or erase a slot", SlotFileRequest),)

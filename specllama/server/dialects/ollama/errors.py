@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from specllama.errors import NotFoundError, SpecllamaError
 
 
-def error_body(error: SpecllamaError, _request_id: str = "") -> dict[str, Any]:
+class OllamaErrorBody(TypedDict):
+    """The body of a response, and the last line of a stream that fails."""
+
+    error: str
+
+
+def error_body(error: SpecllamaError, _request_id: str = "") -> OllamaErrorBody:
     """See ErrorBody. Clients look for "not found" when a model is not served."""
     if isinstance(error, NotFoundError) and "model" in error.details:
         name = error.details["model"].removesuffix(":latest")

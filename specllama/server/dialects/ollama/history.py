@@ -46,11 +46,11 @@ class OllamaMessage(MessageFields):
         called, here = f"{path}.tool_calls", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only the assistant calls tools", called)
-        found = with_images(read(self.content, here), self.images, path)
+        content = with_images(read(self.content, here), self.images, path)
         if self.role == "tool":
             id_, name = self.tool_call_id or None, self.tool_name or self.name
             id_path = path if id_ is None else f"{path}.tool_call_id"
-            conversation.result(id_, found, here, name or None, id_path=id_path)
+            conversation.result(id_, content, here, name or None, id_path=id_path)
         elif self.role == "assistant":
             calls = [
                 GivenCall(
@@ -58,17 +58,17 @@ class OllamaMessage(MessageFields):
                 )
                 for j, c in enumerate(self.tool_calls or ())
             ]
-            conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
+            conversation.answer(content, here, self.reasoning_content or "", calls, self.name)
         else:
-            conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
+            conversation.say("system" if self.role == "developer" else self.role, content, here, self.name)
 
 
 def conversation_of(messages: Sequence[OllamaMessage]) -> ConversationReader:
     """The conversation of these messages. Raises FieldError."""
-    found = ConversationReader()
+    reader = ConversationReader()
     for i, message in enumerate(messages):
-        message.add_to(found, f"messages[{i}]")
-    return found
+        message.add_to(reader, f"messages[{i}]")
+    return reader
 
 
 def no_images(images: Sequence[Any] | None, field: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import supported
 from specllama.server.dialects.shared.sampling_fields import ParameterReader, first
 
@@ -50,7 +51,7 @@ class OllamaOptions(ParameterReader):
             return data
         return supported(cls.prepared(data), cls.model_fields, "options.")
 
-    def sampling(self, **more: Any) -> dict[str, Any]:
+    def sampling(self, **more: Any) -> JsonObject:
         """The sampling parameters that are set. more: from other fields. Raises FieldError."""
         limit = first(self.num_predict, self.max_tokens, self.n_predict)
         return super().sampling(max_tokens=UNTIL_STOP if limit is not None and limit <= 0 else limit, **more)

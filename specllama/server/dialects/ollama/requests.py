@@ -9,6 +9,7 @@ from pydantic import Field
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
 from specllama.server.dialects.shared.answer_forms import Format
@@ -24,9 +25,10 @@ from specllama.server.dialects.shared.fields import (
 )
 from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.parts import MAX_IMAGES
-from specllama.server.dialects.shared.restriction import Given
-from specllama.server.dialects.shared.sampling_fields import MAX_TOP, Speculation, TokenIds
+from specllama.server.dialects.shared.restriction import RestrictingField
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP, TokenIds
 from specllama.server.dialects.shared.sibling_names import as_options
+from specllama.server.dialects.shared.speculation import Speculation
 from specllama.server.dialects.shared.structured import StructuredFields
 from specllama.server.dialects.shared.thinking import ThinkingFields
 from specllama.server.dialects.shared.tool_choice import (
@@ -126,8 +128,8 @@ class OllamaRequest(ThinkingFields, StructuredFields):
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
-    def _parameters(self) -> list[Given]:
-        return self.options.given_parameters()
+    def _parameters(self) -> list[RestrictingField]:
+        return self.options.restricting_parameters()
 
     def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
@@ -142,7 +144,7 @@ class OllamaRequest(ThinkingFields, StructuredFields):
             stop_ids=self.stop_token_ids,
         )
 
-    def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def variables(self, defaults: Mapping[str, Any]) -> JsonObject:
         """The variables of the chat template. defaults: of the server. Raises FieldError."""
         return {**defaults, **self.thinking_variables()}
 
@@ -182,7 +184,7 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
                 f.parameters,
                 f.strict,
                 field=f"tools[{i}].function",
-                any_form=True,  # Ollama looks at names and descriptions alone
+                any_form=True,  # Ollama reads only names and descriptions
             )
             for i, f in enumerate(functions)
         ]
@@ -192,9 +194,13 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
 
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
-        found = self._conversation
+        conversation = self._conversation
         chat = protocol.ChatInput(
-            found.messages, self.variables(variables), self._tools, found.prefix, found.thought
+            conversation.messages,
+            self.variables(variables),
+            self._tools,
+            conversation.prefix,
+            conversation.thought,
         )
         return self.generation(sampling, chat)
 
@@ -251,7 +257,7 @@ class ShowRequest(RequestBody):
     verbose: bool | None = None
     system: str | None = None
     template: str | None = None
-    options: Annotated[dict[str, Any], SMALL] | None = None
+    options: Annotated[JsonObject, SMALL] | None = None
 
 
 class RefusedRequest(RequestBody):

@@ -29,31 +29,31 @@ async def version(_api: ApiRequest) -> Response:
 
 async def tags(api: ApiRequest) -> Response:
     """The models on disk."""
-    found = []
+    entries = []
     for one in await api.list_models():
         if one.on_disk:
             facts = one.info or await api.models.details(one.model)
             n_bytes = one.info.file_bytes if one.info is not None else one.model.n_bytes
-            found.append(shapes.tag(one.name, facts, n_bytes, one.model.modified))
-    return JSONResponse({"models": found})
+            entries.append(shapes.tag(one.name, facts, n_bytes, one.model.modified))
+    return JSONResponse({"models": entries})
 
 
 async def running(api: ApiRequest) -> Response:
-    found, now = [], time.time()
+    entries, now = [], time.time()
     for one in await api.list_models():
         if one.loaded and one.info is not None:
             expires = None if one.expires_in is None else now + one.expires_in
-            found.append(shapes.running(one.name, one.info, expires))
-    return JSONResponse({"models": found})
+            entries.append(shapes.running(one.name, one.info, expires))
+    return JSONResponse({"models": entries})
 
 
 async def show(api: ApiRequest) -> Response:
     body = await api.body(ShowRequest)
     await api.find_model(body.model or body.name or None)
     service, info = api.service, api.supervisor.loaded
-    found, n_ctx = (info, info.n_ctx) if info is not None else await api.models.unloaded(service)
+    facts, n_ctx = (info, info.n_ctx) if info is not None else await api.models.unloaded(service)
     modified = service.model.modified
-    return JSONResponse(shapes.show(service.name, found, n_ctx, modified, api.settings.sampling))
+    return JSONResponse(shapes.show(service.name, facts, n_ctx, modified, api.settings.sampling))
 
 
 async def chat(api: ApiRequest) -> Response:

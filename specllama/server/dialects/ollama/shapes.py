@@ -68,9 +68,9 @@ class OllamaShow(TypedDict):
     capabilities: list[str]
 
 
-def tag(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> OllamaTag:
+def tag(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> OllamaTag:
     """One model of /api/tags. n_bytes: of its file. modified: seconds since the epoch."""
-    return {**_entry(name, found, n_bytes), "modified_at": timestamp(modified)}
+    return {**_entry(name, facts, n_bytes), "modified_at": timestamp(modified)}
 
 
 def running(name: str, info: LoadInfo, expires_at: float | None) -> OllamaRunning:
@@ -123,9 +123,9 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     return ["completion", *(name for name, has in more.items() if has)]
 
 
-def details(found: LoadInfo | ModelDetails | None) -> OllamaDetails:
+def details(facts: LoadInfo | ModelDetails | None) -> OllamaDetails:
     """Short description of a model, loaded or not."""
-    family, params, quant = _facts(found)
+    family, params, quant = _facts(facts)
     return {
         "parent_model": "",
         "format": "gguf",
@@ -136,20 +136,20 @@ def details(found: LoadInfo | ModelDetails | None) -> OllamaDetails:
     }
 
 
-def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
+def _facts(facts: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     """(architecture, number of weights, quantisation)."""
-    if isinstance(found, LoadInfo):
-        return found.details.architecture, found.target.params, found.target.quant
-    return (found.architecture, found.n_params, found.quant) if found is not None else ("", 0, "")
+    if isinstance(facts, LoadInfo):
+        return facts.details.architecture, facts.target.params, facts.target.quant
+    return (facts.architecture, facts.n_params, facts.quant) if facts is not None else ("", 0, "")
 
 
-def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> OllamaEntry:
+def _entry(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int) -> OllamaEntry:
     return {
         "name": name,
         "model": name,
         "size": n_bytes,
-        "digest": hashlib.sha256(repr([name, n_bytes, *_facts(found)]).encode()).hexdigest(),
-        "details": details(found),
+        "digest": hashlib.sha256(repr([name, n_bytes, *_facts(facts)]).encode()).hexdigest(),
+        "details": details(facts),
     }
 
 

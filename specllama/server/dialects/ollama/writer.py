@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.ollama.errors import error_body
-from specllama.server.dialects.shared.figures import figures
-from specllama.server.dialects.shared.logprobs import described
+from specllama.server.dialects.shared.figures import FigureFields, add_figures, figures
+from specllama.server.dialects.shared.logprobs import TokenLogprob, described
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -52,6 +53,51 @@ class OllamaResponseOptions:
     created_at: str = field(default_factory=_now)
 
 
+class AnswerFunction(TypedDict):
+    """The function of a call. index: of the call in the answer."""
+
+    index: int
+    name: str
+    arguments: JsonObject
+
+
+class AnswerCall(TypedDict):
+    """A call in an answer."""
+
+    id: str
+    function: AnswerFunction
+
+
+class AnswerMessage(TypedDict):
+    """The message of /api/chat, or the next part of it."""
+
+    role: str
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[AnswerCall]]
+
+
+class OllamaChunk(FigureFields):
+    """A line of a stream, or a whole answer: a message for /api/chat, text and reasoning for /api/generate.
+    The fields from done_reason on: of the last line. Durations in nanoseconds.
+    """
+
+    model: str
+    created_at: str
+    message: NotRequired[AnswerMessage]
+    response: NotRequired[str]
+    thinking: NotRequired[str]
+    done: bool
+    logprobs: NotRequired[list[TokenLogprob]]
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
 class OllamaWriter:
     """A DialectWriter. Each call is sent whole, in one line, with its arguments as an object."""
 
@@ -59,24 +105,24 @@ class OllamaWriter:
 
     def __init__(self, options: OllamaResponseOptions) -> None:
         self.options, self.fold = options, Accumulator()
-        self.ping = _line(self._chunk(self._part("")))  # clients of NDJSON know no comments
+        self.ping = _line(self._chunk())  # clients of NDJSON know no comments
 
-    def chunks(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+    def chunks(self, events: Iterable[Event]) -> list[OllamaChunk]:
         """The next events of an answer, as chunks of a stream."""
-        found = []
+        chunks = []
         for event in events:
             self.fold.add([event])
             if isinstance(event, TextEvent):
-                found.append(self._chunk(self._part(event.text)) | _logprobs(event.logprobs))
+                chunks.append(_with_logprobs(self._chunk(event.text), event.logprobs))
             elif isinstance(event, Reasoning):
-                found.append(self._chunk(self._part("", event.text)))
+                chunks.append(self._chunk(thinking=event.text))
             elif isinstance(event, CallClose):
                 call = self.fold.choices[event.index].calls[event.call]
-                found.append(self._chunk(self._part("", calls=[_call(event.call, call)])))
+                chunks.append(self._chunk(calls=[_call(event.call, call)]))
             elif isinstance(event, End):
-                last = self._chunk(self._part("")) | _logprobs(event.rest)
-                found.append(last | self._ending(self.fold.choices[event.index]))
-        return found
+                last = _with_logprobs(self._chunk(), event.rest)
+                chunks.append(self._ended(last, self.fold.choices[event.index]))
+        return chunks
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - there is one
         """See DialectWriter."""
@@ -90,46 +136,51 @@ class OllamaWriter:
         """See DialectWriter."""
         return b""
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> OllamaChunk:
         """See DialectWriter."""
         (choice,) = self.fold.in_order
         calls = [_call(i, call) for i, call in enumerate(choice.calls) if call.complete]
-        found = self._chunk(self._part(choice.text, choice.reasoning, calls))
-        return found | _logprobs(choice.logprobs) | self._ending(choice)
+        answer = self._chunk(choice.text, choice.reasoning, calls)
+        return self._ended(_with_logprobs(answer, choice.logprobs), choice)
 
     def loaded(self, reason: str) -> bytes:
         """The answer if nothing is generated, as one line. reason: "load" or "unload"."""
-        return _line(self._chunk(self._part("")) | {"done": True, "done_reason": reason})
+        chunk = self._chunk()
+        chunk["done"], chunk["done_reason"] = True, reason
+        return _line(chunk)
 
-    def _chunk(self, part: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.options.model, "created_at": self.options.created_at, **part, "done": False}
+    def _chunk(self, text: str = "", thinking: str = "", calls: Sequence[AnswerCall] = ()) -> OllamaChunk:
+        model, created_at = self.options.model, self.options.created_at
+        if self.options.chat:
+            message: AnswerMessage = {"role": "assistant", "content": text}
+            if thinking:
+                message["thinking"] = thinking
+            if calls:
+                message["tool_calls"] = list(calls)
+            return {"model": model, "created_at": created_at, "message": message, "done": False}
+        if not thinking:
+            return {"model": model, "created_at": created_at, "response": text, "done": False}
+        return {
+            "model": model, "created_at": created_at, "response": text, "thinking": thinking, "done": False,
+        }  # fmt: skip
 
-    def _part(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if not self.options.chat:
-            return {"response": text, **more}
-        if calls:
-            more["tool_calls"] = list(calls)
-        return {"message": {"role": "assistant", "content": text, **more}}
-
-    def _ending(self, choice: AccumulatedChoice) -> dict[str, Any]:
-        """End reason, numbers of tokens and times."""
+    def _ended(self, chunk: OllamaChunk, choice: AccumulatedChoice) -> OllamaChunk:
+        """The chunk with end reason, numbers of tokens, times and figures."""
         assert choice.end is not None
         stats = choice.end.stats
-        return {
-            "done": True,
-            "done_reason": _REASONS.get(choice.end.reason, "stop"),
-            "total_duration": _ns(stats.ttft_seconds + stats.decode_seconds),
-            "load_duration": _ns(stats.ttft_seconds - stats.encode_seconds),
-            "prompt_eval_count": choice.start.n_prompt,
-            "prompt_eval_duration": _ns(stats.encode_seconds),
-            "eval_count": stats.n_predict,
-            "eval_duration": _ns(stats.decode_seconds),
-            **figures(self.fold, self.options.speculate, self.options.ignored),
-        }
+        chunk["done"] = True
+        chunk["done_reason"] = _REASONS.get(choice.end.reason, "stop")
+        chunk["total_duration"] = _ns(stats.ttft_seconds + stats.decode_seconds)
+        chunk["load_duration"] = _ns(stats.ttft_seconds - stats.encode_seconds)
+        chunk["prompt_eval_count"] = choice.start.n_prompt
+        chunk["prompt_eval_duration"] = _ns(stats.encode_seconds)
+        chunk["eval_count"] = stats.n_predict
+        chunk["eval_duration"] = _ns(stats.decode_seconds)
+        add_figures(chunk, figures(self.fold, self.options.speculate, self.options.ignored))
+        return chunk
 
 
-def _line(chunk: dict[str, Any]) -> bytes:
+def _line(chunk: Mapping[str, object]) -> bytes:
     return to_json(chunk) + b"\n"
 
 
@@ -138,10 +189,13 @@ def _ns(seconds: float) -> int:
     return max(1, round(1e9 * seconds))
 
 
-def _call(index: int, call: AccumulatedCall) -> dict[str, Any]:
-    function = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
+def _call(index: int, call: AccumulatedCall) -> AnswerCall:
+    function: AnswerFunction = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": f"call_{call.id}", "function": function}
 
 
-def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    return {"logprobs": described(positions)} if positions else {}
+def _with_logprobs(chunk: OllamaChunk, positions: Sequence[PositionLogprobs]) -> OllamaChunk:
+    """The chunk, with the logprobs if there are any."""
+    if positions:
+        chunk["logprobs"] = described(positions)
+    return chunk

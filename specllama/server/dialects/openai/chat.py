@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.server.dialects.openai.writer import ChoiceEnding, OpenAIWriter, ResponseOptions, ending
-from specllama.server.dialects.shared.logprobs import described
+from specllama.server.dialects.shared.logprobs import TokenLogprob, described
 from specllama.server.events import (
     AccumulatedChoice,
     AccumulatedText,
@@ -23,7 +23,68 @@ from specllama.server.events import (
 )
 
 
-class ChatWriter(OpenAIWriter):
+class ChatFunction(TypedDict):
+    """The function of a call. name: missing in later parts of a streamed call."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ChatCall(TypedDict):
+    """A call. Of a streamed one, the first part has id and type, and all have its number, `index`."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[str]
+    function: ChatFunction
+
+
+class ChatDelta(TypedDict, total=False):
+    """The next part of a message."""
+
+    role: str
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ChatCall]
+
+
+class ChatMessage(TypedDict):
+    """A whole message."""
+
+    role: str
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatCall]]
+
+
+class ChatLogprobs(TypedDict):
+    """content: the tokens of the text."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ChatChunkChoice(TypedDict):
+    """A choice in a chunk. stop_reason, seed: in its last one."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | None]
+    seed: NotRequired[int]
+
+
+class ChatChoice(ChoiceEnding):
+    """A choice of a whole answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
     """The first delta has the role, with content "" if text follows, or null while that is not known; later
     deltas have no role, the last has no content. First deltas are sent in the order of the choices.
 
@@ -38,52 +99,52 @@ class ChatWriter(OpenAIWriter):
         self._n_begun = 0  # choices that have their first delta
         self._undecided: set[int] = set()  # those that began without content
 
-    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+    def _deltas(self, event: Event) -> list[ChatChunkChoice]:
         if isinstance(event, (Start, CallClose)):
             return []
         if isinstance(event, Prefill):
             return self._first_deltas(event) or [self._delta(event.index, {})]
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
-    def _first_deltas(self, event: Event) -> list[dict[str, Any]]:
-        found = []
+    def _first_deltas(self, event: Event) -> list[ChatChunkChoice]:
+        deltas = []
         for index in range(self._n_begun, event.index + 1):
             content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
             if content is None:
                 self._undecided.add(index)
-            found.append(self._delta(index, {"role": "assistant", "content": content}))
+            deltas.append(self._delta(index, {"role": "assistant", "content": content}))
             self._n_begun += 1
-        return found
+        return deltas
 
-    def _own_deltas(self, event: Event) -> list[dict[str, Any]]:
+    def _own_deltas(self, event: Event) -> list[ChatChunkChoice]:
         index = event.index
         if isinstance(event, TextEvent):
             return [self._delta(index, {"content": event.text}, event.logprobs)]
         if isinstance(event, Reasoning):
             return [self._delta(index, {"reasoning_content": event.text})]
         if isinstance(event, CallOpen):
-            opened = {"index": event.call, **_call(event.id, event.name, "")}
+            opened = _call(event.id, event.name, "", event.call)
             return [self._delta(index, {"tool_calls": [opened]})]
         if isinstance(event, CallArgs):
-            more = {"index": event.call, "function": {"arguments": event.text}}
+            more: ChatCall = {"index": event.call, "function": {"arguments": event.text}}
             return [self._delta(index, {"tool_calls": [more]})]
         choice = self.fold.choices[index]
         rest = _logprobs(event.rest) if isinstance(event, End) and event.rest else None
-        last = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
+        last: ChatChunkChoice = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
         empty = index in self._undecided and not choice.items
         return [self._delta(index, {"content": ""}), last] if empty else [last]
 
     def _delta(
-        self, index: int, delta: dict[str, Any], logprobs: Sequence[PositionLogprobs] = ()
-    ) -> dict[str, Any]:
+        self, index: int, delta: ChatDelta, logprobs: Sequence[PositionLogprobs] = ()
+    ) -> ChatChunkChoice:
         shown = _logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
 
-    def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
+    def _whole(self, choice: AccumulatedChoice) -> ChatChoice:
         calls = [_call(call.id, call.name, call.arguments) for call in choice.calls]
         has_text = any(isinstance(item, AccumulatedText) for item in choice.items)
         content = choice.text if has_text or not calls else None
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         if calls:
@@ -96,16 +157,20 @@ class ChatWriter(OpenAIWriter):
         }
 
 
-def _call(id_: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": f"call_{id_}", "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(id_: str, name: str, arguments: str, index: int | None = None) -> ChatCall:
+    """index: of a streamed call."""
+    function: ChatFunction = {"name": name, "arguments": arguments}
+    if index is None:
+        return {"id": f"call_{id_}", "type": "function", "function": function}
+    return {"index": index, "id": f"call_{id_}", "type": "function", "function": function}
 
 
 def _ending(choice: AccumulatedChoice) -> ChoiceEnding:
-    found = ending(choice.end, choice.start)
+    fields = ending(choice.end, choice.start)
     if choice.ended_with_calls:
-        found["finish_reason"] = "tool_calls"
-    return found
+        fields["finish_reason"] = "tool_calls"
+    return fields
 
 
-def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
+def _logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
     return {"content": described(positions), "refusal": None}

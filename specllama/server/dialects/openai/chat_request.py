@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.sampling_fields import MAX_TOP, Count, SamplingFields, first
 from specllama.server.dialects.shared.template_input import TemplateInput
@@ -32,7 +33,7 @@ class ChatRequest(SamplingFields, TemplateInput):
             **self.engine_fields(),
         )
 
-    def _params(self) -> dict[str, Any]:
+    def _params(self) -> JsonObject:
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
         return self.sampling(

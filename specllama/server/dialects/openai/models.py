@@ -6,44 +6,85 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from specllama.server.models import ListedModel
 
 
-def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
+class ModelMeta(TypedDict, total=False):
+    """llama-server's `meta`. size: bytes of the file; the other fields are known after a load."""
+
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class ModelDownload(TypedDict):
+    """A download; see PullState."""
+
+    done: int
+    total: int
+    error: str
+    running: bool
+
+
+class ModelStatus(TypedDict):
+    """llama-server's `status`. loading, progress: the part being loaded, and the share of it that is. pull:
+    the command that downloads the model.
+    """
+
+    value: str
+    loading: NotRequired[str]
+    progress: NotRequired[float]
+    pull: NotRequired[str]
+    download: NotRequired[ModelDownload]
+
+
+class ModelEntry(TypedDict):
+    """A model. max_model_len, context_length: vLLM's and OpenRouter's names of the context size."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    type: str
+    display_name: str
+    created_at: str
+    status: ModelStatus
+    meta: ModelMeta
+    max_model_len: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class ModelEntries(TypedDict):
+    """A list of models, which is whole."""
+
+    object: str
+    data: list[ModelEntry]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+def model_list(models: Sequence[ListedModel]) -> ModelEntries:
     """All models, at least one."""
-    listed = [model_entry(model) for model in models]
-    ends = {"first_id": models[0].name, "last_id": models[-1].name}
-    return {"object": "list", "data": listed, "has_more": False, **ends}
+    return {
+        "object": "list",
+        "data": [model_entry(model) for model in models],
+        "has_more": False,
+        "first_id": models[0].name,
+        "last_id": models[-1].name,
+    }
 
 
-def model_entry(model: ListedModel) -> dict[str, Any]:
+def model_entry(model: ListedModel) -> ModelEntry:
     """One model. `status`: whether it is in memory; during a load, the part being loaded and its
     progress; for a model not on disk, the command that downloads it, and the progress of a download.
     """
     info, created = model.info, model.created
-    meta: dict[str, Any] = {}
-    if info is not None:
-        meta = {
-            "n_vocab": info.n_vocab,
-            "n_ctx": info.n_ctx,
-            "n_ctx_train": info.n_ctx_train,
-            "n_params": info.target.params,
-            "size": info.file_bytes,
-        }
-    elif model.on_disk:
-        meta = {"size": model.model.n_bytes}
-    status: dict[str, Any] = {"value": model.state or "not downloaded"}
-    if model.loading is not None:
-        status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
-    if not model.on_disk:
-        status["pull"] = f"specllama pull {model.model.pull}"
-    if model.pull is not None:
-        status["download"] = asdict(model.pull)
-    context = {} if info is None else {"max_model_len": info.n_ctx, "context_length": info.n_ctx}
-    return {
+    entry: ModelEntry = {
         "id": model.name,
         "object": "model",
         "created": created,
@@ -51,7 +92,35 @@ def model_entry(model: ListedModel) -> dict[str, Any]:
         "type": "model",
         "display_name": info.target.name if info is not None else model.name,
         "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
-        "status": status,
-        "meta": meta,
-        **context,
+        "status": _status(model),
+        "meta": _meta(model),
+    }
+    if info is not None:
+        entry["max_model_len"] = entry["context_length"] = info.n_ctx
+    return entry
+
+
+def _status(model: ListedModel) -> ModelStatus:
+    status: ModelStatus = {"value": model.state or "not downloaded"}
+    if model.loading is not None:
+        status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
+    if not model.on_disk:
+        status["pull"] = f"specllama pull {model.model.pull}"
+    if (pull := model.pull) is not None:
+        status["download"] = {
+            "done": pull.done, "total": pull.total, "error": pull.error, "running": pull.running,
+        }  # fmt: skip
+    return status
+
+
+def _meta(model: ListedModel) -> ModelMeta:
+    info = model.info
+    if info is None:
+        return {"size": model.model.n_bytes} if model.on_disk else {}
+    return {
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.n_ctx,
+        "n_ctx_train": info.n_ctx_train,
+        "n_params": info.target.params,
+        "size": info.file_bytes,
     }

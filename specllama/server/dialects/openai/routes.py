@@ -44,8 +44,8 @@ async def completions(api: ApiRequest) -> Response:
 async def models(api: ApiRequest) -> Response:
     """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
-    found = await api.list_models()
-    return JSONResponse(model_list([one for one in found if known or one.on_disk] or found[:1]))
+    listing = await api.list_models()
+    return JSONResponse(model_list([one for one in listing if known or one.on_disk] or listing[:1]))
 
 
 async def model(api: ApiRequest) -> Response:
@@ -64,7 +64,7 @@ async def responses_length(api: ApiRequest) -> Response:
 
 async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
     api.check_model(body.model)
-    body.generation(api.settings.sampling, api.settings.variables)  # refuses what it would refuse
+    body.generation(api.settings.sampling, api.settings.variables)  # raises the same errors
     n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 

@@ -1,4 +1,4 @@
-"""Token counts of an answer, in OpenAI's form."""
+"""Token counts of an answer, in the forms of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ class OpenAIUsage(TypedDict):
     completion_tokens_details: CompletionDetails
 
 
+class ResponseUsage(TypedDict):
+    """The usage of responses."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
 def usage(fold: Accumulator) -> OpenAIUsage:
     """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
@@ -51,4 +61,18 @@ def usage(fold: Accumulator) -> OpenAIUsage:
             "reasoning_tokens": sum(end.n_reasoning for end in fold.ends),
             "audio_tokens": 0,
         },
+    }
+
+
+def response_usage(fold: Accumulator) -> ResponseUsage:
+    """The same counts for /v1/responses."""
+    counts = usage(fold)
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": counts["total_tokens"],
     }

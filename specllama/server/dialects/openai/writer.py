@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Generic, NotRequired, TypedDict, TypeVar
 
 import specllama
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.openai.usage import usage
-from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
-from specllama.server.dialects.shared.native_answer import native_answer
+from specllama.server.dialects.openai.usage import OpenAIUsage, usage
+from specllama.server.dialects.shared.figures import (
+    AnswerFigures,
+    FigureFields,
+    PromptProgress,
+    add_figures,
+    figures,
+    prompt_progress,
+    running_timings,
+)
+from specllama.server.dialects.shared.native_answer import NativeAnswer, native_answer
 from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.dialects.shared.trace import trace_of
 from specllama.server.events import (
@@ -50,7 +58,55 @@ class ResponseOptions:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-class OpenAIWriter:
+ChunkChoice = TypeVar("ChunkChoice")
+"""A choice in a chunk of a stream."""
+WholeChoice = TypeVar("WholeChoice")
+"""A choice of a whole answer."""
+
+
+class ChoiceEnding(TypedDict):
+    """How a choice ended. stop_reason: the string that ended it."""
+
+    finish_reason: str | None
+    stop_reason: str | None
+    seed: int
+
+
+class AnswerHead(TypedDict):
+    """The first fields of chunks and whole answers."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+VerboseField = TypedDict("VerboseField", {"__verbose": NativeAnswer}, total=False)
+"""The answer in llama-server's own form, under its name for that."""
+
+
+class ChunkFields(FigureFields, VerboseField):
+    """The fields of a chunk that depend on the options. usage: None in the chunks before the one with it."""
+
+    usage: NotRequired[OpenAIUsage | None]
+    prompt_progress: NotRequired[PromptProgress]
+
+
+class OpenAIChunk(AnswerHead, ChunkFields, Generic[ChunkChoice]):
+    """A chunk of a stream."""
+
+    choices: list[ChunkChoice]
+
+
+class OpenAIAnswer(AnswerHead, AnswerFigures, VerboseField, Generic[WholeChoice]):
+    """A whole answer."""
+
+    choices: list[WholeChoice]
+    usage: OpenAIUsage
+
+
+class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
     """A DialectWriter; subclasses write the choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
@@ -60,35 +116,38 @@ class OpenAIWriter:
         self.options, self.fold = options, Accumulator()
         self.id = f"{self.prefix}-{random_key()}"
 
-    def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
+    def chunks(self, events: Iterable[Event], n_choices: int) -> list[OpenAIChunk[ChunkChoice]]:
         """Chunks of a stream for the next events of an answer with n_choices choices."""
-        found = []
+        chunks = []
         for event in events:
             self.fold.add([event])
             if isinstance(event, Prefill) and not self.options.progress:
                 continue
             for choice in (deltas := self._deltas(event)):
-                found.append(self._chunk([choice], event if choice is deltas[-1] else None))
+                fields = self._fields(event if choice is deltas[-1] else None)
+                chunks.append(self._chunk([choice], fields))
             if isinstance(event, End) and len(self.fold.ends) == n_choices:
-                self._add_figures(found)
-        return found
+                if self.options.usage_chunk:
+                    chunks.append(self._chunk([], {"usage": usage(self.fold)}))
+                self._add_figures(chunks[-1])
+        return chunks
 
-    def _add_figures(self, found: list[dict[str, Any]]) -> None:
-        """Add the figures in a chunk of their own if the client asks for that, otherwise to the last
-        chunk.
-        """
-        more = self._figures()
-        if self.options.usage_chunk:
-            found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
-        else:
-            traced = found[-1].get("speculation", {})
-            found[-1] |= more | {"speculation": more["speculation"] | traced}
+    def _add_figures(self, chunk: ChunkFields) -> None:
+        """Add the figures to the last chunk, which is one of its own if the client asks for that."""
+        add_figures(chunk, figures(self.fold, self.options.speculate, self.options.ignored))
+        if self.options.verbose:
+            chunk["__verbose"] = self._native_answer()
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> OpenAIAnswer[WholeChoice]:
         """See DialectWriter."""
-        choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold), **self._figures()}
-        return self._head(self.answer_object) | {"choices": choices} | more
+        verbose: VerboseField = {"__verbose": self._native_answer()} if self.options.verbose else {}
+        return {
+            **self._head(self.answer_object),
+            "choices": [self._whole(choice) for choice in self.fold.in_order],
+            "usage": usage(self.fold),
+            **figures(self.fold, self.options.speculate, self.options.ignored),
+            **verbose,
+        }
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter."""
@@ -102,33 +161,26 @@ class OpenAIWriter:
         """See DialectWriter."""
         return b"data: [DONE]\n\n"
 
-    def _chunk(self, choices: Sequence[dict[str, Any]], event: Event | None) -> dict[str, Any]:
-        chunk = self._head(self.chunk_object) | {"choices": list(choices)}
-        if self.options.usage_chunk:
-            chunk["usage"] = None
-        return chunk | self._shown(event)
+    def _chunk(self, choices: list[ChunkChoice], fields: ChunkFields) -> OpenAIChunk[ChunkChoice]:
+        return {**self._head(self.chunk_object), "choices": choices, **fields}
 
-    def _shown(self, event: Event | None) -> dict[str, Any]:
+    def _fields(self, event: Event | None) -> ChunkFields:
         """Optional fields of a chunk, as requested."""
-        found: dict[str, Any] = {}
+        fields: ChunkFields = {}
+        if self.options.usage_chunk:
+            fields["usage"] = None
         if self.options.trace and event is not None and (traced := trace_of(event)):
-            found["speculation"] = traced
+            fields["speculation"] = traced
         if self.options.timings and event is not None and not isinstance(event, (Start, End)):
-            found["timings"] = running_timings(self.fold.choices[event.index])
+            fields["timings"] = running_timings(self.fold.choices[event.index])
         if isinstance(event, Prefill):
-            found["prompt_progress"] = prompt_progress(event)
-        return found
+            fields["prompt_progress"] = prompt_progress(event)
+        return fields
 
-    def _figures(self) -> dict[str, Any]:
-        return {**figures(self.fold, self.options.speculate, self.options.ignored), **self._verbose()}
+    def _native_answer(self) -> NativeAnswer:
+        return native_answer(self.fold.in_order[0], self.options.model)
 
-    def _verbose(self) -> dict[str, Any]:
-        if not self.options.verbose:
-            return {}
-        first = self.fold.in_order[0]
-        return {"__verbose": native_answer(first, self.options.model)}
-
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> AnswerHead:
         return {
             "id": self.id,
             "object": kind,
@@ -137,19 +189,11 @@ class OpenAIWriter:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+    def _deltas(self, event: Event) -> list[ChunkChoice]:
         raise NotImplementedError
 
-    def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
+    def _whole(self, choice: AccumulatedChoice) -> WholeChoice:
         raise NotImplementedError
-
-
-class ChoiceEnding(TypedDict):
-    """How a choice ended. stop_reason: the string that ended it."""
-
-    finish_reason: str | None
-    stop_reason: str | None
-    seed: int
 
 
 def ending(end: End | None, start: Start) -> ChoiceEnding:

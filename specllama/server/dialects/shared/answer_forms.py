@@ -7,16 +7,17 @@ its own field strictly; it reads those of other APIs only if they have the expec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import BeforeValidator, Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError, RequestBody
-from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given
+from specllama.server.dialects.shared.restriction import ANY_OBJECT, RestrictingField
 
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Word = Annotated[str, Field(max_length=64)]
-Schema = Annotated[dict[str, Any], SMALL]
+Schema = Annotated[JsonObject, SMALL]
 
 
 class JsonSchema(Body):
@@ -38,20 +39,29 @@ class ResponseFormat(Body):
     schema_: Schema | None = Field(None, alias="schema")
     value: Schema | None = None
 
-    def given(self) -> Given | None:
+    def restriction(self) -> RestrictingField | None:
         """The restriction of the text, None for free text. Raises FieldError."""
         inner = self.json_schema
         if self.type == "text":
             return None
         if inner is not None and inner.schema_ is not None:
-            return Given.of("response_format.json_schema.schema", inner.schema_, inner.strict)
+            return RestrictingField.of("response_format.json_schema.schema", inner.schema_, inner.strict)
         strict = inner is not None and inner.strict
         if self.value is not None:
-            return Given.of("response_format.value", self.value, strict)
+            return RestrictingField.of("response_format.value", self.value, strict)
         if self.schema_ is None and self.type == "json_schema":
             raise FieldError("response_format.json_schema.schema is missing", "response_format")
         schema = ANY_OBJECT if self.schema_ is None else self.schema_
-        return Given.of("response_format.schema", schema, strict)
+        return RestrictingField.of("response_format.schema", schema, strict)
+
+
+class FormatEcho(TypedDict):
+    """A form of the text as repeated in answers. The fields after the type: of a schema."""
+
+    type: str
+    name: NotRequired[str]
+    schema: NotRequired[JsonObject | None]
+    strict: NotRequired[bool]
 
 
 class TextFormat(Body):
@@ -62,17 +72,17 @@ class TextFormat(Body):
     schema_: Schema | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
-    def given(self) -> Given | None:
+    def restriction(self) -> RestrictingField | None:
         """The restriction of the text, None for free text. Raises FieldError."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return Given.of("text.format", ANY_OBJECT, self.strict)
+            return RestrictingField.of("text.format", ANY_OBJECT, self.strict)
         if self.schema_ is None:
             raise FieldError("text.format.schema is missing", "text.format.schema")
-        return Given.of("text.format.schema", self.schema_, self.strict)
+        return RestrictingField.of("text.format.schema", self.schema_, self.strict)
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> FormatEcho:
         """The format as repeated in answers."""
         if self.type != "json_schema":
             return {"type": self.type}
@@ -137,14 +147,16 @@ class FormFields(NestedFields):
     output_format: Annotated[OutputFormat | None, only(_is_object)] = None
     format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
 
-    def forms(self) -> list[Given]:
+    def forms(self) -> list[RestrictingField]:
         """The restrictions set by the fields. Raises FieldError."""
-        found = [form.given() for form in (self.response_format, self.text and self.text.format) if form]
+        forms = [
+            form.restriction() for form in (self.response_format, self.text and self.text.format) if form
+        ]
         inner = self.output_config and self.output_config.format
         for path, form in (("output_config.format", inner), ("output_format", self.output_format)):
             if form:
-                found.append(Given.of(f"{path}.schema", form.schema_))
+                forms.append(RestrictingField.of(f"{path}.schema", form.schema_))
         if self.format not in (None, ""):
             schema = self.format if isinstance(self.format, dict) else ANY_OBJECT
-            found.append(Given.of("format", schema))
-        return [one for one in found if one is not None]
+            forms.append(RestrictingField.of("format", schema))
+        return [one for one in forms if one is not None]

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
 from specllama.server.dialects.shared.generating_body import GeneratingBody
@@ -78,14 +79,14 @@ class ApiRequest:
     @property
     def id(self) -> str:
         """The request's id, as in the response headers and the log."""
-        found: str = self._http.scope.get("specllama.id", "")
-        return found
+        id_: str = self._http.scope.get("specllama.id", "")
+        return id_
 
     @property
     def owner(self) -> str:
         """The name, not secret, of the request's API key; "" on a server without keys."""
-        found: str = self._http.scope.get("specllama.owner", "")
-        return found
+        owner: str = self._http.scope.get("specllama.owner", "")
+        return owner
 
     @property
     def slot_folder(self) -> str | None:
@@ -110,19 +111,19 @@ class ApiRequest:
         return self._http.query_params
 
     async def body(
-        self, model: type[Model], prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data
+        self, model: type[Model], prepared: Callable[[JsonObject], JsonObject] = lambda data: data
     ) -> Model:
         """The body, parsed and validated as this model; logs fields without effect. prepared: applied
         before validation. Raises UsageError, which names the field.
         """
         bodies, seconds = self._shared.bodies, self.settings.client_seconds
-        found = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
-        self._note(found.ignored_fields)
-        turns = getattr(found, "turns", None)
+        body = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
+        self._note(body.ignored_fields)
+        turns = getattr(body, "turns", None)
         if isinstance(turns, ReadConversation) and turns.note:
             self.say(turns.note)
-        await self.models.look_up(getattr(found, "model", None) or None)
-        return found
+        await self.models.look_up(getattr(body, "model", None) or None)
+        return body
 
     def _note(self, ignored: Sequence[str]) -> None:
         """Log fields without effect, each once."""
@@ -196,8 +197,8 @@ class ApiRequest:
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""
         question = partial(protocol.CountTokens, chat=chat)
-        found = await self.supervisor.query(question, protocol.TokenCount)
-        return found.n
+        count = await self.supervisor.query(question, protocol.TokenCount)
+        return count.n
 
     async def answer(
         self,

@@ -68,23 +68,23 @@ class Message(MessageFields):
         called, result_of, here = f"{path}.tool_calls", f"{path}.tool_call_id", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only an assistant message has calls", called)
-        found = with_images(read(self.content or self.refusal, here), self.images, path)
+        content = with_images(read(self.content or self.refusal, here), self.images, path)
         if self.role == "tool":
             if self.tool_call_id is None:
                 raise FieldError(
                     f"{result_of} is missing: the id of the call that has this result", result_of
                 )
-            conversation.result(self.tool_call_id, found, here, self.name, id_path=result_of)
+            conversation.result(self.tool_call_id, content, here, self.name, id_path=result_of)
         elif self.role == "assistant":
             calls = [call.given(f"{called}[{j}]") for j, call in enumerate(self.tool_calls or [])]
-            conversation.answer(found, here, self.reasoning_content or "", calls, self.name)
+            conversation.answer(content, here, self.reasoning_content or "", calls, self.name)
         else:
-            conversation.say("system" if self.role == "developer" else self.role, found, here, self.name)
+            conversation.say("system" if self.role == "developer" else self.role, content, here, self.name)
 
 
 def conversation_of(messages: Sequence[Message]) -> ConversationReader:
     """The conversation of these messages. Raises FieldError."""
-    found = ConversationReader()
+    reader = ConversationReader()
     for i, message in enumerate(messages):
-        message.add_to(found, f"messages[{i}]")
-    return found
+        message.add_to(reader, f"messages[{i}]")
+    return reader

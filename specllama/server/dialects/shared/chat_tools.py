@@ -82,12 +82,12 @@ def requested_tools(
     given: Sequence[ToolDefinition], choice: ToolChoice | None, parallel: bool
 ) -> Tools | None:
     """The tools that a request allows; a tool chosen by name is called once. Raises FieldError."""
-    found = [
+    tools = [
         tool_of(f.name, f.description, f.parameters, f.strict, field=f"tools[{i}].function")
         for i, f in enumerate(tool.function for tool in given)
     ]
     mode, names = _chosen(choice)
-    return tools_of(found, mode, names, False if isinstance(choice, FunctionChoice) else parallel)
+    return tools_of(tools, mode, names, False if isinstance(choice, FunctionChoice) else parallel)
 
 
 def _chosen(choice: ToolChoice | None) -> tuple[Choice, list[str]]:

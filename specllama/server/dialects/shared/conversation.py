@@ -7,17 +7,16 @@ Differences between templates are handled when the prompt is rendered (calls/tur
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from specllama.calls.definitions import cut_off_arguments
 from specllama.calls.history import in_call_order
-from specllama.errors import UsageError
+from specllama.json_types import JsonObject
+from specllama.server.dialects.shared.earlier_calls import CallArguments, EarlierCalls
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError
-from specllama.server.dialects.shared.parts import Content, MediaPart, Read, read
-from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_values, parse
+from specllama.server.dialects.shared.parts import Content, MediaPart, ReadContent, read
 
 MAX_MESSAGES = 4096
 _SHOWN = 80  # characters of an id in an error
@@ -37,13 +36,39 @@ class GivenCall:
     incomplete: bool = False
 
 
+class TurnFunction(TypedDict):
+    """The function of a call, for chat templates."""
+
+    name: str
+    arguments: JsonObject
+
+
+class TurnCall(TypedDict):
+    """A call in an earlier answer, for chat templates."""
+
+    id: str
+    type: str
+    function: TurnFunction
+
+
+class TurnMessage(TypedDict):
+    """A message for chat templates. tool_call_id: of the call whose result it is; name: of its tool."""
+
+    role: str
+    content: str
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[TurnCall]]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
     """messages: for chat templates. prefix, thought: text and reasoning of the answer to continue, "" for
     none. left_out: number of dropped items by type.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     prefix: str = ""
     thought: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -59,8 +84,8 @@ class ConversationReader:
     """Reads one conversation, turn by turn. Methods that add turns raise FieldError."""
 
     def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._arguments, self._calls = CallArguments(), _Calls()
+        self._messages: list[TurnMessage] = []
+        self._arguments, self._calls = CallArguments(), EarlierCalls()
         self._left_out: Counter[str] = Counter()
         self._gone = set[str]()  # ids of calls that are left out
         self._media: list[MediaPart] = []  # of the last message
@@ -70,36 +95,41 @@ class ConversationReader:
         """Messages so far."""
         return len(self._messages)
 
-    def say(self, role: str, content: Content | Read | None, path: str, name: str | None = None) -> None:
+    def say(
+        self, role: str, content: Content | ReadContent | None, path: str, name: str | None = None
+    ) -> None:
         """Add a message of the system or the user. path: of the content in the body."""
-        found = content if isinstance(content, Read) else read(content, path)
-        message = {"role": role, "content": found.lines} | ({"name": name} if name else {})
-        self._add(message, found)
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
+        message: TurnMessage = {"role": role, "content": parsed.lines}
+        if name:
+            message["name"] = name
+        self._add(message, parsed)
 
     def answer(
         self,
-        content: Content | Read | None,
+        content: Content | ReadContent | None,
         path: str,
         thought: str = "",
         calls: Sequence[GivenCall] = (),
         name: str | None = None,
     ) -> None:
         """Add an answer. thought: reasoning in addition to that in the content."""
-        found = content if isinstance(content, Read) else read(content, path)
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
         self._calls.begin_turn()
-        more = {
-            "name": name,
-            "reasoning_content": thought or "".join(found.thoughts),
-            "tool_calls": [made for call in calls if (made := self._call(call)) is not None],
-        }
-        fields = {name: value for name, value in more.items() if value}
-        if found.run or fields or not calls:  # of calls that were left out nothing remains
-            self._add({"role": "assistant", "content": found.run, **fields}, found)
+        message: TurnMessage = {"role": "assistant", "content": parsed.run}
+        if name:
+            message["name"] = name
+        if reasoning := thought or "".join(parsed.thoughts):
+            message["reasoning_content"] = reasoning
+        if made := [one for call in calls if (one := self._call(call)) is not None]:
+            message["tool_calls"] = made
+        if parsed.run or len(message) > 2 or not calls:  # of calls that were left out nothing remains
+            self._add(message, parsed)
 
     def result(
         self,
         id_: str | None,
-        content: Content | Read | None,
+        content: Content | ReadContent | None,
         path: str,
         name: str | None = None,
         failed: bool = False,
@@ -110,16 +140,18 @@ class ConversationReader:
         """
         if id_ in self._gone:
             return
-        found = content if isinstance(content, Read) else read(content, path)
+        parsed = content if isinstance(content, ReadContent) else read(content, path)
         call = self._calls.answered(id_, name)
         if call is None:
             what = "calls a tool" if id_ is None else f"has a call {id_[:_SHOWN]!r}"
             raise FieldError(f"{id_path}: no message before it {what}", id_path)
-        text = found.lines
+        text = parsed.lines
         if failed and not text.lower().startswith("error"):
             text = f"Error: {text}" if text else "Error"
-        message = {"role": "tool", "content": text, "tool_call_id": call[0]}
-        self._add(message | ({"name": call[1]} if call[1] else {}), Read())
+        message: TurnMessage = {"role": "tool", "content": text, "tool_call_id": call[0]}
+        if call[1]:
+            message["name"] = call[1]
+        self._add(message, ReadContent())
 
     def leave_out(self, kind: str, *ids: str | None) -> None:
         """Count a dropped item. ids: those of a call, whose result is dropped too."""
@@ -139,23 +171,26 @@ class ConversationReader:
         if self._media:
             first = self._media[0]
             raise FieldError(f"{first.path}: {_NEW_MEDIA.format(kind=first.kind)}", first.param)
-        last = messages[-1] if messages and continues else {}
-        if last.get("role") != "assistant" or (open_calls and last.get("tool_calls")):
-            return self._found(messages)
+        last = messages[-1] if messages and continues else None
+        if last is None or last["role"] != "assistant" or (open_calls and last.get("tool_calls")):
+            return self._conversation(messages)
         if last.get("tool_calls"):
             raise FieldError(f"{path}: the calls of the last message have no results", path)
         if all(message["role"] == "assistant" for message in messages):
             raise FieldError(f"{path}: there is nothing to answer", path)
-        return self._found(messages[:-1], last["content"], last.get("reasoning_content", ""))
+        return self._conversation(messages[:-1], last["content"], last.get("reasoning_content", ""))
 
-    def _found(self, messages: list[dict[str, Any]], prefix: str = "", thought: str = "") -> ReadConversation:
-        return ReadConversation(in_call_order(messages), prefix, thought, dict(self._left_out))
+    def _conversation(
+        self, messages: list[TurnMessage], prefix: str = "", thought: str = ""
+    ) -> ReadConversation:
+        in_order = in_call_order([dict(message) for message in messages])
+        return ReadConversation(in_order, prefix, thought, dict(self._left_out))
 
-    def _add(self, message: dict[str, Any], found: Read) -> None:
+    def _add(self, message: TurnMessage, content: ReadContent) -> None:
         self._messages.append(message)
-        self._media = found.media if message["role"] == "user" else []
+        self._media = content.media if message["role"] == "user" else []
 
-    def _call(self, call: GivenCall) -> dict[str, Any] | None:
+    def _call(self, call: GivenCall) -> TurnCall | None:
         try:
             arguments = self._arguments.parse(call.arguments, call.path)
         except FieldError:
@@ -163,7 +198,7 @@ class ConversationReader:
                 raise
             self.leave_out("function_call", call.id)
             return None
-        function = {"name": call.name, "arguments": arguments}
+        function: TurnFunction = {"name": call.name, "arguments": arguments}
         return {"id": self._calls.add(call.id, call.name), "type": "function", "function": function}
 
 
@@ -174,117 +209,3 @@ _NEW_MEDIA = (
 """With the path, the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before
 they ask again.
 """
-
-
-class _Calls:
-    """The calls so far. Missing ids are generated from a counter: 9 letters and digits."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._turn = 0
-        self._turns: dict[str, int] = {}  # of the latest call with an id
-        self._names: dict[str, str] = {}  # of the latest call with an id
-        self._open: dict[int, tuple[str, str]] = {}  # calls without a result by number: id and name
-        self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
-        self._all, self._without_id = _Queues(), _Queues()
-
-    def begin_turn(self) -> None:
-        """Begin another answer: clients may restart their ids with each."""
-        self._turn += 1
-
-    def add(self, id_: str | None, name: str) -> str:
-        """Add a call; returns its id."""
-        found = self._new_id(id_)
-        if self._turns.get(found) != self._turn:
-            self._by_id[found].clear()
-        self._turns[found], self._names[found] = self._turn, name
-        self._open[self._n] = found, name
-        self._by_id[found].append(self._n)
-        for queues in (self._all, self._without_id) if id_ is None else (self._all,):
-            queues.add(self._n, name)
-        return found
-
-    def answered(self, id_: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and name of the call that a result belongs to: the first open call with that id, otherwise
-        with that name, otherwise, for a result without a name, the first one; a result with an id matches by
-        name only calls without an id. A result without an id that matches none stands for itself if there are
-        any calls. None: no such call.
-        """
-        if id_ is not None:
-            found = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
-            return found or ((id_, self._names[id_]) if id_ in self._names else None)
-        found = self._first(*self._all.of(name))
-        return found or ((self._new_id(None), name or "") if self._names else None)
-
-    def _first(self, *queues: deque[int]) -> tuple[str, str] | None:
-        """Take the first call of the queues that has no result yet."""
-        for numbers in queues:
-            while numbers:
-                if call := self._open.pop(numbers.popleft(), None):
-                    return call
-        return None
-
-    def _new_id(self, id_: str | None) -> str:
-        self._n += 1
-        return id_ or f"call{self._n:05d}"
-
-
-class _Queues:
-    """Numbers of calls, in order and by tool name."""
-
-    def __init__(self) -> None:
-        self._in_order = deque[int]()
-        self._by_name: defaultdict[str | None, deque[int]] = defaultdict(deque)
-
-    def add(self, number: int, name: str) -> None:
-        self._in_order.append(number)
-        self._by_name[name].append(number)
-
-    def of(self, name: str | None) -> list[deque[int]]:
-        """The queues to search for the call of a result with this name."""
-        return [self._by_name[name], *([self._in_order] if name is None else [])]
-
-
-class CallArguments:
-    """Parses the arguments of all calls in a request's earlier messages, with the limits of a body for
-    all of them together.
-    """
-
-    def __init__(self) -> None:
-        self._n_values = self._n_containers = 0
-
-    def parse(self, arguments: str | Mapping[str, Any] | None, field: str) -> dict[str, Any]:
-        """The arguments as an object. Empty text and null mean no arguments; a truncated object, as of a
-        call that was cut off, is completed. field: their path. Raises FieldError.
-        """
-        if arguments is None or isinstance(arguments, Mapping):
-            return dict(arguments or {})
-        if arguments.strip() in ("", "null"):
-            return {}
-        try:
-            found = parse(arguments.encode("utf-8", "surrogatepass"), field)
-        except UsageError as error:
-            cut_off = cut_off_arguments(arguments)
-            if cut_off is None:
-                raise FieldError(error.message, field) from None
-            found = self._checked(cut_off, field)
-        self._count(found, field)
-        return found
-
-    def _checked(self, arguments: dict[str, Any], field: str) -> dict[str, Any]:
-        try:
-            check_values(arguments, True, field)
-        except UsageError as error:
-            raise FieldError(error.message, field) from None
-        return arguments
-
-    def _count(self, arguments: dict[str, Any], field: str) -> None:
-        todo: list[Any] = [arguments]
-        while todo:
-            one = todo.pop()
-            self._n_containers += 1
-            self._n_values += len(one)
-            inside = one.values() if isinstance(one, dict) else one
-            todo += [value for value in inside if isinstance(value, (dict, list))]
-        if self._n_containers > MAX_CONTAINERS or self._n_values > MAX_VALUES:
-            raise FieldError(f"{field}: the arguments of all calls have too many values together", field)

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.foreign_fields import is_harmless
 
 Model = TypeVar("Model", bound="RequestBody")
@@ -61,7 +62,7 @@ class Body(BaseModel):
             return data
         if len(data) > MAX_FIELDS:
             raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
-        known, found, ignored = _names(cls), {}, info.context
+        known, kept, ignored = _names(cls), {}, info.context
         types = set(map(type, data.values()))
         if known.issuperset(data) and float not in types and type(None) not in types:
             return data
@@ -69,10 +70,10 @@ class Body(BaseModel):
             if value is None:
                 continue
             if name in known:
-                found[name] = whole(value)
+                kept[name] = whole(value)
             elif ignored is not None and name not in cls.unnamed:
                 ignored[cls, name] = None
-        return found
+        return kept
 
 
 class RequestBody(Body):
@@ -134,17 +135,17 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 @functools.cache
 def _paths(model: type[Body]) -> Mapping[type[Body], str]:
     """The path of each object in a body: "messages[]" for its messages."""
-    found: dict[type[Body], str] = {model: ""}
+    paths: dict[type[Body], str] = {model: ""}
     todo = [model]
     while todo:
         here = todo.pop(0)
-        before = f"{found[here]}." if found[here] else ""
+        before = f"{paths[here]}." if paths[here] else ""
         for name, field in here.model_fields.items():
             for inner, brackets in _bodies(field.annotation):
-                if inner not in found:
-                    found[inner] = f"{before}{field.alias or name}{brackets}"
+                if inner not in paths:
+                    paths[inner] = f"{before}{field.alias or name}{brackets}"
                     todo.append(inner)
-    return found
+    return paths
 
 
 def _bodies(annotation: Any, brackets: str = "") -> Iterator[tuple[type[Body], str]]:
@@ -166,7 +167,7 @@ class AtMost:
     least: int = 0
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema: dict[str, Any] = {**handler(source), "max_length": self.most, "min_length": self.least}
+        schema: JsonObject = {**handler(source), "max_length": self.most, "min_length": self.least}
         if schema["type"] == "list":
             schema["fail_fast"] = True
         return core_schema.no_info_before_validator_function(self._counted, cast("CoreSchema", schema))
@@ -197,9 +198,7 @@ class _Small:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_small, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
         return {**handler(schema), "x-max-characters": MAX_JSON}
 
 
@@ -220,12 +219,12 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     given = supported(data, _names(model)) if model.asks else data
     ignored: dict[tuple[type[Body], str], None] = {}
     try:
-        found = model.model_validate(given, context=ignored)
+        body = model.model_validate(given, context=ignored)
     except ValidationError as error:
         raise _field_error(error) from None
     if ignored:
-        found._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
-    return found
+        body._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
+    return body
 
 
 def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:
@@ -235,48 +234,50 @@ def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) ->
         yield f"{path}{'.' if path else ''}{name[:MAX_NAME]}"
 
 
-def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> dict[str, Any]:
+def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> JsonObject:
     """The fields without those of other APIs that have no effect. own: names of the model's fields. path:
     of the object, with a final dot. Raises FieldError for an unsupported field.
     """
-    found = {}
+    kept = {}
     for name, value in data.items():
         harmless = name not in own and is_harmless(name, value)
         if harmless is None:
             raise FieldError(f"{path}{name} is not supported, and it would change the text", f"{path}{name}")
         if not harmless:
-            found[name] = value
-    return found
+            kept[name] = value
+    return kept
 
 
 def _field_error(error: ValidationError) -> FieldError:
-    found = error.errors(include_url=False, include_context=False)
+    errors = error.errors(include_url=False, include_context=False)
     # Of a union's errors, one inside a member is more helpful than "matches no member".
-    first = min(found, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
+    first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
     name = _path(first["loc"])
     if first["type"] == "missing":
         return FieldError(f"{name} is missing", name)
-    reason = _said(first["msg"])
+    reason = _rephrased(first["msg"])
     if first["type"].endswith("_type"):  # of a union: all that it may be
-        alike = [e["msg"] for e in found if e["type"].endswith("_type") and _path(e["loc"]) == name]
-        kinds = dict.fromkeys(_said(message).removeprefix("must be ") for message in (first["msg"], *alike))
+        alike = [e["msg"] for e in errors if e["type"].endswith("_type") and _path(e["loc"]) == name]
+        kinds = dict.fromkeys(
+            _rephrased(message).removeprefix("must be ") for message in (first["msg"], *alike)
+        )
         reason = f"must be {' or '.join(kinds)}"
     return FieldError(f"{name}: {reason}" if name else reason, name or None)
 
 
-def _said(message: str) -> str:
+def _rephrased(message: str) -> str:
     """Rephrases a message of pydantic."""
-    found = message.removeprefix("Value error, ").replace(" after validation", "")
-    if "unicode" in found:
+    text = message.removeprefix("Value error, ").replace(" after validation", "")
+    if "unicode" in text:
         return "must be valid Unicode"
-    found = re.sub(r"^(?:Input|List|Dictionary|String|Data|Value) should ", "must ", found)
-    return re.sub(r"^must be a valid (dictionary|.* or instance of .*)$", "must be an object", found)
+    text = re.sub(r"^(?:Input|List|Dictionary|String|Data|Value) should ", "must ", text)
+    return re.sub(r"^must be a valid (dictionary|.* or instance of .*)$", "must be an object", text)
 
 
-def _path(places: Sequence[str | int]) -> str:
+def _path(location: Sequence[str | int]) -> str:
     """The path of a field, without the type names that pydantic inserts."""
     name, names = "", _field_names()
-    for part in places:
+    for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part in names:
@@ -286,9 +287,9 @@ def _path(places: Sequence[str | int]) -> str:
 
 @functools.cache
 def _field_names() -> frozenset[str]:
-    found, todo = set[str](), [Body]
+    names, todo = set[str](), [Body]
     while todo:
         model = todo.pop()
-        found |= {field.alias or name for name, field in model.model_fields.items()}
+        names |= {field.alias or name for name, field in model.model_fields.items()}
         todo += model.__subclasses__()
-    return frozenset(found)
+    return frozenset(names)

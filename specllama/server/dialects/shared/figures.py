@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 
 from specllama.core.gain import Gain, gain
 from specllama.core.stats import RunStats
+from specllama.server.dialects.shared.trace import AnswerTrace
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
 
 
@@ -61,12 +62,13 @@ class VllmFigures(TypedDict):
     num_accepted_draft_tokens: int
 
 
-class SpeculationFigures(TypedDict):
-    """specllama's own. speedup: the first choice's decode rate relative to plain decoding, None if unknown;
-    speedup_reason: why, "" where nothing was drafted. plain_rounds: rounds of this answer on which plain_tps
-    is based. reason: why nothing was drafted, "" where something was. ttft_seconds: from the request to the
-    first token. seconds: of decoding, by activity. decodes: by number of rows, the number of decodes and
-    their seconds. Fields about one choice are None for several.
+class SpeculationFigures(AnswerTrace):
+    """specllama's own, and the trace of the last chunk if one is asked for. speedup: the first choice's
+    decode rate relative to plain decoding, None if unknown; speedup_reason: why, "" where nothing was
+    drafted. plain_rounds: rounds of this answer on which plain_tps is based. reason: why nothing was drafted,
+    "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding, by
+    activity. decodes: by number of rows, the number of decodes and their seconds. Fields about one choice
+    are None for several.
     """
 
     enabled: bool
@@ -106,18 +108,37 @@ class AnswerFigures(TypedDict):
     ignored_fields: NotRequired[list[str]]
 
 
+class FigureFields(TypedDict, total=False):
+    """The fields in which an answer or the last chunk of a stream has its figures. Chunks before have the
+    trace alone in `speculation`.
+    """
+
+    timings: Timings
+    metrics: dict[str, VllmFigures]
+    speculation: AnswerTrace
+    ignored_fields: list[str]
+
+
 def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> AnswerFigures:
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
     """
-    found: AnswerFigures = {
+    shown: AnswerFigures = {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
     }
     if ignored:
-        found["ignored_fields"] = list(ignored)
-    return found
+        shown["ignored_fields"] = list(ignored)
+    return shown
+
+
+def add_figures(shown: FigureFields, more: AnswerFigures) -> None:
+    """Add all figures to a chunk, which may have a trace already."""
+    shown["timings"], shown["metrics"] = more["timings"], more["metrics"]
+    shown["speculation"] = more["speculation"] | shown.get("speculation", {})
+    if "ignored_fields" in more:
+        shown["ignored_fields"] = more["ignored_fields"]
 
 
 def timings(stats: Iterable[RunStats]) -> Timings:
@@ -151,15 +172,15 @@ def running_timings(choice: AccumulatedChoice) -> Timings:
 
 def prompt_progress(event: Prefill) -> PromptProgress:
     """Progress of a prompt's evaluation, or its position in the queue."""
-    found: PromptProgress = {
+    progress: PromptProgress = {
         "total": event.n_prompt,
         "cache": event.n_reused,
         "processed": event.n_done,
         "time_ms": round(1000 * event.seconds),
     }
     if event.queue_position:
-        found["queue_place"] = event.queue_position
-    return found
+        progress["queue_place"] = event.queue_position
+    return progress
 
 
 def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
@@ -201,7 +222,7 @@ def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
 def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
     """The figures of these choices. enabled: whether drafting was allowed."""
     all_ = list(ends)
-    found = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
+    first_gain = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
     by: Counter[str] = Counter()
     for end in all_:
         by.update(end.stats.drafted_by)
@@ -218,10 +239,10 @@ def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
         "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
         "drafted_by": dict(by),
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
-        "speedup": found.speedup,
-        "speedup_range": found.range,
-        "speedup_reason": found.reason,
-        "verdict": found.verdict,
+        "speedup": first_gain.speedup,
+        "speedup_range": first_gain.range,
+        "speedup_reason": first_gain.reason,
+        "verdict": first_gain.verdict,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
         "plain_rounds": all_[0].plain.rounds if all_ else 0,

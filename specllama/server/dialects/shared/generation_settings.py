@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEP_NAMES, SamplingParams
+from specllama.json_types import JsonObject
+
+
+class ShownBias(TypedDict):
+    """A token's bias, None for minus infinity, which JSON does not have."""
+
+    token: int
+    bias: float | None
+
 
 NOT_SUPPORTED: Mapping[str, Any] = {
     "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0,
@@ -29,20 +38,19 @@ _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
 
 def generation_settings(
     params: SamplingParams, end_ids: Collection[int] = (), drafters: Collection[str] = (), **shown: Any
-) -> dict[str, Any]:
+) -> JsonObject:
     """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as in the
     request.
     """
-    found: dict[str, Any] = {**NOT_SUPPORTED}
+    settings: JsonObject = {**NOT_SUPPORTED}
     for name in PARAMETERS:
-        found |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
+        settings |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
     if params.ignore_eos:
-        found["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})
-    return found | {"speculative.types": ",".join(drafters) or "none", **shown}
+        settings["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})
+    return settings | {"speculative.types": ",".join(drafters) or "none", **shown}
 
 
-def _shown_biases(biases: Mapping[int, float]) -> list[dict[str, Any]]:
-    """JSON has no minus infinity: null stands for it."""
+def _shown_biases(biases: Mapping[int, float]) -> list[ShownBias]:
     return [{"token": token, "bias": None if bias == -math.inf else bias} for token, bias in biases.items()]
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import AtMost, Body
 from specllama.server.dialects.shared.tool_choice import Name
 
 MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
 CallId = Annotated[str, Field(max_length=512)]
-Arguments = str | Annotated[dict[str, Any], AtMost(MAX_ARGUMENTS)]
+Arguments = str | Annotated[JsonObject, AtMost(MAX_ARGUMENTS)]
 """The annotation of arguments: JSON of an object, or the object itself."""
 
 

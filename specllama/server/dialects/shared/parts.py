@@ -17,7 +17,7 @@ from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 MAX_PARTS, MAX_IMAGES = 4096, 4096
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _THOUGHTS = ("thinking", "reasoning")
-_SILENT = ("redacted_thinking",)
+_IGNORED_TYPES = ("redacted_thinking",)
 _MEDIA = {
     "image": "image", "image_url": "image", "input_image": "image", "image_file": "image",
     "computer_screenshot": "image",
@@ -120,7 +120,7 @@ class MediaPart(NamedTuple):
 
 
 @dataclass(slots=True)
-class Read:
+class ReadContent:
     """A content after reading. texts: its parts in order, with placeholders for media. thoughts: its
     reasoning. media: parts that the model cannot read.
     """
@@ -139,9 +139,9 @@ class Read:
         """The texts concatenated: clients return the model's output in pieces."""
         return "".join(self.texts)
 
-    def with_more(self, other: Read) -> Read:
+    def with_more(self, other: ReadContent) -> ReadContent:
         """This content followed by another."""
-        return Read(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
+        return ReadContent(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
 
 
 def placeholder(kind: str, name: str = "") -> str:
@@ -150,39 +150,39 @@ def placeholder(kind: str, name: str = "") -> str:
     return f"[{kind}{f' {shown}' if shown else ''} left out: this model reads text only]"
 
 
-def read(content: str | Sequence[ContentPart] | None, path: str) -> Read:
+def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
     """Read a content. path: its field. Raises FieldError for parts of unknown types."""
     if content is None or isinstance(content, str):
-        return Read([content] if content else [])
-    found = Read()
+        return ReadContent([content] if content else [])
+    reading = ReadContent()
     for i, part in enumerate(content):
-        read_part(part, f"{path}[{i}]", found)
-    return found
+        read_part(part, f"{path}[{i}]", reading)
+    return reading
 
 
-def with_images(found: Read, images: Sequence[Any] | None, path: str) -> Read:
+def with_images(content: ReadContent, images: Sequence[Any] | None, path: str) -> ReadContent:
     """A content with the images of its message. path: of the message."""
     field = f"{path}.images"
     for _ in images or ():
-        found.texts.append(placeholder("image"))
-        found.media.append(MediaPart(field, field, "image"))
-    return found
+        content.texts.append(placeholder("image"))
+        content.media.append(MediaPart(field, field, "image"))
+    return content
 
 
-def read_part(part: ContentPart, path: str, found: Read, known: str = "") -> None:
-    """Add a part to `found`. path: its field. known: more types for the error message. Raises FieldError."""
+def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "") -> None:
+    """Add a part to `content`. path: its field. known: more types for the error. Raises FieldError."""
     if part.type in _TEXTS:
-        found.texts.append(part.text or part.refusal)
+        content.texts.append(part.text or part.refusal)
     elif part.type in _THOUGHTS:
-        found.thoughts.append(part.thought)
-    elif part.type in _SILENT:
+        content.thoughts.append(part.thought)
+    elif part.type in _IGNORED_TYPES:
         pass
     elif part.type == "search_result" or (part.type in _MEDIA and part.document):
-        found.texts.append("\n".join(filter(None, (part.called, part.document))))
+        content.texts.append("\n".join(filter(None, (part.called, part.document))))
     elif part.type in _MEDIA:
         kind = _MEDIA[part.type]
-        found.texts.append(placeholder(kind, part.called))
-        found.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
+        content.texts.append(placeholder(kind, part.called))
+        content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
         raise unknown_type(part.type, path, known)
 

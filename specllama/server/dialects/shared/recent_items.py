@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from specllama.json_types import JsonObject
 from specllama.server.writer import to_json
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
@@ -44,12 +45,12 @@ class RecentItems:
     def find(self, owner: str, id_: str) -> bytes | None:
         """The JSON of an item, None if it is not held."""
         with self._lock:
-            found = self._items.pop((owner, id_), None)
-            if found is not None:
-                self._items[owner, id_] = found
-            return found
+            item = self._items.pop((owner, id_), None)
+            if item is not None:
+                self._items[owner, id_] = item
+            return item
 
-    def resolved(self, owner: str, data: dict[str, Any]) -> dict[str, Any]:
+    def resolved(self, owner: str, data: JsonObject) -> JsonObject:
         """A request whose references are replaced by the items, each once; unknown references remain."""
         items = data.get("input")
         if not isinstance(items, list):
@@ -58,13 +59,13 @@ class RecentItems:
         seen, left, put = set[str](), _MAX_FOUND, list(items)
         for i in refers:
             id_ = items[i].get("id")
-            if not isinstance(id_, str) or id_ in seen or (found := self.find(owner, id_)) is None:
+            if not isinstance(id_, str) or id_ in seen or (stored := self.find(owner, id_)) is None:
                 continue
             seen.add(id_)
-            left -= len(found)
+            left -= len(stored)
             if left < 0:
                 break
-            put[i] = json.loads(found)
+            put[i] = json.loads(stored)
         return data | {"input": put} if refers else data
 
 
@@ -76,7 +77,7 @@ def is_reference(item: Any) -> bool:
     return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
-def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(item: Mapping[str, Any]) -> JsonObject:
     parts = item.get("content")
     if not isinstance(parts, list):
         return dict(item)

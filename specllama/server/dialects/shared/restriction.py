@@ -12,7 +12,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RestrictingField:
     """A field that restricts the text. path: its path in the body. params: the parameter that it sets.
     strict: unsupported parts of a schema are errors.
     """
@@ -50,7 +50,7 @@ class Restriction:
         return dict.fromkeys(self.params, self.path)
 
 
-def restriction(given: Sequence[Given], own: str, has_tools: bool) -> Restriction:
+def restriction(given: Sequence[RestrictingField], own: str, has_tools: bool) -> Restriction:
     """The only restriction of a request. own: the API's own field. Raises FieldError for two
     restrictions, and for a grammar together with tools.
     """

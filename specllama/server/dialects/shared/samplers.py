@@ -7,9 +7,9 @@ that would switch those on are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specllama.core.sampling.params import STEP_NAMES, with_steps
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import FieldError
 
 _STEPS: Mapping[str, str] = {name: letter for letter, name in STEP_NAMES.items()}
@@ -30,20 +30,20 @@ _NAMES = {name.replace("_", ""): name for name in (*_STEPS, *_UNUSED)} | {
 _BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if letter}
 
 
-def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
+def with_samplers(samplers: str | Sequence[str]) -> JsonObject:
     """Parameters that switch off the steps missing from `samplers`, and `infill` on if it is included.
     samplers: names, or letters in one string. Raises FieldError for unknown names, repeated or reordered
     steps, and `infill` without `top_k`.
     """
     if isinstance(samplers, str):
-        found = [_BY_LETTER.get(letter, letter) for letter in samplers]
+        names = [_BY_LETTER.get(letter, letter) for letter in samplers]
     else:
-        found = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
-    for name in found:
+        names = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
+    for name in names:
         if name not in _STEPS and name not in _UNUSED:
             known = ", ".join((*_STEPS, *_UNUSED))
             raise FieldError(f"samplers: there is no {name[:40]!r}, only {known}", "samplers")
-    used = [name for name in found if name in _STEPS]
+    used = [name for name in names if name in _STEPS]
     if used != [name for name in _STEPS if name in used]:
         raise FieldError(f"samplers: only once each, in the order {', '.join(_STEPS)}", "samplers")
     if "infill" in used and "top_k" not in used:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from pydantic import BeforeValidator, Field, create_model
 
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
@@ -22,9 +23,10 @@ from specllama.server.dialects.shared.fields import (
     RequestBody,
 )
 from specllama.server.dialects.shared.keep_alive import KeepAlive
-from specllama.server.dialects.shared.restriction import Given
+from specllama.server.dialects.shared.restriction import RestrictingField
 from specllama.server.dialects.shared.samplers import with_samplers
 from specllama.server.dialects.shared.sibling_names import renamed, with_options
+from specllama.server.dialects.shared.speculation import Speculation, SpeculationSettings
 from specllama.server.dialects.shared.structured import StructuredFields
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
@@ -57,34 +59,20 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-def _trace_choice(value: Any) -> Any:
-    if isinstance(value, bool) or value == "full":
-        return value
-    raise ValueError('must be a valid boolean or "full"')
+class LimitSettings(TypedDict):
+    """Fields of protocol.Generate that are no sampling parameters: biases of texts and limits of the text."""
+
+    text_biases: dict[str, float]
+    n_indent: int
+    prompt_seconds: float | None
+    predict_seconds: float | None
 
 
-TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
+class GenerateSettings(LimitSettings, SpeculationSettings):
+    """Fields of protocol.Generate that a body sets besides its parameters."""
 
-
-class Speculation(Body):
-    """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
-    chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
-    neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
-    and without drafts, on every device.
-    """
-
-    enabled: bool = True
-    max: Annotated[int, Field(ge=0, le=512)] | None = None
-    trace: TraceChoice = False
-    memory: bool = True
-    exact: bool = False
-
-    def engine_fields(self) -> dict[str, Any]:
-        """The fields of protocol.Generate that these set."""
-        full = self.trace == "full"
-        return {
-            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
-        }  # fmt: skip
+    warm: bool
+    stop_ids: list[int]
 
 
 _TYPES: Mapping[str, Any] = {
@@ -96,7 +84,7 @@ _TYPES: Mapping[str, Any] = {
         | Annotated[list[Annotated[list[Any], AtMost(2, 2)]], AtMost(MAX_BIASES)]
     ),
     "grammar": Annotated[str, Field(max_length=MAX_JSON)],
-    "json_schema": Annotated[dict[str, Any], SMALL] | bool,
+    "json_schema": Annotated[JsonObject, SMALL] | bool,
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 
@@ -142,18 +130,18 @@ class ParameterReader(ParameterFields):
         """Renames fields of other APIs and aliases to those of this model, whose own names take
         precedence.
         """
-        found = renamed(data, cls.aliases, cls.model_fields)
+        fields = renamed(data, cls.aliases, cls.model_fields)
         for name in _EMPTY_IS_ABSENT:
-            if found.get(name) in ("", [], {}):
-                del found[name]
-        return found
+            if fields.get(name) in ("", [], {}):
+                del fields[name]
+        return fields
 
     @property
     def warms(self) -> bool:
         """Whether the request only evaluates its prompt."""
         return False
 
-    def engine_fields(self) -> dict[str, Any]:
+    def engine_fields(self) -> LimitSettings:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
             "text_biases": self._text_biases(),
@@ -162,12 +150,12 @@ class ParameterReader(ParameterFields):
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
         }
 
-    def sampling(self, **more: Any) -> dict[str, Any]:
+    def sampling(self, **more: Any) -> JsonObject:
         """The sampling parameters that are set. more: parameters that the route sets by fields of its own.
 
         Raises FieldError.
         """
-        params: dict[str, Any] = {}
+        params: JsonObject = {}
         sent: dict[str, str] = dict(self.spelled)
         for name, parameter in PARAMETERS.items():
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
@@ -185,20 +173,20 @@ class ParameterReader(ParameterFields):
             raise FieldError(message, field if error.option in params else None) from None
         return params
 
-    def given_parameters(self) -> list[Given]:
+    def restricting_parameters(self) -> list[RestrictingField]:
         """The parameters that restrict the text."""
-        found = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
-        return [Given(name, {name: value}) for name, value in found if value is not None]
+        values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
+        return [RestrictingField(name, {name: value}) for name, value in values if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
         """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
-        found = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
-        if len(found) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in found):
+        biases = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
+        if len(biases) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in biases):
             most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
             raise FieldError(f"logit_bias: {most}", "logit_bias")
-        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in found.values()):
+        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in biases.values()):
             raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
-        return found
+        return biases
 
 
 class SamplingFields(ParameterReader, StructuredFields):
@@ -236,18 +224,22 @@ class SamplingFields(ParameterReader, StructuredFields):
         """Whether the prompt is evaluated and nothing is written."""
         return self.n_predict == 0 and self.max_tokens is None
 
-    def engine_fields(self) -> dict[str, Any]:
+    def engine_fields(self) -> GenerateSettings:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
-        more = {"warm": self.warms, "stop_ids": self.stop_token_ids}
-        return super().engine_fields() | self.speculation.engine_fields() | more
+        return {
+            **super().engine_fields(),
+            **self.speculation.engine_fields(),
+            "warm": self.warms,
+            "stop_ids": self.stop_token_ids,
+        }
 
     @property
     def shows_progress(self) -> bool:
         """Whether the engine is to report the whole prefill."""
         return self.stream and (self.return_progress or self.timings_per_token)
 
-    def _parameters(self) -> list[Given]:
-        return self.given_parameters()
+    def _parameters(self) -> list[RestrictingField]:
+        return self.restricting_parameters()
 
 
 _OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num_ctx")
@@ -281,15 +273,15 @@ def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
     """logit_bias as a mapping. false stands for minus infinity, as in llama-server."""
     if not isinstance(given, list):
         return given
-    found = {}
+    biases = {}
     for i, (token, bias) in enumerate(given):
         number = isinstance(bias, (int, float)) and (not isinstance(bias, bool) or bias is False)
         if isinstance(token, bool) or not isinstance(token, (int, str)) or not number:
             raise FieldError(
                 f"logit_bias[{i}] must be a token id or text, and a number or false", "logit_bias"
             )
-        found[token] = -math.inf if bias is False else float(bias)
-    return found
+        biases[token] = -math.inf if bias is False else float(bias)
+    return biases
 
 
 def _is_text(token: int | str) -> bool:

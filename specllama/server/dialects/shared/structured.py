@@ -11,14 +11,20 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.answer_forms import FormFields
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.shared.restriction import ANY_OBJECT, Given, Restriction, restriction
+from specllama.server.dialects.shared.restriction import (
+    ANY_OBJECT,
+    RestrictingField,
+    Restriction,
+    restriction,
+)
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024
-_DOUBLE = "::="  # in a text it would say that it is GBNF
+_DOUBLE = "::="  # a grammar that contains it is read as GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
-SchemaOrText = Text | Annotated[dict[str, Any], SMALL]
+SchemaOrText = Text | Annotated[JsonObject, SMALL]
 Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES)]
 
 
@@ -60,21 +66,21 @@ class StructuredFields(FormFields):
             [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
         )
 
-    def _parameters(self) -> list[Given]:
+    def _parameters(self) -> list[RestrictingField]:
         """Sampling parameters that restrict the text."""
         return []
 
-    def _structures(self) -> list[Given]:
+    def _structures(self) -> list[RestrictingField]:
         """Restrictions by vLLM's fields. Raises FieldError."""
-        found = [
-            Given(field, _KINDS[kind](field, value))
+        restrictions = [
+            RestrictingField(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()
             if value not in (None, False, "", [])
         ]
-        if len(found) > 1:
-            one, other, *_ = (given.path for given in found)
+        if len(restrictions) > 1:
+            one, other, *_ = (given.path for given in restrictions)
             raise FieldError(f"{one} and {other} are both given", other)
-        return found
+        return restrictions
 
     def _given(self) -> list[tuple[str, str, Any]]:
         inner = self.structured_outputs
@@ -85,16 +91,16 @@ class StructuredFields(FormFields):
         return [*newer, *((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in _KINDS)]
 
 
-def _schema(field: str, value: str | dict[str, Any]) -> dict[str, Any]:
+def _schema(field: str, value: str | JsonObject) -> JsonObject:
     if not isinstance(value, str):
         return value
     try:
-        found = json.loads(value)
+        schema = json.loads(value)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        schema = None
+    if not isinstance(schema, dict):
         raise FieldError(f"{field} must be a JSON schema: an object, or its text", field)
-    return found
+    return schema
 
 
 def _regex(text: str) -> str:
@@ -109,7 +115,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace(_DOUBLE, r":\u003a=")
 
 
-_KINDS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
+_KINDS: Mapping[str, Callable[[str, Any], JsonObject]] = {
     "json": lambda field, value: {"json_schema": _schema(field, value)},
     "json_object": lambda _, __: {"json_schema": ANY_OBJECT},
     "regex": lambda _, value: {"grammar": f"start: {_regex(value)}"},

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.chat_messages import Message, conversation_of
 from specllama.server.dialects.shared.chat_tools import ToolChoice, ToolList, requested_tools
 from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
@@ -65,12 +66,12 @@ class TemplateInput(ThinkingFields, ParallelFields):
                 "messages: of two messages of the assistant at the end, none is continued", "messages"
             )
 
-    def variables(self) -> dict[str, Any]:
+    def variables(self) -> JsonObject:
         """The variables of the chat template. Raises FieldError."""
         without = self.add_generation_prompt is False and not self._continues
         return self.thinking_variables() | ({"add_generation_prompt": False} if without else {})
 
     def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. server: the server's variables. Raises FieldError."""
-        found, variables = self.turns, {**server, **self.variables()}
-        return protocol.ChatInput(found.messages, variables, self.allowed, found.prefix, found.thought)
+        turns, variables = self.turns, {**server, **self.variables()}
+        return protocol.ChatInput(turns.messages, variables, self.allowed, turns.prefix, turns.thought)

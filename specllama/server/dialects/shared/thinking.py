@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.answer_forms import NestedFields
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")
-_ON = ("enabled", "adaptive", "auto")  # "between_tools": no thinking, but for words on progress
+_ON = ("enabled", "adaptive", "auto")  # not "between_tools", which only writes notes on progress
 Word = Annotated[str, Field(max_length=64)]
 
 
@@ -41,7 +42,7 @@ class ReasoningFields(Body):
 class ThinkingFields(NestedFields):
     """chat_template_kwargs: variables of the template, which take precedence."""
 
-    chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
+    chat_template_kwargs: Annotated[JsonObject, SMALL, Field(max_length=64, default_factory=dict)]
     enable_thinking: bool | None = None
     think: bool | Word | None = None
     thinking: bool | ThinkingConfig | None = None
@@ -56,19 +57,21 @@ class ThinkingFields(NestedFields):
             raise ValueError(f'must be true, false, "low", "medium" or "high", not {value[:40]!r}')
         return value
 
-    def thinking_variables(self, effort: str | None = None) -> dict[str, Any]:
+    def thinking_variables(self, effort: str | None = None) -> JsonObject:
         """The variables set by the fields. effort: from the API's own field, which takes precedence.
         Raises FieldError.
         """
         level = self.think if isinstance(self.think, str) else None
         inner = self.reasoning.effort if self.reasoning else None
-        found = effort_variables(effort or self.reasoning_effort or inner or self.configured_effort or level)
+        variables = effort_variables(
+            effort or self.reasoning_effort or inner or self.configured_effort or level
+        )
         switch = self._switch
         if switch is not None:
-            found["enable_thinking"] = switch
+            variables["enable_thinking"] = switch
         if verbosity := self.verbosity or (self.text and self.text.verbosity):
-            found["verbosity"] = verbosity
-        return {**found, **self._given_variables()}
+            variables["verbosity"] = verbosity
+        return {**variables, **self._given_variables()}
 
     @property
     def _switch(self) -> bool | None:

@@ -14,6 +14,7 @@ from pydantic import Field
 from specllama.calls import definitions
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, FieldError, RequestBody
 
 MAX_TOOLS = 1024
@@ -22,7 +23,7 @@ _SHOWN = 10  # names in a message
 
 Name = Annotated[str, Field(max_length=512)]
 Description = Annotated[str, Field(max_length=MAX_JSON)]
-Schema = Annotated[dict[str, Any], SMALL]
+Schema = Annotated[JsonObject, SMALL]
 
 
 class ParallelFields(RequestBody):

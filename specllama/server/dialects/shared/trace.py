@@ -42,23 +42,23 @@ def trace_of(event: Event) -> AnswerTrace:
 
 def trace(runs: Runs, round_: RoundEvent | None) -> AnswerTrace:
     """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
-    found: AnswerTrace = {"tokens": [[n, source_label(source)] for n, source in runs]}
+    traced: AnswerTrace = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
-        found["round"] = _round(round_)
+        traced["round"] = _round(round_)
         if round_.earlier:
-            found["earlier_rounds"] = [_round(one) for one in round_.earlier]
-    return found
+            traced["earlier_rounds"] = [_round(one) for one in round_.earlier]
+    return traced
 
 
 def _round(one: RoundEvent) -> TraceRound:
-    found: TraceRound = {
+    shown: TraceRound = {
         "drafted": one.drafted,
         "accepted": one.accepted,
         "ms": round(1000 * one.seconds, 3),
         "n_predict": one.total.n_predict,
     }
     if one.rounds != 1:
-        found["rounds"] = one.rounds
+        shown["rounds"] = one.rounds
     if one.rejected:
-        found["rejected"] = [[text, source_label(source)] for text, source in one.rejected]
-    return found
+        shown["rejected"] = [[text, source_label(source)] for text, source in one.rejected]
+    return shown

@@ -25,12 +25,12 @@ def field(api: str) -> str:
 
 
 def turns(api: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = GOOD[api][field(api)]
-    return found
+    messages: list[dict[str, Any]] = GOOD[api][field(api)]
+    return messages
 
 
-def with_turns(api: str, *found: Any) -> dict[str, Any]:
-    return {**GOOD[api], field(api): list(found)}
+def with_turns(api: str, *messages: Any) -> dict[str, Any]:
+    return {**GOOD[api], field(api): list(messages)}
 
 
 def limited(api: str, value: Any) -> dict[str, Any]:
@@ -99,13 +99,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("api", WRITERS)
-def test_the_body_that_they_are_made_of_is_good(api: str) -> None:
+def test_the_original_body_is_valid(api: str) -> None:
     assert len(asked(api, GOOD[api]).chat.messages or ()) == 3
 
 
 @pytest.mark.parametrize("api", WRITERS)
 @pytest.mark.parametrize("case", BAD)
-def test_what_stays_an_error(api: str, case: str) -> None:
+def test_unreadable_conversations_are_errors(api: str, case: str) -> None:
     with pytest.raises(FieldError) as error:
         asked(api, BAD[case](api))
     assert error.value.http_status == 400
@@ -123,12 +123,12 @@ def test_what_stays_an_error(api: str, case: str) -> None:
 )
 def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
     """Ollama's API has none, and pairs by order."""
-    for found in (calls, calls * 2):
+    for given in (calls, calls * 2):
         if api == "responses":
-            body = with_turns(api, turns(api)[0], *found)
+            body = with_turns(api, turns(api)[0], *given)
         else:
             where = "tool_calls" if api == "chat" else "content"
-            body = with_turns(api, turns(api)[0], {"role": "assistant", where: found}, turns(api)[0])
+            body = with_turns(api, turns(api)[0], {"role": "assistant", where: given}, turns(api)[0])
         with pytest.raises(FieldError, match="id is missing"):
             asked(api, body)
 
@@ -150,7 +150,7 @@ def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
         ({"user": 5, "stop": "\ud800"}, "stop: must be valid Unicode"),
     ],
 )  # fmt: skip
-def test_what_errors_say(fields: dict[str, Any], message: str) -> None:
+def test_error_messages(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError) as error:
         asked("chat", {**GOOD["chat"], **fields})
     assert error.value.message == message

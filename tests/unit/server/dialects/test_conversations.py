@@ -31,10 +31,10 @@ MODELS: dict[str, Any] = {
 
 def asked(api: str, body: dict[str, Any]) -> protocol.Generate:
     """The engine's request for a body of an API."""
-    found = checked(MODELS[api], body)
+    read_body = checked(MODELS[api], body)
     if api == "ollama":
-        return found.request({}, {})
-    return found.generation({}, {})
+        return read_body.request({}, {})
+    return read_body.generation({}, {})
 
 
 RENDERINGS = {name: Rendering(source) for name, source in TEMPLATES.items()}
@@ -45,10 +45,10 @@ def test_there_are_sixty() -> None:
     assert len({one.name for one in SIXTY}) == len(SIXTY)
 
 
-@pytest.mark.parametrize("found", SIXTY + CONTINUED, ids=lambda found: found.name)
-def test_every_api_reads_it_alike(found: Conversation) -> None:
-    apis = [api for api in WRITERS if not (found.continues and api == "responses")]
-    requests = {api: asked(api, json.loads(json.dumps(WRITERS[api](found)))) for api in apis}
+@pytest.mark.parametrize("conversation", SIXTY + CONTINUED, ids=lambda conversation: conversation.name)
+def test_every_api_reads_a_conversation_alike(conversation: Conversation) -> None:
+    apis = [api for api in WRITERS if not (conversation.continues and api == "responses")]
+    requests = {api: asked(api, json.loads(json.dumps(WRITERS[api](conversation)))) for api in apis}
     first = requests["chat"]
     assert first.chat is not None
     for api, other in requests.items():

@@ -43,29 +43,29 @@ def body(api: str, **fields: Any) -> Any:
 
 
 def asked(api: str, **fields: Any) -> protocol.Generate:
-    found = body(api, **fields)
+    read_body = body(api, **fields)
     if api == "ollama":
-        return found.request({}, {})
+        return read_body.request({}, {})
     if api == "generate":
-        return found.request({}, {}, True)
+        return read_body.request({}, {}, True)
     if api in ("completions", "native", "infill"):
-        return found.generations({})[0]
-    return found.generation({}, {})
+        return read_body.generations({})[0]
+    return read_body.generation({}, {})
 
 
 @every
 def test_unknown_fields_are_ignored_and_named(api: str) -> None:
-    found = body(api, session_id="x", provider={"order": []}, usage={"include": True}, mood=None)
-    assert found.ignored_fields == ("session_id", "provider", "usage")
+    read_body = body(api, session_id="x", provider={"order": []}, usage={"include": True}, mood=None)
+    assert read_body.ignored_fields == ("session_id", "provider", "usage")
     assert asked(api, session_id="x") == asked(api)
 
 
 @every
-def test_fields_that_clients_send_always_are_not_named(api: str) -> None:
+def test_fields_that_clients_always_send_are_not_named(api: str) -> None:
     assert body(api, user="u", metadata={"a": "b"}, store=True, cache_prompt=True).ignored_fields == ()
 
 
-def test_what_runs_elsewhere_is_not_named() -> None:
+def test_fields_of_hosted_tools_are_not_named() -> None:
     """Agents send it with every request, and it is left out as a whole."""
     hosted = [{"type": "mcp", "server_label": "x", "headers": {"a": "b"}}, {"type": "file_search", "x": 1}]
     assert body("responses", tools=hosted).ignored_fields == ()
@@ -75,7 +75,7 @@ def test_what_runs_elsewhere_is_not_named() -> None:
 
 
 @every
-def test_very_many_are_refused(api: str) -> None:
+def test_too_many_fields_are_refused(api: str) -> None:
     assert len(body(api, **{f"a{i}": 1 for i in range(200)}).ignored_fields) == MAX_NAMED
     with pytest.raises(FieldError, match="at most 256 fields"):
         body(api, **{f"a{i}": 1 for i in range(300)})
@@ -86,36 +86,36 @@ def test_ignored_fields_of_messages_and_parts_are_reported_once_with_their_path(
     part = {"type": "text", "text": "hi", "mood": 1, "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [part], "mood": 1, "id": "m"}
     field = "input" if api == "responses" else "messages"
-    found = body(api, **{field: [message] * 3})
-    assert set(found.ignored_fields) == {f"{field}[].mood", f"{field}[].content[].mood"}
+    read_body = body(api, **{field: [message] * 3})
+    assert set(read_body.ignored_fields) == {f"{field}[].mood", f"{field}[].content[].mood"}
 
 
 @chats
 def test_null_is_absent_at_every_level(api: str) -> None:
     field = "input" if api == "responses" else "messages"
     message = {"role": "user", "content": "hi", "foo": None, "name": None, "tool_calls": None}
-    found = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
-    assert found.ignored_fields == ()
+    read_body = body(api, **{field: [message]}, speculation={"max": None}, foo=None)
+    assert read_body.ignored_fields == ()
     options = {"stream_options": {"include_usage": True, "foo": None}} if api == "chat" else {}
     assert asked(api, **{field: [message]}, **options).chat.messages == Q
 
 
 @every
-def test_4_0_is_a_whole_number_and_4_5_is_none(api: str) -> None:
+def test_4_0_is_a_whole_number_and_4_5_is_not(api: str) -> None:
     def limited(value: Any) -> protocol.Generate:
         if api in ("ollama", "generate"):
             return asked(api, options={"num_predict": value})
         return asked(api, max_tokens=value)
 
-    found = limited(4.0).params["max_tokens"]
-    assert (found, type(found)) == (4, int)
+    max_tokens = limited(4.0).params["max_tokens"]
+    assert (max_tokens, type(max_tokens)) == (4, int)
     with pytest.raises(FieldError):
         limited(4.5)
     with pytest.raises(FieldError):
         limited(True)
 
 
-def test_ids_may_be_whole_numbers_with_a_point() -> None:
+def test_ids_may_be_whole_floats() -> None:
     assert asked("completions", prompt=[1.0, 2.0]).prompt == protocol.TokenInput([1, 2])
     assert asked("native", prompt=[1.0, "x"]).prompt == protocol.MixedInput([[1], "x"])
     assert asked("chat", stop_token_ids=[2.0]).stop_ids == [2]
@@ -154,7 +154,7 @@ def test_64_stop_texts(api: str) -> None:
         ({"chat_template_kwargs": {"enable_thinking": True}, "think": False}, {"enable_thinking": True}),
     ],
 )
-def test_what_sets_the_thinking_of_one_api_sets_it_in_all(api: str, fields, variables) -> None:
+def test_fields_that_set_thinking_work_in_all_apis(api: str, fields, variables) -> None:
     alone = {"enable_thinking": False} if api == "messages" else {}  # unless a request asks for it
     assert asked(api, **fields).chat.variables == {**alone, **variables}
 
@@ -177,9 +177,9 @@ def test_what_sets_the_thinking_of_one_api_sets_it_in_all(api: str, fields, vari
     ],
 )
 def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
-    found = asked(api, **fields).params
-    found.pop("max_tokens", None)
-    assert found == params
+    parameters = asked(api, **fields).params
+    parameters.pop("max_tokens", None)
+    assert parameters == params
 
 
 @every
@@ -197,7 +197,7 @@ def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
         ({"keep_alive": True}, "keep_alive"),
     ],
 )
-def test_such_fields_with_wrong_values(api: str, fields, param: str) -> None:
+def test_structured_fields_with_wrong_values(api: str, fields, param: str) -> None:
     with pytest.raises(FieldError) as error:
         asked(api, **fields)
     assert error.value.details["param"] == param
@@ -230,7 +230,7 @@ def test_stop_tokens_and_times_in_memory(api: str) -> None:
         ("web_search_options", {}, None),
     ],
 )
-def test_what_would_change_the_text_is_refused_unless_it_is_off(api: str, name: str, value, off) -> None:
+def test_unsupported_fields_are_refused_unless_they_are_off(api: str, name: str, value, off) -> None:
     if name == "instructions" and api == "responses":
         pytest.skip("its own")
     with pytest.raises(FieldError, match=f"^{name} is not supported") as error:
@@ -260,12 +260,12 @@ def test_names_of_other_apis() -> None:
 
 @pytest.mark.parametrize("api", ["ollama", "generate"])
 def test_options_of_ollama(api: str) -> None:
-    found = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
-    assert found.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
+    read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
+    assert read_body.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
     assert asked(api, options={"seed": -5}).params["seed"] < 2**53
 
 
-def test_seeds_below_0_become_small_ones() -> None:
+def test_negative_seeds_are_mapped_below_2_53() -> None:
     assert asked("chat", seed=-5).params["seed"] == 2**53 - 5
     assert asked("chat", seed=-1).params == {}
     assert asked("chat", seed=2**63).params["seed"] == 2**63

@@ -81,12 +81,12 @@ def test_strict_schemas(api: str, strict: bool | None) -> None:
 
 @pytest.mark.parametrize("api", ["completions", "native", "infill"])
 @pytest.mark.parametrize("fields", [{"text": "x"}, {"output_config": 5}, {"format": "wav"}, {"format": 3}])
-def test_fields_of_other_programs_with_such_names(api: str, fields: dict[str, Any]) -> None:
+def test_unrelated_fields_with_the_same_names(api: str, fields: dict[str, Any]) -> None:
     assert asked(api, **fields) == asked(api)
 
 
 @chats
-def test_forms_with_wrong_values_are_errors_where_they_belong(api: str) -> None:
+def test_wrong_values_are_errors_in_their_own_api(api: str) -> None:
     name = {"chat": "response_format", "responses": "text", "messages": "output_config", "ollama": "format"}[
         api
     ]
@@ -126,20 +126,20 @@ OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sampling_next_to_the_conversation_and_in_options(api: str, name: str) -> None:
     fields = {name: OPTIONS[name]}
-    found = asked(api, **fields)
-    assert found != asked(api)
-    assert asked(api, options=fields) == found
+    generation = asked(api, **fields)
+    assert generation != asked(api)
+    assert asked(api, options=fields) == generation
     assert body(api, options=fields).ignored_fields == ()
 
 
 @every
-def test_the_place_of_the_api_counts_first(api: str) -> None:
-    found = asked(api, temperature=0.25, options={"temperature": 0.75})
-    assert found.params["temperature"] == (0.75 if api in ("ollama", "generate") else 0.25)
+def test_the_apis_own_place_takes_precedence(api: str) -> None:
+    generation = asked(api, temperature=0.25, options={"temperature": 0.75})
+    assert generation.params["temperature"] == (0.75 if api in ("ollama", "generate") else 0.25)
 
 
 @every
-def test_options_that_are_unknown_or_no_object(api: str) -> None:
+def test_options_that_are_unknown_or_not_an_object(api: str) -> None:
     named = "options.num_gqa" if api in ("ollama", "generate") else "options"
     assert body(api, options={"num_gqa": 8}).ignored_fields == (named,)
     with pytest.raises(FieldError, match=r"options\.mirostat is not supported"):
@@ -167,9 +167,12 @@ TOOLS: dict[str, Any] = {
     ],
 )
 def test_parallel_calls(api: str, fields: dict[str, Any], parallel: bool) -> None:
-    found, plain = asked(api, tools=TOOLS[api], **fields).chat.tools, asked(api, tools=TOOLS[api]).chat.tools
+    offered, plain = (
+        asked(api, tools=TOOLS[api], **fields).chat.tools,
+        asked(api, tools=TOOLS[api]).chat.tools,
+    )
     assert plain is not None
-    assert found == replace(plain, parallel=parallel)
+    assert offered == replace(plain, parallel=parallel)
 
 
 THOUGHTS: list[dict[str, Any]] = [
@@ -190,17 +193,17 @@ def conversation(api: str, *messages: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("fields", THOUGHTS)
 def test_reasoning_next_to_the_content(api: str, fields: dict[str, Any]) -> None:
     user = {"role": "user", "content": "hi"}
-    found = asked(api, **conversation(api, user, {"role": "assistant", "content": "ho", **fields}, user))
+    generation = asked(api, **conversation(api, user, {"role": "assistant", "content": "ho", **fields}, user))
     answer = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
-    assert found.chat.messages == [user, answer, user]
+    assert generation.chat.messages == [user, answer, user]
 
 
 @chats
 def test_images_next_to_the_content(api: str) -> None:
     user, seen = {"role": "user", "content": "hi"}, {"role": "user", "content": "look", "images": ["aGk="]}
-    found = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
-    assert found.chat.messages is not None
-    assert found.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
+    generation = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
+    assert generation.chat.messages is not None
+    assert generation.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
     field = "input" if api == "responses" else "messages"
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))
@@ -226,9 +229,9 @@ def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> N
     user = {"role": "user", "content": "hi"}
     for form in FORMS_OF_FILES:
         part = {"type": kind, **form}
-        found = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
-        assert found.chat.messages is not None
-        assert "left out: this model reads text only]" in found.chat.messages[1]["content"], form
+        generation = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
+        assert generation.chat.messages is not None
+        assert "left out: this model reads text only]" in generation.chat.messages[1]["content"], form
         if role == "user":
             with pytest.raises(FieldError, match="reads text only"):
                 asked(api, **conversation(api, {"role": role, "content": [part]}))
@@ -250,7 +253,7 @@ def test_a_document_of_messages_may_be_one_part() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "completions", "native", "infill"])
-def test_no_tokens_evaluate_the_prompt_alone(api: str) -> None:
+def test_n_predict_0_only_evaluates_the_prompt(api: str) -> None:
     for fields in ({"n_predict": 0}, {"options": {"n_predict": 0}}):
         assert asked(api, **fields).warm
         assert "max_tokens" not in asked(api, **fields).params

@@ -41,8 +41,8 @@ def writers(trace: bool) -> dict[str, DialectWriter]:
 def rounds(writer: DialectWriter, *events: Any) -> list[int]:
     """How many tokens were drafted in each round that a stream names."""
     data = writer.stream([Start(0, 0, 7, 5), *events], 1).decode()
-    found = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
-    traces = [chunk["speculation"] for chunk in found if "speculation" in chunk]
+    data_chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
+    traces = [chunk["speculation"] for chunk in data_chunks if "speculation" in chunk]
     shown = [
         r for t in traces for r in [*t.get("earlier_rounds", []), *([t["round"]] if "round" in t else [])]
     ]

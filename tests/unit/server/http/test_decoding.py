@@ -17,9 +17,9 @@ TEXT = b'{"content": "' + b"x" * 5000 + b'"}'
 
 def decoded(encoding: str, data: bytes, step: int, most: int = 10_000) -> bytes:
     decoder = Decoder(encoding, most)
-    found = b"".join(decoder.push(data[i : i + step]) for i in range(0, len(data), step))
+    output = b"".join(decoder.push(data[i : i + step]) for i in range(0, len(data), step))
     decoder.finish()
-    return found
+    return output
 
 
 @pytest.mark.parametrize("step", [1, 7, 100_000])
@@ -35,7 +35,7 @@ def decoded(encoding: str, data: bytes, step: int, most: int = 10_000) -> bytes:
         ("deflate", zlib.compress(TEXT)),
     ],
 )
-def test_what_can_be_decoded(encoding: str, data: bytes, step: int) -> None:
+def test_supported_encodings(encoding: str, data: bytes, step: int) -> None:
     assert decoded(encoding, data, step) == TEXT
 
 
@@ -52,7 +52,7 @@ def test_a_bomb_ends_at_the_limit(step: int) -> None:
 @pytest.mark.parametrize(
     "data", [b"nonsense", gzip.compress(TEXT, mtime=0)[:-9], gzip.compress(TEXT, mtime=0) + b"x", b""]
 )
-def test_what_is_not_what_it_says(data: bytes) -> None:
+def test_bodies_not_in_the_declared_encoding(data: bytes) -> None:
     with pytest.raises(UsageError, match="the body is not gzip"):
         decoded("gzip", data, 100)
 

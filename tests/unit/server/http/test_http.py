@@ -122,9 +122,9 @@ class TestBodies:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
 
     def test_a_slow_body_is_refused(self) -> None:
-        with pytest.raises(BodyTooSlowError) as found:
+        with pytest.raises(BodyTooSlowError) as raised:
             self.read([(b"{", True), (None, True)], seconds=0.05)
-        assert found.value.http_status == 408
+        assert raised.value.http_status == 408
 
     def test_a_large_body_is_refused(self) -> None:
         part = b"x" * (1024 * 1024)
@@ -144,7 +144,7 @@ class TestBodies:
             ("{}", 60_000, "objects"),
         ],
     )
-    def test_a_body_of_very_many_values_is_refused_before_any_is_made(
+    def test_a_body_of_too_many_values_is_refused_before_parsing(
         self, item: str, n: int, needle: str
     ) -> None:
         body = f'{{"content": [{", ".join([item] * n)}]}}'.encode()
@@ -152,7 +152,7 @@ class TestBodies:
             self.read([(body, False)])
 
     @pytest.mark.parametrize("content", ["[{," * 30_000, '\\"' * 70_000, "\\\\" * 50_000 + ",,"])
-    def test_what_a_text_holds_does_not_count(self, content: str) -> None:
+    def test_the_content_of_strings_does_not_count(self, content: str) -> None:
         assert self.read([(json.dumps({"content": content}).encode(), False)]).content == content
 
     def test_large_bodies_that_arrive_at_once_are_bounded(self, monkeypatch) -> None:
@@ -162,10 +162,10 @@ class TestBodies:
         async def both() -> list[object]:
             reader = BodyReader()
             tasks = [reader.read(request([(part, False)]), dict, 30.0) for _ in range(2)]
-            found: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
+            outcomes: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
             again = await reader.read(request([(part, False)]), dict, 30.0)
             assert len(again["content"]) == 200_000
-            return found
+            return outcomes
 
         first, second = asyncio.run(both())
         assert isinstance(first, dict)
@@ -190,7 +190,7 @@ def test_every_list_and_object_of_a_body_has_a_bound() -> None:
             walk(route.body.model_json_schema(), route.path)
 
 
-def test_keys_without_any_key_are_false() -> None:
+def test_empty_keys_are_falsy() -> None:
     assert not Keys(())
 
 

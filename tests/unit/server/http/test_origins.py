@@ -36,7 +36,7 @@ ALL = ["https://example.org", "http://a.b:1", "app://obsidian.md", "null", "chro
         ("null", ["null"], ["https://null"]),
     ],
 )  # fmt: skip
-def test_what_a_pattern_allows(pattern: str, allowed: list[str], others: list[str]) -> None:
+def test_patterns_match_origins(pattern: str, allowed: list[str], others: list[str]) -> None:
     origins = Origins([pattern])
     assert [origin for origin in allowed if origin not in origins] == []
     assert [origin for origin in [*others, ""] if origin in origins and pattern != "*"] == []
@@ -59,7 +59,7 @@ def test_what_a_pattern_allows(pattern: str, allowed: list[str], others: list[st
         "a:65536",
     ],
 )
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(UsageError, match="origin") as error:
         Origins([pattern])
     assert error.value.option == "allowed_origin"
@@ -75,7 +75,7 @@ def test_what_is_no_pattern(pattern: str) -> None:
         "https://127.0.0.1.evil.example", "nonsense", "http://", "javascript://x",
     ],
 )  # fmt: skip
-def test_what_is_not_local(origin: str) -> None:
+def test_origins_that_are_not_local(origin: str) -> None:
     assert origin not in Origins(LOCAL)
 
 
@@ -110,6 +110,6 @@ def test_root_paths(given: str, root: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["/a?b", "/a#b", "/a b", "http://a/b"])
-def test_what_is_no_root_path(given: str) -> None:
+def test_invalid_root_paths(given: str) -> None:
     with pytest.raises(UsageError):
         root_path(given)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
@@ -19,7 +20,7 @@ from specllama.server.dialects.shared.parts import (
     Content,
     ContentPart,
     MessageFields,
-    Read,
+    ReadContent,
     read,
     read_part,
     with_images,
@@ -41,7 +42,7 @@ _LEFT_OUT = (
 )  # fmt: skip
 _WITHOUT_TEXT = ("rs_", "ws_", "fs_", "ig_", "cmp_")  # ids of items without which a conversation is whole
 _OF_TOOLS = ("_call", "_call_output")  # ends of types that are not known here
-Object = Annotated[dict[str, Any], AtMost(_MAX_FIELDS)]
+Object = Annotated[JsonObject, AtMost(_MAX_FIELDS)]
 
 
 class OutputPart(ContentPart):
@@ -154,21 +155,21 @@ class _ItemReader:
         here = f"{path}.content"
         if item.role is None:
             raise FieldError(f"{path}.role is missing", f"{path}.role")
-        found = with_images(read(item.content, here), item.images, path)
+        content = with_images(read(item.content, here), item.images, path)
         if item.role == "assistant":
             if any(self._texts) and not self._calls:
                 self.end_turn()
-            self._texts.append(found.run)
-            thoughts = [item.reasoning_content] if item.reasoning_content else found.thoughts
+            self._texts.append(content.run)
+            thoughts = [item.reasoning_content] if item.reasoning_content else content.thoughts
             self._thoughts += [text for text in thoughts if text and text not in self._thoughts]
             return
         self.end_turn()
-        self.conversation.say("user" if item.role == "user" else "system", found, here)
+        self.conversation.say("user" if item.role == "user" else "system", content, here)
 
     def reasoning(self, item: InputItem, path: str) -> None:
         for parts, name in ((item.content, "content"), (item.summary, "summary")):
-            found = read(parts, f"{path}.{name}")
-            if text := "\n".join(filter(None, (*found.texts, *found.thoughts))):
+            content = read(parts, f"{path}.{name}")
+            if text := "\n".join(filter(None, (*content.texts, *content.thoughts))):
                 if any(self._texts) or self._calls:
                     self.end_turn()
                 self._thoughts.append(text)
@@ -217,15 +218,15 @@ class _ItemReader:
 
     def _result(self, id_: str, output: Output, path: str) -> None:
         self.end_turn()
-        found, here = Read(), f"{path}.output"
+        content, here = ReadContent(), f"{path}.output"
         if isinstance(output, str):
-            found.texts.append(output)
+            content.texts.append(output)
         elif isinstance(output, OutputPart):
-            _read_output(output, here, found)
+            _read_output(output, here, content)
         else:
             for i, part in enumerate(output):
-                _read_output(part, f"{here}[{i}]", found)
-        self.conversation.result(id_, found, here, id_path=f"{path}.call_id")
+                _read_output(part, f"{here}[{i}]", content)
+        self.conversation.result(id_, content, here, id_path=f"{path}.call_id")
 
 
 _READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {
@@ -243,11 +244,11 @@ _READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {
 """Types of items to what reads them."""
 
 
-def _read_output(part: OutputPart, path: str, found: Read) -> None:
+def _read_output(part: OutputPart, path: str, content: ReadContent) -> None:
     if texts := list(filter(None, (part.stdout, part.stderr, part.logs))):
-        found.texts += texts
+        content.texts += texts
     else:
-        read_part(part, path, found)
+        read_part(part, path, content)
 
 
 def _error(given: str | Mapping[str, Any] | None) -> str:

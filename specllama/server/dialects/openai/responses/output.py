@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
+from specllama.server.dialects.openai.responses.shapes import (
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    WrittenReasoning,
+    WrittenText,
+)
 from specllama.server.dialects.shared.logprobs import described
 from specllama.server.events import AccumulatedCall, AccumulatedChoice, AccumulatedText
 
@@ -20,12 +27,12 @@ class OutputItems:
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names
 
-    def of(self, choice: AccumulatedChoice) -> list[dict[str, Any]]:
+    def of(self, choice: AccumulatedChoice) -> list[OutputItem]:
         """All items so far."""
         entries = entries_of(choice)
         return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
 
-    def item(self, entry: OutputEntry, index: int, status: str) -> dict[str, Any]:
+    def item(self, entry: OutputEntry, index: int, status: str) -> OutputItem:
         """The item at an index of the output."""
         if isinstance(entry, AccumulatedCall):
             return self.call(entry, index, status, entry.arguments)
@@ -33,31 +40,44 @@ class OutputItems:
             return self.reasoning(index, status, [reasoning_part(entry)])
         return self.message(index, status, [text_part(entry.text, entry.logprobs)])
 
-    def reasoning(self, index: int, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        shown = {"type": "reasoning", "summary": [], "content": content, "status": status}
-        return {"id": f"rs_{self._key}{index}", **shown}
-
-    def message(self, index: int, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        shown = {"type": "message", "role": "assistant", "status": status, "content": content}
-        return {"id": f"msg_{self._key}{index}", **shown}
-
-    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> dict[str, Any]:
-        namespace, name = self._names.get(call.name, ("", call.name))
+    def reasoning(self, index: int, status: str, content: list[WrittenReasoning]) -> ReasoningItem:
         return {
+            "id": f"rs_{self._key}{index}",
+            "type": "reasoning",
+            "summary": [],
+            "content": content,
+            "status": status,
+        }
+
+    def message(self, index: int, status: str, content: list[WrittenText]) -> MessageItem:
+        return {
+            "id": f"msg_{self._key}{index}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> CallItem:
+        namespace, name = self._names.get(call.name, ("", call.name))
+        item: CallItem = {
             "id": f"fc_{self._key}{index}",
             "type": "function_call",
             "call_id": f"call_{call.id}",
             "name": name,
             "arguments": arguments,
             "status": status,
-        } | ({"namespace": namespace} if namespace else {})
+        }
+        if namespace:
+            item["namespace"] = namespace
+        return item
 
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
     """The contents of the items, in order. An answer that ends without any has an empty text."""
-    found: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
-    found += choice.items
-    return found if found or choice.end is None else [AccumulatedText("")]
+    entries: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
+    entries += choice.items
+    return entries if entries or choice.end is None else [AccumulatedText("")]
 
 
 def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
@@ -69,11 +89,11 @@ def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: 
     return INCOMPLETE if cut_off else COMPLETED
 
 
-def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> dict[str, Any]:
+def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> WrittenText:
     """The content of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": described(logprobs)}
 
 
-def reasoning_part(text: str) -> dict[str, Any]:
+def reasoning_part(text: str) -> WrittenReasoning:
     """The content of a reasoning item."""
     return {"type": "reasoning_text", "text": text}

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from specllama.client import protocol
+from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
+from specllama.server.dialects.openai.responses.shapes import RequestEcho
 from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
 from specllama.server.dialects.shared.answer_forms import TextFields, TextFormat
 from specllama.server.dialects.shared.conversation import ReadConversation
@@ -56,7 +58,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     text: TextFields | None = None
     include: Annotated[list[Annotated[str, Field(max_length=128)]], AtMost(64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    metadata: Annotated[dict[str, Any], SMALL, AtMost(64)] | None = None
+    metadata: Annotated[JsonObject, SMALL, AtMost(64)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     n: Annotated[int, Field(ge=1, le=1)] = 1
     store: bool = True
@@ -103,7 +105,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
             progress=self.shows_progress,
         )
 
-    def echo(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
         """The fields of the request that answers repeat. defaults: of the server."""
         format_ = (self.text and self.text.format) or TextFormat()
         choice = self.tool_choice
@@ -128,12 +130,12 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     def has_tools(self) -> bool:
         return self._tools.allowed is not None
 
-    def _params(self) -> dict[str, Any]:
+    def _params(self) -> JsonObject:
         return self.sampling(
             max_tokens=first(self.max_output_tokens, self.max_tokens, self.n_predict),
             logprobs=(self.top_logprobs or 0) if self.with_logprobs else None,
             **self.limits.params,
         )
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> JsonObject:
         return self.thinking_variables(self.reasoning.effort if self.reasoning else None)

@@ -69,9 +69,9 @@ async def stored(api: ApiRequest) -> Response:
     )
 
 
-def _types(found: Sequence[str]) -> str:
+def _types(kinds: Sequence[str]) -> str:
     """Tool types sent by a client, safe for the log."""
-    different = list(dict.fromkeys(found))
+    different = list(dict.fromkeys(kinds))
     shown = ", ".join(json.dumps(kind[:40])[1:-1] for kind in different[:_SHOWN])
     return f"{shown}, …" if len(different) > _SHOWN else shown
 

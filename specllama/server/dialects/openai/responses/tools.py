@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
 from pydantic import Field, model_validator
 
 from specllama.calls.tools import Choice, Tool, Tools
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 from specllama.server.dialects.shared.tool_choice import (
     MAX_TOOLS,
@@ -26,6 +27,42 @@ from specllama.server.dialects.shared.tool_choice import (
 Kind = Annotated[str, Field(max_length=128)]
 
 
+class FunctionEcho(TypedDict):
+    """A function as repeated in answers."""
+
+    type: Literal["function"]
+    name: str | None
+    description: str | None
+    parameters: JsonObject
+    strict: bool
+
+
+class NamespaceEcho(TypedDict):
+    """A namespace as repeated in answers."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str
+    tools: list[FunctionEcho]
+
+
+class ToolName(TypedDict):
+    """A function of a request whose tools are too large to be repeated."""
+
+    type: Literal["function"]
+    name: str | None
+
+
+ToolEcho = FunctionEcho | NamespaceEcho | ToolName
+
+
+def named(tool: ToolEcho) -> ToolEcho:
+    """The tool as repeated in answers if only the names are."""
+    if tool["type"] == "namespace":
+        return {"type": "namespace", "name": tool["name"], "description": "", "tools": []}
+    return {"type": "function", "name": tool["name"]}
+
+
 class FunctionFields(Body):
     """A function, or another entry of a namespace."""
 
@@ -35,7 +72,7 @@ class FunctionFields(Body):
     parameters: Schema | None = None
     strict: bool | None = None
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> FunctionEcho:
         """The function as repeated in answers."""
         return {
             "type": "function",
@@ -74,7 +111,7 @@ class ChosenTool(AllowedTool):
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[AllowedTool], AtMost(MAX_TOOLS)] | None = None
 
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> JsonObject:
         """The choice as repeated in answers."""
         one = self.type != "allowed_tools"
         return self.model_dump(exclude_none=True, exclude={"mode", "tools"} if one else {"name", "namespace"})
@@ -89,7 +126,7 @@ class FlatTools:
 
     allowed: Tools | None = None
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    echo: list[dict[str, Any]] = field(default_factory=list)
+    echo: list[ToolEcho] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
 
@@ -107,39 +144,44 @@ def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel
     reader = _ToolReader()
     for i, tool in enumerate(tools):
         reader.add(tool, f"tools[{i}]")
-    found = reader.found
-    kind, names = _chosen(choice, found, reader.tools)
+    flat = reader.flat
+    kind, names = _chosen(choice, flat, reader.tools)
     if kind == "required" and not reader.tools and tools:
-        shown = ", ".join(dict.fromkeys(found.dropped))[:200]
+        shown = ", ".join(dict.fromkeys(flat.dropped))[:200]
         raise FieldError(f"tool_choice: no tool that can be called here is left of {shown}", "tool_choice")
     named = isinstance(choice, ChosenTool) and choice.type == "function"
-    found.allowed = tools_of(reader.tools, kind, names, False if named else parallel)
-    return found
+    flat.allowed = tools_of(reader.tools, kind, names, False if named else parallel)
+    return flat
 
 
 class _ToolReader:
     def __init__(self) -> None:
-        self.found, self.tools = FlatTools(), list[Tool]()
+        self.flat, self.tools = FlatTools(), list[Tool]()
         self._known = set[str]()
 
     def add(self, tool: ResponseTool, path: str) -> None:
         """Add a tool of the request. path: its field. Raises FieldError."""
         if tool.type == "function":
             self._function(tool, None, path)
-            self.found.echo.append(tool.echo())
+            self.flat.echo.append(tool.echo())
         elif tool.type == "namespace":
             name = _needed(tool.name, f"{path}.name")
             inner = [(i, one) for i, one in enumerate(tool.tools or ()) if self._is_function(one)]
             for i, one in inner:
                 self._function(one, name, f"{path}.tools[{i}]")
-            shown = {"type": "namespace", "name": name, "description": tool.description or ""}
-            self.found.echo.append(shown | {"tools": [one.echo() for _, one in inner]})
+            echo: NamespaceEcho = {
+                "type": "namespace",
+                "name": name,
+                "description": tool.description or "",
+                "tools": [one.echo() for _, one in inner],
+            }
+            self.flat.echo.append(echo)
         else:
             self._is_function(tool)
 
     def _is_function(self, tool: FunctionFields) -> bool:
         if tool.type != "function":
-            self.found.dropped.append(tool.type)
+            self.flat.dropped.append(tool.type)
         return tool.type == "function"
 
     def _function(self, tool: FunctionFields, namespace: str | None, path: str) -> None:
@@ -153,12 +195,10 @@ class _ToolReader:
         self._known.add(flat)
         self.tools.append(tool_of(flat, tool.description, tool.parameters, tool.strict, field=path))
         if namespace is not None:
-            self.found.names[flat] = (namespace, name)
+            self.flat.names[flat] = (namespace, name)
 
 
-def _chosen(
-    choice: str | ChosenTool, found: FlatTools, tools: Sequence[Tool]
-) -> tuple[Choice, Sequence[str]]:
+def _chosen(choice: str | ChosenTool, flat: FlatTools, tools: Sequence[Tool]) -> tuple[Choice, Sequence[str]]:
     """The choice and the names that may be called, () for all. Raises FieldError."""
     if isinstance(choice, str):
         if choice in get_args(Choice):
@@ -167,7 +207,7 @@ def _chosen(
             f'tool_choice must be "auto", "none", "required" or an object, not {choice[:80]!r}', "tool_choice"
         )
     if choice.type == "function":
-        return "required", [_chosen_name(choice, found, "tool_choice")]
+        return "required", [_chosen_name(choice, flat, "tool_choice")]
     if choice.type != "allowed_tools":
         raise FieldError(
             f"tool_choice: only functions can be called here, no tools of the type {choice.type[:80]!r}",
@@ -176,9 +216,9 @@ def _chosen(
     names: list[str] = []
     for i, tool in enumerate(choice.tools or ()):
         if tool.type == "function":
-            names.append(_chosen_name(tool, found, f"tool_choice.tools[{i}]"))
+            names.append(_chosen_name(tool, flat, f"tool_choice.tools[{i}]"))
         elif tool.type == "namespace":
-            names += [flat for flat, (namespace, _) in found.names.items() if namespace == tool.name]
+            names += [one for one, (namespace, _) in flat.names.items() if namespace == tool.name]
     if names:
         return choice.mode, names
     if choice.mode == "required":
@@ -186,15 +226,15 @@ def _chosen(
     return ("none" if tools else "auto"), ()
 
 
-def _chosen_name(chosen: AllowedTool, found: FlatTools, path: str) -> str:
+def _chosen_name(chosen: AllowedTool, flat: FlatTools, path: str) -> str:
     """The flat name; for a choice without a namespace, that of the only function of this name in any
     namespace.
     """
     name = _needed(chosen.name, f"{path}.name")
     if chosen.namespace:
         return flat_name(chosen.namespace, name)
-    inside = [flat for flat, (_, inner) in found.names.items() if inner == name]
-    at_top = any(tool["type"] == "function" and tool["name"] == name for tool in found.echo)
+    inside = [one for one, (_, inner) in flat.names.items() if inner == name]
+    at_top = any(tool["type"] == "function" and tool["name"] == name for tool in flat.echo)
     return inside[0] if len(inside) == 1 and not at_top else name
 
 

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.openai.responses.output import (
@@ -23,11 +22,27 @@ from specllama.server.dialects.openai.responses.output import (
     status_of,
     text_part,
 )
-from specllama.server.dialects.openai.usage import usage
+from specllama.server.dialects.openai.responses.shapes import (
+    ArgumentsDone,
+    DeltaEvent,
+    DeltaFields,
+    EventData,
+    FinalResponse,
+    ItemEvent,
+    ItemPosition,
+    OutputItem,
+    RequestEcho,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseSoFar,
+    TextEnd,
+)
+from specllama.server.dialects.openai.responses.tools import named
+from specllama.server.dialects.openai.usage import response_usage
 from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
-from specllama.server.dialects.shared.logprobs import described
+from specllama.server.dialects.shared.logprobs import TokenLogprob, described
 from specllama.server.dialects.shared.openai_errors import error_body
-from specllama.server.dialects.shared.trace import trace_of
+from specllama.server.dialects.shared.trace import AnswerTrace, trace_of
 from specllama.server.events import (
     AccumulatedCall,
     Accumulator,
@@ -45,7 +60,6 @@ from specllama.server.ids import random_key
 from specllama.server.writer import to_json
 
 MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
-_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -64,21 +78,18 @@ class ResponseFields:
     progress: bool = False
     speculate: bool = True
     ignored: Sequence[str] = ()
-    keep: Callable[[list[dict[str, Any]]], None] = lambda _: None
+    keep: Callable[[list[OutputItem]], None] = lambda _: None
     clock: Callable[[], float] = time.time
 
 
-def echo_json(echo: dict[str, Any]) -> bytes:
+def echo_json(echo: RequestEcho) -> bytes:
     """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
     names of the tools are kept.
     """
-    found = to_json(echo)
-    if len(found) <= MAX_ECHO:
-        return found
-    tools = [{"type": tool["type"], "name": tool["name"]} for tool in echo["tools"]]
-    namespaces = {"description": "", "tools": []}
-    shown = [tool | (namespaces if tool["type"] == "namespace" else {}) for tool in tools]
-    return to_json(echo | {"instructions": None, "tools": shown})
+    whole = to_json(echo)
+    if len(whole) <= MAX_ECHO:
+        return whole
+    return to_json({**echo, "instructions": None, "tools": [named(tool) for tool in echo["tools"]]})
 
 
 class ResponsesWriter:
@@ -95,18 +106,18 @@ class ResponsesWriter:
         self._n_events = 0
         self._index = -1  # in the output, of the item that was opened last
         self._open = ""  # its type while it is not closed
-        self._place: dict[str, Any] = {}  # of it, in events
+        self._position: ItemPosition = {"item_id": "", "output_index": -1}  # of it, in events
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter; there is one choice."""
         assert n_choices == 1
-        found: list[bytes] = []
+        parts: list[bytes] = []
         for event in events:
             self.fold.add([event])
-            found += self._written(event)
-        return b"".join(found)
+            parts += self._written(event)
+        return b"".join(parts)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> FinalResponse:
         """See DialectWriter."""
         return self._final()
 
@@ -120,12 +131,12 @@ class ResponsesWriter:
         wait for it.
         """
         shown = error_body(error)["error"]
+        code, message = shown["code"] or shown["type"], shown["message"]
         begun = [] if self._n_events else self._begin()
-        failure = {"code": shown["code"] or shown["type"], "message": shown["message"]}
-        told = self._event("error", **failure, param=shown["param"])
+        failure = self._event("error", {"code": code, "message": message, "param": shown["param"]})
         output = self._items.of(self.fold.choices[0]) if self.fold.choices else []
-        failed = self._response("failed", output, error=failure | {"code": "server_error"})
-        return b"".join([*begun, told, self._event("response.failed", response=failed)])
+        failed = self._response("failed", output, {"code": "server_error", "message": message})
+        return b"".join([*begun, failure, self._event("response.failed", {"response": failed})])
 
     def end(self) -> bytes:
         """See DialectWriter."""
@@ -134,14 +145,13 @@ class ResponsesWriter:
     def _written(self, event: Event) -> list[bytes]:
         """The stream events for an event that `fold` already includes."""
         if isinstance(event, TextEvent):
-            logprobs = described(event.logprobs)
-            return [*self._opened("message"), self._delta("output_text", event, logprobs=logprobs)]
+            return [*self._opened("message"), self._delta("output_text", event, described(event.logprobs))]
         if isinstance(event, Reasoning):
             return [*self._opened("reasoning"), self._delta("reasoning_text", event)]
         if isinstance(event, CallArgs):
             return [self._delta("function_call_arguments", event)]
         if isinstance(event, CallOpen):
-            return [*self._close(), *self._opened("function_call", self._traced(event))]
+            return [*self._close(), *self._opened("function_call", self._trace(event))]
         if isinstance(event, CallClose):
             return self._close()
         if isinstance(event, End):
@@ -153,46 +163,57 @@ class ResponsesWriter:
     def _prefill(self, event: Prefill) -> list[bytes]:
         if not self.fields.progress:
             return []
-        shown = {"prompt_progress": prompt_progress(event), **self._timings()}
-        return [self._event("response.in_progress", response=self._response(IN_PROGRESS, []), **shown)]
-
-    def _timings(self) -> Mapping[str, Any]:
-        return {"timings": running_timings(self.fold.choices[0])} if self.fields.timings else _NOTHING
+        data: ResponseEvent = {
+            "response": self._response(IN_PROGRESS, []),
+            "prompt_progress": prompt_progress(event),
+        }
+        if self.fields.timings:
+            data["timings"] = running_timings(self.fold.choices[0])
+        return [self._event("response.in_progress", data)]
 
     def _begin(self) -> list[bytes]:
         return [
-            self._event(kind, response=self._response(IN_PROGRESS, []))
+            self._event(kind, {"response": self._response(IN_PROGRESS, [])})
             for kind in ("response.created", "response.in_progress")
         ]
 
     def _end(self, event: End) -> list[bytes]:
-        found = [] if self._index >= 0 else self._opened("message")
-        found += self._close()
+        parts = [] if self._index >= 0 else self._opened("message")
+        parts += self._close()
         response = self._final()
-        timings = {"timings": response["timings"]} if self.fields.timings else _NOTHING
-        more = {**timings, **self._traced(event)}
-        return [*found, self._event(f"response.{response['status']}", response=response, **more)]
+        data: ResponseEvent = {"response": response}
+        if self.fields.timings:
+            data["timings"] = response["timings"]
+        if trace := self._trace(event):
+            data["speculation"] = trace
+        return [*parts, self._event(f"response.{response['status']}", data)]
 
-    def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
-        """Events that open an item of this type, none if one is open. more: fields of the first event."""
+    def _opened(self, kind: str, trace: AnswerTrace | None = None) -> list[bytes]:
+        """Events that open an item of this type, none if one is open. trace: of a call's beginning."""
         if self._open == kind:
             return []
-        found = self._close()
+        parts = self._close()
         self._open, self._index = kind, self._index + 1
-        entry, i = entries_of(self.fold.choices[0])[self._index], self._index
-        if isinstance(entry, AccumulatedCall):
-            item = self._items.call(entry, i, IN_PROGRESS, "")
-        elif kind == "reasoning":
-            item = self._items.reasoning(i, IN_PROGRESS, [])
-        else:
-            item = self._items.message(i, IN_PROGRESS, [])
-        self._place = {"item_id": item["id"], "output_index": i}
-        found.append(self._event("response.output_item.added", output_index=i, item=item, **more))
+        item = self._new_item(kind)
+        self._position = {"item_id": item["id"], "output_index": self._index}
+        data: ItemEvent = {"output_index": self._index, "item": item}
+        if trace:
+            data["speculation"] = trace
+        parts.append(self._event("response.output_item.added", data))
         if kind != "function_call":
-            self._place["content_index"] = 0
+            self._position["content_index"] = 0
             part = reasoning_part("") if kind == "reasoning" else text_part("")
-            found.append(self._event("response.content_part.added", **self._place, part=part))
-        return found
+            parts.append(self._event("response.content_part.added", {**self._position, "part": part}))
+        return parts
+
+    def _new_item(self, kind: str) -> OutputItem:
+        """The item that was opened last, empty."""
+        entry = entries_of(self.fold.choices[0])[self._index]
+        if isinstance(entry, AccumulatedCall):
+            return self._items.call(entry, self._index, IN_PROGRESS, "")
+        if kind == "reasoning":
+            return self._items.reasoning(self._index, IN_PROGRESS, [])
+        return self._items.message(self._index, IN_PROGRESS, [])
 
     def _close(self) -> list[bytes]:
         """Events that close the open item, if any."""
@@ -202,43 +223,64 @@ class ResponsesWriter:
         choice = self.fold.choices[0]
         entries = entries_of(choice)
         item = self._items.item(entries[i], i, status_of(choice, entries, i))
-        found = []
+        parts = []
         if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            found.append(self._event("response.function_call_arguments.done", **self._place, **done))
+            arguments: ArgumentsDone = {
+                **self._position, "name": item["name"], "arguments": item["arguments"],
+            }  # fmt: skip
+            parts.append(self._event("response.function_call_arguments.done", arguments))
         else:
             (part,) = item["content"]
-            done = {name: part[name] for name in ("text", "logprobs") if name in part}
-            found.append(self._event(f"response.{part['type']}.done", **self._place, **done))
-            found.append(self._event("response.content_part.done", **self._place, part=part))
-        found.append(self._event("response.output_item.done", output_index=i, item=item))
-        return found
+            done: TextEnd = {**self._position, "text": part["text"]}
+            if part["type"] == "output_text":
+                done = {**self._position, "text": part["text"], "logprobs": part["logprobs"]}
+            parts.append(self._event(f"response.{part['type']}.done", done))
+            parts.append(self._event("response.content_part.done", {**self._position, "part": part}))
+        parts.append(self._event("response.output_item.done", {"output_index": i, "item": item}))
+        return parts
 
-    def _delta(self, kind: str, event: TextEvent | Reasoning | CallArgs, **more: Any) -> bytes:
-        more |= {**self._traced(event), **self._timings()}
-        return self._event(f"response.{kind}.delta", **self._place, delta=event.text, **more)
+    def _delta(
+        self,
+        kind: str,
+        event: TextEvent | Reasoning | CallArgs,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> bytes:
+        fields: DeltaFields = {}
+        if logprobs is not None:
+            fields["logprobs"] = logprobs
+        if trace := self._trace(event):
+            fields["speculation"] = trace
+        if self.fields.timings:
+            fields["timings"] = running_timings(self.fold.choices[0])
+        data: DeltaEvent = {**self._position, "delta": event.text, **fields}
+        return self._event(f"response.{kind}.delta", data)
 
-    def _traced(self, event: Event) -> Mapping[str, Any]:
-        traced = trace_of(event) if self.fields.trace else None
-        return {"speculation": traced} if traced else _NOTHING
+    def _trace(self, event: Event) -> AnswerTrace | None:
+        """The trace of an event, None or empty without one."""
+        return trace_of(event) if self.fields.trace else None
 
-    def _event(self, kind: str, **data: Any) -> bytes:
+    def _event(self, kind: str, data: EventData) -> bytes:
         shown = {"type": kind, "sequence_number": self._n_events, **data}
         self._n_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + to_json(shown) + b"\n\n"
 
-    def _final(self) -> dict[str, Any]:
+    def _final(self) -> FinalResponse:
         """The whole response, after its end."""
         self.keep_items()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
-        found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
-        more = {"usage": _usage(self.fold), "seed": choice.start.seed}
-        return {**found, **more, **figures(self.fold, self.fields.speculate, self.fields.ignored)}
+        response = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
+        return {
+            **response,
+            "usage": response_usage(self.fold),
+            "seed": choice.start.seed,
+            **figures(self.fold, self.fields.speculate, self.fields.ignored),
+        }
 
     def _response(
-        self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, status: str, output: list[OutputItem], error: ResponseFailure | None = None
+    ) -> ResponseSoFar:
+        echo: RequestEcho = json.loads(self.fields.echo)
         return {
             "id": self.id,
             "object": "response",
@@ -251,28 +293,5 @@ class ResponsesWriter:
             "model": self.fields.model,
             "output": output,
             "usage": None,
-            **json.loads(self.fields.echo),
+            **echo,
         }
-
-
-class ResponseUsage(TypedDict):
-    """The usage of a response."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
-def _usage(fold: Accumulator) -> ResponseUsage:
-    found = usage(fold)
-    cached = found["prompt_tokens_details"]["cached_tokens"]
-    reasoning = found["completion_tokens_details"]["reasoning_tokens"]
-    return {
-        "input_tokens": found["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": found["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": found["total_tokens"],
-    }

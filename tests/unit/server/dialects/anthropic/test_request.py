@@ -46,8 +46,8 @@ def result(content: Any = None, **fields: Any) -> dict[str, Any]:
 
 def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
     def read() -> None:
-        found = checked(model, body)
-        found.generation({}, {}) if model is MessagesRequest else found.chat_input({})
+        read_body = checked(model, body)
+        read_body.generation({}, {}) if model is MessagesRequest else read_body.chat_input({})
 
     with pytest.raises(FieldError) as error:
         read()
@@ -56,8 +56,8 @@ def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
 
 def allowed(**fields: Any) -> dict[str, Any]:
     """The tools of a request as a dict."""
-    found = asdict(request(**fields).chat.tools)
-    return found | {"names": list(found["names"])}
+    fields_of_tools = asdict(request(**fields).chat.tools)
+    return fields_of_tools | {"names": list(fields_of_tools["names"])}
 
 
 def tools(*tools: Tool, **fields: Any) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class TestMessages:
         ],
     )
     def test_the_system_prompt(self, system, text) -> None:
-        found = request(system=system).chat.messages
-        assert found == [*([{"role": "system", "content": text}] if text else []), ASKED]
+        history = request(system=system).chat.messages
+        assert history == [*([{"role": "system", "content": text}] if text else []), ASKED]
 
     def test_a_block_with_only_the_header_is_dropped(self) -> None:
         header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.9; cch=fa690;"}
@@ -109,10 +109,12 @@ class TestMessages:
         ],
     )
     def test_results(self, block, text) -> None:
-        found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [block]})
+        generation = request(
+            ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [block]}
+        )
         function = {"name": "read", "arguments": {"path": "a"}}
         call = {"id": "toolu_1", "type": "function", "function": function}
-        assert found.chat.messages == [
+        assert generation.chat.messages == [
             ASKED,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "toolu_1", "content": text, "name": "read"},
@@ -120,9 +122,11 @@ class TestMessages:
 
     def test_results_come_before_the_text_of_their_turn(self) -> None:
         blocks = [{"type": "text", "text": "See:"}, result("1"), {"type": "text", "text": "and"}, result("2")]
-        found = request(ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": blocks})
-        assert found.chat.messages is not None
-        assert [(m["role"], m["content"]) for m in found.chat.messages[2:]] == [
+        generation = request(
+            ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": blocks}
+        )
+        assert generation.chat.messages is not None
+        assert [(m["role"], m["content"]) for m in generation.chat.messages[2:]] == [
             ("tool", "1"), ("tool", "2"), ("user", "See:\nand"),
         ]  # fmt: skip
 
@@ -134,26 +138,26 @@ class TestMessages:
             {"type": "text", "text": "Yes"},
             {"type": "text", "text": ".", "citations": None},
         ]
-        found = request(ASKED, {"role": "assistant", "content": blocks}, ASKED).chat.messages
-        assert found == [
+        history = request(ASKED, {"role": "assistant", "content": blocks}, ASKED).chat.messages
+        assert history == [
             ASKED,
             {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."},
             ASKED,
         ]
 
-    def test_turns_of_the_same_role_stay_apart(self) -> None:
+    def test_consecutive_turns_of_one_role_are_not_merged(self) -> None:
         """calls/turns.py joins them where the template demands that."""
         said = {"role": "assistant", "content": "b"}
         thought = {"type": "thinking", "thinking": "t"}
         used = {"role": "assistant", "content": [thought, {"type": "text", "text": "c"}, USE]}
-        found = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).chat.messages
-        assert found is not None
-        assert found[:3] == [ASKED, ASKED, said]
-        assert (found[3]["content"], found[3]["reasoning_content"]) == ("c", "t")
-        assert [call["id"] for call in found[3]["tool_calls"]] == ["toolu_1"]
-        assert len(found) == 5
+        history = request(ASKED, ASKED, said, used, {"role": "user", "content": [result("1")]}).chat.messages
+        assert history is not None
+        assert history[:3] == [ASKED, ASKED, said]
+        assert (history[3]["content"], history[3]["reasoning_content"]) == ("c", "t")
+        assert [call["id"] for call in history[3]["tool_calls"]] == ["toolu_1"]
+        assert len(history) == 5
 
-    def test_instructions_between_turns_stay_the_system_s(self) -> None:
+    def test_instructions_between_turns_stay_system_messages(self) -> None:
         """As Claude Code 2.1.197 sends them; calls/turns.py marks them where the template shows none."""
         text = [{"type": "text", "text": "Agents: none"}]
         body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
@@ -161,25 +165,25 @@ class TestMessages:
         assert read.chat_input({}).messages == [ASKED, {"role": "system", "content": "Agents: none"}]
         read.check_roles("claude-code-20250219")
 
-    def test_the_system_begins_only_with_a_beta(self) -> None:
+    def test_a_system_message_first_needs_a_beta(self) -> None:
         first = checked(MessagesRequest, {"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]})
         first.check_roles("claude-code-20250219,mid-conversation-tool-changes-2026-07-01")
         with pytest.raises(FieldError, match=r"messages\[0\].role must be 'user' or 'assistant'"):
             first.check_roles("claude-code-20250219")
 
-    def test_found_tools_are_named(self) -> None:
+    def test_tools_found_by_a_search_are_named(self) -> None:
         """What Claude Code's search for tools returns."""
-        found = result([{"type": "tool_reference", "tool_name": "Monitor"}])
+        searched = result([{"type": "tool_reference", "tool_name": "Monitor"}])
         used = {"role": "assistant", "content": [USE]}
-        messages = request(ASKED, used, {"role": "user", "content": [found]}).chat.messages
+        messages = request(ASKED, used, {"role": "user", "content": [searched]}).chat.messages
         assert messages is not None
         assert messages[-1]["content"] == "The tool Monitor can be called now."
 
     def test_a_last_turn_of_the_assistant_is_continued(self) -> None:
         blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]
         for content in ("It is ", blocks):
-            found = request(ASKED, {"role": "assistant", "content": content})
-            assert (found.chat.messages, found.chat.prefix) == ([ASKED], "It is ")
+            generation = request(ASKED, {"role": "assistant", "content": content})
+            assert (generation.chat.messages, generation.chat.prefix) == ([ASKED], "It is ")
         assert request(ASKED).chat.prefix == ""
 
     @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ class TestMessages:
 
 class TestTools:
     @pytest.mark.parametrize(
-        ("choice", "found"),
+        ("choice", "expected"),
         [
             (None, {}),
             ({"type": "auto"}, {}),
@@ -254,15 +258,15 @@ class TestTools:
             ({"type": "any", "disable_parallel_tool_use": False}, {"choice": "required"}),
         ],
     )
-    def test_choices(self, choice, found) -> None:
+    def test_choices(self, choice, expected) -> None:
         known = [Tool("read", "Read a file", SCHEMA), Tool("stop", "", {"type": "object"})]
-        assert allowed(tools=[READ, STOP], tool_choice=choice) == tools(*known, **found)
+        assert allowed(tools=[READ, STOP], tool_choice=choice) == tools(*known, **expected)
 
     def test_no_tools(self) -> None:
         assert request().chat.tools is None
         assert request(tools=[], tool_choice={"type": "auto"}).chat.tools is None
 
-    def test_fields_that_mean_nothing_here(self) -> None:
+    def test_fields_without_meaning_here(self) -> None:
         tool = {**READ, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": True}
         assert allowed(tools=[tool]) == allowed(tools=[READ])
         assert allowed(tools=[{**READ, "strict": True}]) == tools(
@@ -310,21 +314,21 @@ class TestTools:
 
 class TestParameters:
     def test_sampling(self) -> None:
-        found = request(
+        generation = request(
             temperature=1, top_p=0.9, top_k=5, stop_sequences=["END"], min_p=0.1, seed=3,
             speculation={"enabled": False, "max": 2},
         )  # fmt: skip
-        assert found.params == {
+        assert generation.params == {
             "max_tokens": 5, "temperature": 1, "top_p": 0.9, "top_k": 5, "stop": ["END"], "min_p": 0.1,
             "seed": 3,
         }  # fmt: skip
-        assert (found.speculate, found.draft_max) == (False, 2)
+        assert (generation.speculate, generation.draft_max) == (False, 2)
 
-    def test_the_servers_own_settings_are_defaults(self) -> None:
+    def test_the_servers_settings_are_defaults(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 5, "messages": [ASKED], "top_k": 1})
-        found = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
-        assert found.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}
-        assert found.chat.variables == {"x": 1, "enable_thinking": False}
+        generation = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
+        assert generation.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}
+        assert generation.chat.variables == {"x": 1, "enable_thinking": False}
 
     @pytest.mark.parametrize(
         "fields",
@@ -347,8 +351,8 @@ class TestParameters:
         assert request(**fields) == request()
 
     def test_a_schema(self) -> None:
-        found = request(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
-        assert found.params["json_schema"] == SCHEMA
+        generation = request(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+        assert generation.params["json_schema"] == SCHEMA
 
     @pytest.mark.parametrize(
         ("thinking", "server", "variables"),
@@ -377,8 +381,8 @@ class TestParameters:
         assert request(output_config={"effort": effort}).chat.variables["reasoning_effort"] == shown
 
     def test_variables_of_the_template(self) -> None:
-        found = request(chat_template_kwargs={"enable_thinking": True, "x": 1}).chat.variables
-        assert found == {"enable_thinking": True, "x": 1}
+        template_variables = request(chat_template_kwargs={"enable_thinking": True, "x": 1}).chat.variables
+        assert template_variables == {"enable_thinking": True, "x": 1}
 
     @pytest.mark.parametrize(
         ("fields", "needle"),
@@ -422,9 +426,9 @@ class TestParameters:
         assert needle in refused({"max_tokens": 5, "messages": [ASKED], **fields})
 
     def test_a_count_needs_no_max_tokens(self) -> None:
-        found = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).chat_input({})
-        assert found.messages == [{"role": "system", "content": "x"}, ASKED]
-        assert found.tools is not None
+        chat = checked(CountRequest, {"messages": [ASKED], "tools": [READ], "system": "x"}).chat_input({})
+        assert chat.messages == [{"role": "system", "content": "x"}, ASKED]
+        assert chat.tools is not None
 
 
 @pytest.mark.parametrize(
@@ -444,14 +448,14 @@ class TestParameters:
     ],
 )
 def test_errors(error: SpecllamaError, kind: str) -> None:
-    found = error_body(error, "req_1")
-    assert found == {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_1"}
+    error_json = error_body(error, "req_1")
+    assert error_json == {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_1"}
 
 
 def test_a_prompt_that_is_too_long_is_named_as_claude_code_expects() -> None:
     details = {"n_prompt_tokens": 5000, "n_ctx": 4096}
-    found = error_body(ContextLengthError("long", details=details), "")["error"]
-    assert found["message"] == "prompt is too long: 5000 tokens > 4096 maximum; long"
+    error_json = error_body(ContextLengthError("long", details=details), "")["error"]
+    assert error_json["message"] == "prompt is too long: 5000 tokens > 4096 maximum; long"
     assert error_body(ContextLengthError("long"), "")["error"]["message"] == "prompt is too long: long"
 
 
@@ -468,6 +472,6 @@ def test_a_prompt_that_is_too_long_is_named_as_claude_code_expects() -> None:
 )
 def test_errors_of_the_path(path: str, error: SpecllamaError, status: int, kind: str, header: str) -> None:
     """As the middleware, the router and the limits on connections write them."""
-    found = ERRORS.response(error, path, "req_1")
-    assert (found.status_code, json.loads(found.body)["error"]["type"]) == (status, kind)
-    assert header in found.headers
+    response = ERRORS.response(error, path, "req_1")
+    assert (response.status_code, json.loads(response.body)["error"]["type"]) == (status, kind)
+    assert header in response.headers

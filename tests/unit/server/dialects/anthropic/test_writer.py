@@ -50,12 +50,12 @@ def written(events: Iterable[Event]) -> list[dict[str, Any]]:
     writer = MessageWriter("m")
     frames = (writer.stream([START, *events], 1) + writer.end()).decode().split("\n\n")
     assert frames.pop() == ""
-    found = []
+    stream_events = []
     for frame in frames:
         name, data = frame.split("\n", 1)
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+        stream_events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {stream_events[-1]['type']}"
+    return stream_events
 
 
 def answer(events: Iterable[Event]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_the_order_of_a_stream() -> None:
     assert stop == {"type": "message_stop"}
 
 
-def test_the_first_event_knows_what_was_reused(client: Client) -> None:
+def test_the_first_event_reports_reused_tokens(client: Client) -> None:
     """Before that, nothing is written, so that an error has a status; a long prompt sends pings."""
     writer = MessageWriter("m")
     assert writer.stream([START, Prefill(0, 4, 7, 4, 0.0)], 1) == b""
@@ -210,15 +210,15 @@ def test_a_client_that_waits_in_the_queue_gets_the_first_event_with_a_ping() -> 
         ([*call("{}"), *call("{", 1, complete=False), end("length")], "max_tokens", None),
     ],
 )
-def test_reasons(events, reason: str, string: str | None) -> None:
-    found = answer(events)
-    assert (found["stop_reason"], found["stop_sequence"]) == (reason, string)
+def test_stop_reasons(events, reason: str, string: str | None) -> None:
+    whole_answer = answer(events)
+    assert (whole_answer["stop_reason"], whole_answer["stop_sequence"]) == (reason, string)
     ending = {"stop_reason": reason, "stop_sequence": string, "stop_details": None}
     assert written(events)[-2]["delta"] == ending
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complete", "found"),
+    ("arguments", "complete", "expected"),
     [
         ('{"a": "é"}', True, {"a": "é"}),
         ("{}", True, {}),
@@ -228,9 +228,9 @@ def test_reasons(events, reason: str, string: str | None) -> None:
         ("nonsense", True, {}),
     ],
 )
-def test_input_is_an_object(arguments: str, complete: bool, found: dict[str, Any]) -> None:
+def test_input_is_an_object(arguments: str, complete: bool, expected: dict[str, Any]) -> None:
     (block,) = answer([*call(arguments, complete=complete), end()])["content"]
-    assert block == {"type": "tool_use", "id": "toolu_" + "a" * 24, "name": "f", "input": found}
+    assert block == {"type": "tool_use", "id": "toolu_" + "a" * 24, "name": "f", "input": expected}
 
 
 def test_a_call_without_arguments_sends_an_empty_object() -> None:
@@ -240,10 +240,10 @@ def test_a_call_without_arguments_sends_an_empty_object() -> None:
 
 def test_an_answer_always_has_a_text_or_a_call() -> None:
     for events in ([end()], [Reasoning(0, "so"), end("length")]):
-        found = answer(events)
-        assert found["content"][-1] == {"type": "text", "text": ""}
+        whole_answer = answer(events)
+        assert whole_answer["content"][-1] == {"type": "text", "text": ""}
         starts = [e["content_block"] for e in written(events) if e["type"] == "content_block_start"]
-        assert [block["type"] for block in starts] == [block["type"] for block in found["content"]]
+        assert [block["type"] for block in starts] == [block["type"] for block in whole_answer["content"]]
 
 
 def test_an_error_and_a_ping_in_a_stream(client: Client) -> None:

@@ -40,9 +40,9 @@ def streamed(script: Script, **options: Any) -> list[dict[str, Any]]:
 def whole(script: Script, **options: Any) -> list[dict[str, Any]]:
     writer = NativeWriter(NativeOptions("m", several=script.n > 1, **options))
     writer.fold.add(script.events)
-    found = json.loads(json.dumps(writer.answer()))
-    assert isinstance(found, list) == (script.n > 1)
-    return found if script.n > 1 else [found]
+    answer = json.loads(json.dumps(writer.answer()))
+    assert isinstance(answer, list) == (script.n > 1)
+    return answer if script.n > 1 else [answer]
 
 
 @given(EVENTS, st.booleans())
@@ -62,27 +62,27 @@ def test_the_whole_is_the_fold_of_the_stream(script: Script, final_probs: bool) 
         assert last == answer
 
 
-def test_with_probabilities_each_token_has_a_chunk_of_its_own() -> None:
+def test_with_probabilities_each_token_has_its_own_chunk() -> None:
     pieces = [("a", 1), ("bc", 2), ("d", 3)]
     probs = [PositionLogprobs(CandidateLogprob(i, t, list(t.encode()), -1.0), [], len(t)) for t, i in pieces]
     event = TextEvent(0, "abcd", logprobs=probs, ids=[1, 2, 3])
     script = Script([[Start(0, 0, 7, 1), event, ended()]], 1)
-    *found, _ = streamed(script, n_probs=1)
-    assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in found] == [
+    *pieces_sent, _ = streamed(script, n_probs=1)
+    assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in pieces_sent] == [
         ("a", [1], 1), ("bc", [2], 1), ("d", [3], 1)
     ]  # fmt: skip
 
 
-def test_of_characters_in_several_tokens_the_tokens_stay_together() -> None:
+def test_tokens_that_share_a_character_share_a_chunk() -> None:
     probs = [PositionLogprobs(CandidateLogprob(i, "\ufffd", [1], -1.0), [], i - 1) for i in (1, 2)]
     event = TextEvent(0, "é", logprobs=probs, ids=[1, 2])
-    *found, _ = streamed(Script([[Start(0, 0, 7, 1), event, ended()]], 1), n_probs=1)
-    assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in found] == [
+    *pieces_sent, _ = streamed(Script([[Start(0, 0, 7, 1), event, ended()]], 1), n_probs=1)
+    assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in pieces_sent] == [
         ("é", [1, 2], 2)
     ]
 
 
-def test_probabilities_after_sampling_have_other_names() -> None:
+def test_probabilities_after_sampling_have_their_own_names() -> None:
     chosen = CandidateLogprob(5, "a", [97], math.log(0.25))
     impossible = CandidateLogprob(6, "b", [98], None)
     event = TextEvent(0, "a", logprobs=[PositionLogprobs(chosen, [chosen, impossible])], ids=[5])
@@ -105,15 +105,15 @@ def test_probabilities_after_sampling_have_other_names() -> None:
         ("context", None, "limit", True),
     ],
 )
-def test_how_it_stopped(reason: str, stop_string: str | None, stop_type: str, truncated: bool) -> None:
+def test_stop_types(reason: str, stop_string: str | None, stop_type: str, truncated: bool) -> None:
     script = Script([[Start(0, 0, 7, 1), ended(reason, stop_string)]], 1)
-    (found,) = whole(script)
-    assert (found["stop_type"], found["truncated"]) == (stop_type, truncated)
-    assert found["stopping_word"] == (stop_string or "")
-    assert (found["id_slot"], found["tokens_cached"]) == (3, 10)
+    (whole_answer,) = whole(script)
+    assert (whole_answer["stop_type"], whole_answer["truncated"]) == (stop_type, truncated)
+    assert whole_answer["stopping_word"] == (stop_string or "")
+    assert (whole_answer["id_slot"], whole_answer["tokens_cached"]) == (3, 10)
 
 
-def test_only_the_fields_that_are_asked_for() -> None:
+def test_response_fields_selects_fields() -> None:
     script = Script([[Start(0, 0, 7, 1, SamplingParams(top_k=9)), TextEvent(0, "a"), ended()]], 1)
     fields = ["content", "generation_settings/top_k", "timings/predicted_n", "nothing", "content/x", "a/b/c"]
     assert whole(script, fields=fields) == [
@@ -122,10 +122,10 @@ def test_only_the_fields_that_are_asked_for() -> None:
     assert "content" not in whole(script, fields=["tokens_cached"])[0]
 
 
-def test_the_settings_show_what_is_banned() -> None:
+def test_generation_settings_show_banned_tokens() -> None:
     params = SamplingParams(ignore_eos=True, logit_bias={7: 1.5, 8: -math.inf})
-    (found,) = whole(Script([[Start(0, 0, 7, 1, params), ended()]], 1), model_facts=lambda: ((2,), ()))
-    assert found["generation_settings"]["logit_bias"] == [
+    (whole_answer,) = whole(Script([[Start(0, 0, 7, 1, params), ended()]], 1), model_facts=lambda: ((2,), ()))
+    assert whole_answer["generation_settings"]["logit_bias"] == [
         {"token": 7, "bias": 1.5}, {"token": 8, "bias": None}, {"token": 2, "bias": None}
     ]  # fmt: skip
 
@@ -152,12 +152,12 @@ def test_progress_and_timings_as_it_goes() -> None:
 
 
 def test_an_error_in_a_stream() -> None:
-    (found,) = chunks(NativeWriter(NativeOptions("m")).error_event(EngineError("it broke")))
-    assert found["error"]["message"] == "it broke"
-    assert found["error"]["type"] == "server_error"
+    (chunk,) = chunks(NativeWriter(NativeOptions("m")).error_event(EngineError("it broke")))
+    assert chunk["error"]["message"] == "it broke"
+    assert chunk["error"]["type"] == "server_error"
 
 
-def test_own_time() -> None:
+def test_time_per_chunk_is_bounded() -> None:
     """At four times its bound, for a busy machine; the least of three runs."""
     texts = [TextEvent(0, "some text ", [(10, "model")], ids=[5]) for _ in range(2000)]
     best = min(measured([[Start(0, 0, 7, 1)], *([text] for text in texts), [ended()]]) for _ in range(3))

@@ -32,9 +32,9 @@ def generate(templated: bool = True, **fields: Any):
 
 
 def refused(make, fields: dict[str, Any]) -> FieldError:
-    with pytest.raises(FieldError) as found:
+    with pytest.raises(FieldError) as raised:
         make(**fields)
-    return found.value
+    return raised.value
 
 
 class TestFields:
@@ -69,10 +69,10 @@ class TestFields:
         ],
     )
     def test_special_values(self, options, params) -> None:
-        found = chat(options=options).params
-        assert {name: value for name, value in found.items() if value is not None} == params
+        parameters = chat(options=options).params
+        assert {name: value for name, value in parameters.items() if value is not None} == params
 
-    def test_options_take_precedence_over_the_server_s(self) -> None:
+    def test_options_override_the_servers_defaults(self) -> None:
         body = checked(OllamaChatRequest, {"messages": ASKED, "options": {"top_k": 3}})
         assert body.request({"top_k": 1, "top_p": 0.5}, {}).params == {"top_k": 3, "top_p": 0.5}
 
@@ -110,7 +110,7 @@ class TestFields:
         assert chat(logprobs=True, top_logprobs=3).params["logprobs"] == 3
         assert "logprobs" not in chat(top_logprobs=0).params
 
-    def test_what_programs_in_go_send_too(self) -> None:
+    def test_empty_fields_of_go_clients(self) -> None:
         """Their empty values are part of every request."""
         more = {"format": None, "options": None, "tools": None, "keep_alive": "5m0s", "think": None}
         sent = {**more, "_debug_render_only": False, "truncate": True, "shift": True}
@@ -120,14 +120,14 @@ class TestFields:
         assert generate(**sent, **empty).chat.messages == ASKED
 
     def test_speculation(self) -> None:
-        found = chat(speculation={"enabled": False, "max": 3})
-        assert (found.speculate, found.draft_max) == (False, 3)
+        generation = chat(speculation={"enabled": False, "max": 3})
+        assert (generation.speculate, generation.draft_max) == (False, 3)
 
     def test_tools(self) -> None:
-        found = chat(tools=[TOOL, {"function": {"name": "g", "description": "what"}}]).chat.tools
-        assert found is not None
-        assert (found.choice, found.parallel) == ("auto", True)
-        assert found.tools == [Tool("f", "", {"type": "object", "properties": {}}), Tool("g", "what")]
+        offered = chat(tools=[TOOL, {"function": {"name": "g", "description": "what"}}]).chat.tools
+        assert offered is not None
+        assert (offered.choice, offered.parallel) == ("auto", True)
+        assert offered.tools == [Tool("f", "", {"type": "object", "properties": {}}), Tool("g", "what")]
         assert chat(tools=[]).chat.tools is None
 
     @pytest.mark.parametrize(
@@ -139,24 +139,27 @@ class TestFields:
         ],
     )
     def test_a_choice_among_tools(self, choice, expected) -> None:
-        found = chat(tools=[TOOL], tool_choice=choice).chat.tools
-        assert found is not None
-        assert (found.choice, list(found.names)) == expected
+        offered = chat(tools=[TOOL], tool_choice=choice).chat.tools
+        assert offered is not None
+        assert (offered.choice, list(offered.names)) == expected
 
     def test_a_text_goes_through_the_chat_template_unless_it_is_raw(self) -> None:
-        found = generate(system="s")
-        assert found.chat.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+        generation = generate(system="s")
+        assert generation.chat.messages == [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "x"},
+        ]
         assert generate(raw=True).prompt == TextInput("x")
         assert generate(templated=False).prompt == TextInput("x")
 
     def test_a_suffix_leaves_a_gap(self) -> None:
         for raw in (False, True):
-            found = generate(suffix="y", raw=raw)
-            assert found.prompt == Infill("x", "y")
+            generation = generate(suffix="y", raw=raw)
+            assert generation.prompt == Infill("x", "y")
 
     def test_the_last_assistant_message_is_continued(self) -> None:
-        found = chat(messages=[*ASKED, {"role": "assistant", "content": "and"}])
-        assert (found.chat.messages, found.chat.prefix) == (ASKED, "and")
+        generation = chat(messages=[*ASKED, {"role": "assistant", "content": "and"}])
+        assert (generation.chat.messages, generation.chat.prefix) == (ASKED, "and")
 
     def test_show_takes_either_name(self) -> None:
         assert checked(ShowRequest, {"name": "m", "verbose": True, "options": {"a": 1}}).name == "m"
@@ -168,9 +171,11 @@ class TestHistory:
     def history(self, *results: dict[str, Any], calls=CALLS) -> list[dict[str, Any]]:
         """The results as the engine gets them, after an answer with these calls."""
         messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
-        found = chat(messages=[*messages, *({"role": "tool", **result} for result in results)]).chat.messages
-        assert found is not None
-        return found[1:]
+        history = chat(
+            messages=[*messages, *({"role": "tool", **result} for result in results)]
+        ).chat.messages
+        assert history is not None
+        return history[1:]
 
     def test_results_without_ids_are_paired_by_order(self) -> None:
         assistant, *results = self.history({"content": "1"}, {"content": "2"})
@@ -185,11 +190,11 @@ class TestHistory:
             {"role": "tool", "content": "2", "tool_call_id": second["id"], "name": "g"},
         ]
 
-    def test_names_count_more_than_the_order(self) -> None:
+    def test_names_take_precedence_over_order(self) -> None:
         _, *results = self.history({"content": "2", "tool_name": "g"}, {"content": "1", "tool_name": "f"})
         assert [(r["content"], r["name"]) for r in results] == [("1", "f"), ("2", "g")]
 
-    def test_ids_count_more_than_names(self) -> None:
+    def test_ids_take_precedence_over_names(self) -> None:
         calls = [{"id": f"call_{i}", "type": "function", **self.CALLS[0]} for i in range(2)]
         _, *results = self.history(
             {"content": "2", "tool_call_id": "call_1", "tool_name": "f"},
@@ -198,15 +203,15 @@ class TestHistory:
         )
         assert [(r["content"], r["tool_call_id"]) for r in results] == [("1", "call_0"), ("2", "call_1")]
 
-    def test_results_of_no_call_stay(self) -> None:
+    def test_results_without_a_call_are_kept(self) -> None:
         _, *results = self.history({"content": "1"}, {"content": "2"}, {"content": "3", "tool_name": "h"})
         assert results[-1] == {"role": "tool", "content": "3", "tool_call_id": "call00003", "name": "h"}
 
     def test_two_turns(self) -> None:
         turn = [{"role": "assistant", "tool_calls": [self.CALLS[0]]}, {"role": "tool", "content": "1"}]
-        found = chat(messages=[*ASKED, *turn, *turn]).chat.messages
-        assert found is not None
-        ids = [m.get("tool_call_id") or m["tool_calls"][0]["id"] for m in found[1:]]
+        history = chat(messages=[*ASKED, *turn, *turn]).chat.messages
+        assert history is not None
+        ids = [m.get("tool_call_id") or m["tool_calls"][0]["id"] for m in history[1:]]
         assert ids == ["call00001", "call00001", "call00002", "call00002"]
 
     def test_arguments_as_text_are_parsed(self) -> None:
@@ -214,9 +219,9 @@ class TestHistory:
         assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
     def test_thinking_is_the_reasoning(self) -> None:
-        found = chat(messages=[*ASKED, {"role": "assistant", "content": "y", "thinking": "so"}, *ASKED])
-        assert found.chat.messages is not None
-        assert found.chat.messages[1] == {"role": "assistant", "content": "y", "reasoning_content": "so"}
+        generation = chat(messages=[*ASKED, {"role": "assistant", "content": "y", "thinking": "so"}, *ASKED])
+        assert generation.chat.messages is not None
+        assert generation.chat.messages[1] == {"role": "assistant", "content": "y", "reasoning_content": "so"}
 
 
 CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
@@ -316,7 +321,7 @@ def test_a_text_that_is_refused(fields, param) -> None:
 
 
 @pytest.mark.parametrize("error", [AccessError("no"), BusyError("full"), EngineDiedError("gone")])
-def test_errors_of_all_layers_are_one_text(error) -> None:
+def test_errors_of_all_layers_are_one_string(error) -> None:
     assert json.loads(ERRORS.response(error, "/api/chat").body) == {"error": error.message}
 
 
@@ -324,16 +329,16 @@ class TestShapes:
     INFO = load_info(architecture="llama", n_layer=9, template="t", template_works=True)
 
     def test_show_has_what_copilot_reads(self) -> None:
-        found = shapes.show("m", self.INFO, 4096, 0, {"top_k": 3})
-        assert found["model_info"]["general.architecture"] == "llama"
-        assert found["model_info"]["llama.context_length"] == 4096
-        assert found["model_info"]["general.parameter_count"] == 10**9
-        assert found["details"] == {
+        shown = shapes.show("m", self.INFO, 4096, 0, {"top_k": 3})
+        assert shown["model_info"]["general.architecture"] == "llama"
+        assert shown["model_info"]["llama.context_length"] == 4096
+        assert shown["model_info"]["general.parameter_count"] == 10**9
+        assert shown["details"] == {
             "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
             "parameter_size": "1.0B", "quantization_level": "Q4_0",
         }  # fmt: skip
-        assert "top_k 3" in found["parameters"].splitlines()
-        assert found["template"] == "t"
+        assert "top_k 3" in shown["parameters"].splitlines()
+        assert shown["template"] == "t"
 
     @pytest.mark.parametrize(
         ("changes", "more"),
@@ -351,9 +356,9 @@ class TestShapes:
     @pytest.mark.parametrize(("n", "share"), [(0, 0), (5, 0.5), (99, 1), (-1, 1)])
     def test_the_share_of_the_gpu(self, n: int, share: float) -> None:
         info = load_info(n_layer=9, file_bytes=1000, target=replace(self.INFO.target, n_gpu_layers=n))
-        found = shapes.running("m", info, None)
-        assert (found["size"], found["size_vram"]) == (1000, 1000 * share)
-        assert found["expires_at"].startswith("9999-")
+        entry = shapes.running("m", info, None)
+        assert (entry["size"], entry["size_vram"]) == (1000, 1000 * share)
+        assert entry["expires_at"].startswith("9999-")
         assert shapes.running("m", info, 60)["expires_at"] == "1970-01-01T00:01:00Z"
 
     def test_tags(self) -> None:

@@ -41,35 +41,35 @@ def whole(events: Sequence[Event], chat: bool = True) -> dict[str, Any]:
 
 def folded(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A stream in one piece: texts and lists are joined, of the rest the last line counts."""
-    found = dict(chunks[-1])
+    last = dict(chunks[-1])
     if logprobs := [entry for chunk in chunks for entry in chunk.get("logprobs", [])]:
-        found["logprobs"] = logprobs
+        last["logprobs"] = logprobs
     parts = [chunk.get("message", chunk) for chunk in chunks]
-    joined = {} if "message" in found else found
+    joined = {} if "message" in last else last
     for name in ("content", "response", "thinking"):
         if texts := [part[name] for part in parts if name in part]:
             joined[name] = "".join(texts)
     if calls := [call for part in parts for call in part.get("tool_calls", [])]:
         joined["tool_calls"] = calls
-    return found | ({"message": {"role": "assistant", **joined}} if "message" in found else {})
+    return last | ({"message": {"role": "assistant", **joined}} if "message" in last else {})
 
 
 @given(scripts(logprobs=True))
 def test_the_whole_answer_is_the_fold_of_the_stream(script: Script) -> None:
-    found = lines(script.batches)
-    assert folded(found) == whole(script.events)
-    assert [chunk["done"] for chunk in found] == [False] * (len(found) - 1) + [True]
+    stream_lines = lines(script.batches)
+    assert folded(stream_lines) == whole(script.events)
+    assert [chunk["done"] for chunk in stream_lines] == [False] * (len(stream_lines) - 1) + [True]
 
 
 @given(scripts(calls=False, logprobs=True))
-def test_the_same_for_texts(script: Script) -> None:
+def test_a_whole_text_is_the_fold_of_its_stream(script: Script) -> None:
     assert folded(lines(script.batches, chat=False)) == whole(script.events, chat=False)
 
 
 @given(scripts())
 def test_its_client_reads_every_line(script: Script) -> None:
-    found = lines(script.batches)
-    read = [ollama.ChatResponse(**chunk) for chunk in found]
+    stream_lines = lines(script.batches)
+    read = [ollama.ChatResponse(**chunk) for chunk in stream_lines]
     choice = writer_fold(script)
     assert "".join(chunk.message.thinking or "" for chunk in read) == choice.reasoning
     assert "".join(chunk.message.content or "" for chunk in read) == choice.text
@@ -78,7 +78,7 @@ def test_its_client_reads_every_line(script: Script) -> None:
     assert [(call.name, call.arguments) for call in calls] == [
         (call.name, json.loads(call.arguments)) for call in complete
     ]
-    assert all(isinstance(chunk["message"]["content"], str) for chunk in found)
+    assert all(isinstance(chunk["message"]["content"], str) for chunk in stream_lines)
     last = read[-1]
     assert last.done_reason in ("stop", "length")
     assert all(getattr(last, name) > 0 for name in DURATIONS)
@@ -111,7 +111,7 @@ def test_a_call_is_one_line_with_an_object() -> None:
     assert (last["done_reason"], last["message"]) == ("stop", {"role": "assistant", "content": ""})
 
 
-def test_a_call_that_was_cut_off_is_no_call() -> None:
+def test_a_truncated_call_is_left_out() -> None:
     ending = End(0, "length", None, RunStats(n_predict=3), PlainRate(None, "none", 0))
     events: list[Event] = [Start(0, 0, 7, 5), CallOpen(0, 0, "x", "f"), CallArgs(0, 0, '{"a": '), ending]
     (only,) = lines([events])
@@ -123,9 +123,9 @@ def test_a_call_that_was_cut_off_is_no_call() -> None:
 def test_times_are_nanoseconds() -> None:
     stats = RunStats(n_predict=3, ttft_seconds=0.5, encode_seconds=0.2, decode_seconds=1.5)
     events: list[Event] = [Start(0, 0, 7, 5), End(0, "stop", None, stats, PlainRate(None, "none", 0))]
-    found = whole(events)
-    assert [found[name] for name in DURATIONS] == [2 * 10**9, 3 * 10**8, 2 * 10**8, 15 * 10**8]
-    assert (found["prompt_eval_count"], found["eval_count"]) == (7, 3)
+    whole_answer = whole(events)
+    assert [whole_answer[name] for name in DURATIONS] == [2 * 10**9, 3 * 10**8, 2 * 10**8, 15 * 10**8]
+    assert (whole_answer["prompt_eval_count"], whole_answer["eval_count"]) == (7, 3)
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -45,8 +45,8 @@ def streamed(script: Script, **options: Any) -> list[dict[str, Any]]:
 def whole(script: Script, **options: Any) -> dict[str, Any]:
     writer = ChatWriter(ResponseOptions("m", **options))
     writer.fold.add(script.events)
-    found: dict[str, Any] = json.loads(json.dumps(writer.answer()))
-    return found
+    answer: dict[str, Any] = json.loads(json.dumps(writer.answer()))
+    return answer
 
 
 def deltas(*events: Event) -> list[dict[str, Any]]:
@@ -70,11 +70,11 @@ class TestDeltas:
         ]  # fmt: skip
 
     def test_text_before_a_call(self) -> None:
-        found = deltas(TextEvent(0, "Hm."), *CALL, end())
-        assert found[:2] == [{"role": "assistant", "content": ""}, {"content": "Hm."}]
-        assert all("content" not in delta for delta in found[2:])
+        stream_deltas = deltas(TextEvent(0, "Hm."), *CALL, end())
+        assert stream_deltas[:2] == [{"role": "assistant", "content": ""}, {"content": "Hm."}]
+        assert all("content" not in delta for delta in stream_deltas[2:])
 
-    def test_reasoning_does_not_decide_on_content(self) -> None:
+    def test_reasoning_does_not_decide_whether_there_is_content(self) -> None:
         first = {"role": "assistant", "content": None}
         thought = {"reasoning_content": "Hm."}
         assert deltas(Reasoning(0, "Hm."), TextEvent(0, "x"), end()) == [first, thought, {"content": "x"}, {}]
@@ -127,9 +127,9 @@ def test_openais_accumulator_gets_the_whole_answer(script: Script) -> None:
     for chunk in streamed(script, logprobs=True, usage_chunk=True):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
     expected = ChatCompletion.model_validate(whole(script, logprobs=True))
-    found = state.current_completion_snapshot  # get_final_completion() refuses texts that were cut off
-    assert found.usage == expected.usage
-    for one, other in zip(found.choices, expected.choices, strict=True):
+    snapshot = state.current_completion_snapshot  # get_final_completion() refuses texts that were cut off
+    assert snapshot.usage == expected.usage
+    for one, other in zip(snapshot.choices, expected.choices, strict=True):
         assert one.index == other.index
         assert one.finish_reason == other.finish_reason
         message, wanted = one.message, other.message
@@ -157,15 +157,15 @@ def langchain() -> Any:
 def test_langchain_gets_the_whole_answer(langchain: Any, script: Script) -> None:
     from langchain_core.messages import AIMessageChunk
 
-    found = None
+    joined = None
     for chunk in streamed(script, usage_chunk=True):
         part = langchain._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, {})
         if part is not None:
-            found = part.message if found is None else found + part.message
+            joined = part.message if joined is None else joined + part.message
     (generation,) = langchain._create_chat_result(whole(script)).generations
     expected = generation.message
-    assert (found.content, found.usage_metadata) == (expected.content, expected.usage_metadata)
+    assert (joined.content, joined.usage_metadata) == (expected.content, expected.usage_metadata)
     # A call that was cut off is completed by LangChain in a stream, and is invalid in a whole answer.
     complete = [call for call in expected.tool_calls if call["args"] is not None]
-    assert [call for call in found.tool_calls if call in complete] == complete
-    assert len(found.tool_call_chunks) == len(expected.tool_calls) + len(expected.invalid_tool_calls)
+    assert [call for call in joined.tool_calls if call in complete] == complete
+    assert len(joined.tool_call_chunks) == len(expected.tool_calls) + len(expected.invalid_tool_calls)

@@ -41,8 +41,8 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
 def test_tools() -> None:
     function = {"name": "f", "description": "what", "parameters": SCHEMA, "strict": True, "more": 1}
     bare = {"type": "function", "function": {"name": "g", "description": None, "parameters": None}}
-    found = asked(tools=[{"type": "function", "function": function, "cache_control": {}}, bare]).chat.tools
-    assert found == Tools([Tool("f", "what", SCHEMA, strict=True), Tool("g")])
+    offered = asked(tools=[{"type": "function", "function": function, "cache_control": {}}, bare]).chat.tools
+    assert offered == Tools([Tool("f", "what", SCHEMA, strict=True), Tool("g")])
     assert asked(tools=[]).chat.tools is None
     assert asked(tools=[], tool_choice="none", parallel_tool_calls=False).chat.tools is None
 
@@ -61,15 +61,15 @@ def test_tools() -> None:
 )
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_choices(choice, expected, parallel) -> None:
-    found = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).chat.tools
+    offered = asked(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel).chat.tools
     one = parallel is False or choice == F
-    assert found == Tools([Tool("f"), Tool("g")], *expected, parallel=not one)
+    assert offered == Tools([Tool("f"), Tool("g")], *expected, parallel=not one)
 
 
 def test_the_schema_of_a_text_goes_with_tools() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    found = asked(tools=[F], response_format=form)
-    assert (found.params["json_schema"], found.chat.tools) == (SCHEMA, Tools([Tool("f")]))
+    generation = asked(tools=[F], response_format=form)
+    assert (generation.params["json_schema"], generation.chat.tools) == (SCHEMA, Tools([Tool("f")]))
     assert "json_schema" not in asked(tools=[F], response_format={"type": "text"}).params
 
 
@@ -90,9 +90,9 @@ def test_earlier_calls(content) -> None:
     calls = [called('{"a": [1, "é"]}'), called("", "c2") | {"index": 1}]
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [USER, {"role": "assistant", "content": content, "tool_calls": calls}]
-    found = asked(messages=[*messages, result(parts), result(None, "c2")]).chat.messages
-    assert found is not None
-    assert found[1:] == [
+    history = asked(messages=[*messages, result(parts), result(None, "c2")]).chat.messages
+    assert history is not None
+    assert history[1:] == [
         {"role": "assistant", "content": "", "tool_calls": [called({"a": [1, "é"]}), called({}, "c2")]},
         {"role": "tool", "content": "one\ntwo", "tool_call_id": "c1", "name": "f"},
         {"role": "tool", "content": "", "tool_call_id": "c2", "name": "f"},
@@ -209,9 +209,9 @@ def test_a_thousand_tools() -> None:
     ]
     began = time.thread_time()
     body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
-    found = checked(ChatRequest, body).generation({}, {}).chat.tools
-    assert found is not None
-    assert len(found.allowed) == 1000
+    offered = checked(ChatRequest, body).generation({}, {}).chat.tools
+    assert offered is not None
+    assert len(offered.allowed) == 1000
     assert time.thread_time() - began < 5
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.shared.conversation import CallArguments, ConversationReader, GivenCall
+from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
+from specllama.server.dialects.shared.earlier_calls import CallArguments
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.parts import ContentPart, placeholder, thought_of
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
@@ -19,14 +20,14 @@ LEFT_OUT = "[image left out: this model reads text only]"
 
 def reader(*ids: str | None, name: str = "f") -> ConversationReader:
     """A conversation with an answer that has calls with these ids."""
-    found = ConversationReader()
-    found.say("user", "x", "messages[0].content")
-    found.answer("", "messages[1].content", calls=[GivenCall(id_, name, "{}", PATH) for id_ in ids])
-    return found
+    conversation = ConversationReader()
+    conversation.say("user", "x", "messages[0].content")
+    conversation.answer("", "messages[1].content", calls=[GivenCall(id_, name, "{}", PATH) for id_ in ids])
+    return conversation
 
 
-def results(found: ConversationReader) -> list[tuple[str, str]]:
-    messages = found.read(open_calls=True).messages
+def results(conversation: ConversationReader) -> list[tuple[str, str]]:
+    messages = conversation.read(open_calls=True).messages
     return [(m["tool_call_id"], m["content"]) for m in messages if m["role"] == "tool"]
 
 
@@ -35,61 +36,61 @@ def image(**more: Any) -> list[ContentPart]:
 
 
 class TestResults:
-    def test_ids_decide(self) -> None:
-        found = reader("a", "b")
-        found.result("b", "2", "")
-        found.result("a", "1", "")
-        assert results(found) == [("a", "1"), ("b", "2")]
+    def test_results_are_paired_by_id(self) -> None:
+        conversation = reader("a", "b")
+        conversation.result("b", "2", "")
+        conversation.result("a", "1", "")
+        assert results(conversation) == [("a", "1"), ("b", "2")]
 
-    def test_without_ids_the_order_decides(self) -> None:
-        found = reader(None, None)
+    def test_results_without_ids_are_paired_in_order(self) -> None:
+        conversation = reader(None, None)
         for text in "12":
-            found.result(None, text, "")
-        assert results(found) == [("call00001", "1"), ("call00002", "2")]
+            conversation.result(None, text, "")
+        assert results(conversation) == [("call00001", "1"), ("call00002", "2")]
 
-    def test_results_with_ids_of_calls_without(self) -> None:
+    def test_results_with_ids_for_calls_without_ids(self) -> None:
         """As langchain-ollama sends them: ollama-python drops the ids of calls."""
-        found = reader(None, "b", None)
+        conversation = reader(None, "b", None)
         for id_, text in (("x", "1"), ("b", "2"), ("y", "3")):
-            found.result(id_, text, "")
-        assert results(found) == [("call00001", "1"), ("b", "2"), ("call00003", "3")]
+            conversation.result(id_, text, "")
+        assert results(conversation) == [("call00001", "1"), ("b", "2"), ("call00003", "3")]
 
     def test_the_same_id_twice_in_one_answer(self) -> None:
-        found = reader("a", "a")
+        conversation = reader("a", "a")
         for text in "12":
-            found.result("a", text, "")
-        assert results(found) == [("a", "1"), ("a", "2")]
+            conversation.result("a", text, "")
+        assert results(conversation) == [("a", "1"), ("a", "2")]
 
-    def test_ids_that_begin_again_belong_to_the_latest_answer(self) -> None:
-        found = reader("a")
-        found.answer("", "", calls=[GivenCall("a", "g", None, PATH)])
-        found.result("a", "1", "")
-        assert found.read().messages[-1]["name"] == "g"
+    def test_reused_ids_refer_to_the_latest_answer(self) -> None:
+        conversation = reader("a")
+        conversation.answer("", "", calls=[GivenCall("a", "g", None, PATH)])
+        conversation.result("a", "1", "")
+        assert conversation.read().messages[-1]["name"] == "g"
 
     @pytest.mark.parametrize("id_", ["z", None])
     def test_a_result_without_a_call_is_refused(self, id_: str | None) -> None:
-        found = ConversationReader()
+        conversation = ConversationReader()
         with pytest.raises(FieldError, match="no message before it") as error:
-            found.result(id_, "1", "", id_path="messages[0]")
+            conversation.result(id_, "1", "", id_path="messages[0]")
         assert error.value.details["param"] == "messages[0]"
 
-    def test_the_result_of_what_is_left_out_is_left_out(self) -> None:
-        found = reader("a")
-        found.leave_out("web_search_call", "ws_1", None)
-        found.result("ws_1", "1", "")
-        assert results(found) == []
-        assert found.read(open_calls=True).note == "left out of the conversation: 1 'web_search_call'"
+    def test_the_result_of_a_dropped_call_is_dropped(self) -> None:
+        conversation = reader("a")
+        conversation.leave_out("web_search_call", "ws_1", None)
+        conversation.result("ws_1", "1", "")
+        assert results(conversation) == []
+        assert conversation.read(open_calls=True).note == "left out of the conversation: 1 'web_search_call'"
 
-    def test_words_of_an_error(self) -> None:
-        found = reader("a", "b", "c")
+    def test_a_failed_result_starts_with_error(self) -> None:
+        conversation = reader("a", "b", "c")
         for id_, text in (("a", "no"), ("b", "error: no"), ("c", "")):
-            found.result(id_, text, "", failed=True)
-        assert results(found) == [("a", "Error: no"), ("b", "error: no"), ("c", "Error")]
+            conversation.result(id_, text, "", failed=True)
+        assert results(conversation) == [("a", "Error: no"), ("b", "error: no"), ("c", "Error")]
 
 
 class TestArguments:
     @pytest.mark.parametrize(
-        ("text", "found"),
+        ("text", "expected"),
         [
             ('{"a": [1]}', {"a": [1]}), ("", {}), (" ", {}), ("null", {}), (None, {}), ({"a": 1}, {"a": 1}),
             ("{", {}), ('{"te', {}), ('{"a":', {}), ('{"a": "x', {"a": "x"}), ('{"a": "x\\', {"a": "x"}),
@@ -97,8 +98,8 @@ class TestArguments:
             (' {"a": 1, ', {"a": 1}), ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
         ],
     )  # fmt: skip
-    def test_what_they_are(self, text, found) -> None:
-        assert CallArguments().parse(text, PATH) == found
+    def test_forms_of_arguments(self, text, expected) -> None:
+        assert CallArguments().parse(text, PATH) == expected
 
     @pytest.mark.parametrize(
         "text",
@@ -107,7 +108,7 @@ class TestArguments:
             '{"a" 1', "{a: 1", '{"a": 1} x', '{"a": 1}{', "[" * 100_000, '{"a":' * 100 + '"', '{"a": NaN',
         ],
     )  # fmt: skip
-    def test_what_is_no_object_nor_the_beginning_of_one(self, text: str) -> None:
+    def test_arguments_that_are_neither_an_object_nor_the_start_of_one(self, text: str) -> None:
         with pytest.raises(FieldError) as error:
             CallArguments().parse(text, PATH)
         assert error.value.details == {"param": PATH}
@@ -115,7 +116,7 @@ class TestArguments:
         assert len(error.value.message) < 200
 
     @pytest.mark.parametrize("item", ["[]", "1"])
-    def test_arguments_of_all_calls_have_common_limits(self, item: str) -> None:
+    def test_arguments_of_all_calls_share_limits(self, item: str) -> None:
         most = {"[]": MAX_CONTAINERS, "1": MAX_VALUES}[item]
         text = json.dumps({"a": [json.loads(item)] * 1000})
         arguments = CallArguments()
@@ -128,11 +129,11 @@ class TestArguments:
 
 
 class TestMedia:
-    def test_a_new_one_is_refused_with_the_words_by_which_agents_recover(self) -> None:
-        found = ConversationReader()
-        found.say("user", [ContentPart(type="image")], "messages[3].content")
+    def test_new_media_are_refused_in_words_that_agents_recognise(self) -> None:
+        conversation = ConversationReader()
+        conversation.say("user", [ContentPart(type="image")], "messages[3].content")
         with pytest.raises(FieldError, match="this model reads text only") as error:
-            found.read()
+            conversation.read()
         assert error.value.details["param"] == "messages[3].content[0].type"
         message = error.value.message
         assert "The image data you provided does not represent a valid image" in message, "Codex"
@@ -142,18 +143,18 @@ class TestMedia:
         assert match.groups() == ("3", "0", "image")
         assert "could not process image" in message
 
-    def test_one_that_was_refused_does_not_end_the_session(self) -> None:
-        found = ConversationReader()
-        found.say("user", image(), "messages[0].content")
-        found.say("user", "then without", "messages[1].content")
-        assert [m["content"] for m in found.read().messages] == [LEFT_OUT, "then without"]
+    def test_refused_media_do_not_block_later_turns(self) -> None:
+        conversation = ConversationReader()
+        conversation.say("user", image(), "messages[0].content")
+        conversation.say("user", "then without", "messages[1].content")
+        assert [m["content"] for m in conversation.read().messages] == [LEFT_OUT, "then without"]
 
-    def test_results_and_what_follows_them(self) -> None:
-        found = reader("a")
-        found.result("a", image(), "")
-        assert results(found) == [("a", LEFT_OUT)]
-        found.say("user", image(), "")
-        assert found.read().messages[-1]["content"] == LEFT_OUT
+    def test_media_in_results_and_after_them(self) -> None:
+        conversation = reader("a")
+        conversation.result("a", image(), "")
+        assert results(conversation) == [("a", LEFT_OUT)]
+        conversation.say("user", image(), "")
+        assert conversation.read().messages[-1]["content"] == LEFT_OUT
 
     def test_names_of_files_are_shown(self) -> None:
         assert placeholder("file", "a\n b" + "x" * 300) == (
@@ -187,9 +188,9 @@ class TestMedia:
         ],
     )
     def test_documents_that_are_text_are_read(self, part: dict[str, Any], text: str) -> None:
-        found = reader("a")
-        found.result("a", [ContentPart.model_validate(part)], "")
-        assert results(found) == [("a", text)]
+        conversation = reader("a")
+        conversation.result("a", [ContentPart.model_validate(part)], "")
+        assert results(conversation) == [("a", text)]
 
 
 @pytest.mark.parametrize(
@@ -211,13 +212,13 @@ def test_where_clients_keep_reasoning(message: dict[str, Any], thought: str | No
 
 
 def test_an_answer_at_the_end_is_continued() -> None:
-    found = reader()
-    read = found.read()
+    conversation = reader()
+    read = conversation.read()
     assert (read.prefix, read.thought, len(read.messages)) == ("", "", 1)
-    found.answer("so", "", thought="hm")
-    read = found.read()
+    conversation.answer("so", "", thought="hm")
+    read = conversation.read()
     assert (read.prefix, read.thought, len(read.messages)) == ("so", "hm", 2)
-    assert len(found.read(continues=False).messages) == 3
+    assert len(conversation.read(continues=False).messages) == 3
     alone = ConversationReader()
     alone.answer("so", "")
     with pytest.raises(FieldError, match="nothing to answer"):

@@ -20,8 +20,8 @@ def test_references_become_the_items() -> None:
     recent = RecentItems()
     recent.add("", [said("msg_1"), said("msg_2", "ho")])
     asked = {"model": "m", "input": [{"role": "user", "content": "x"}, {"id": "msg_1"}, reference("msg_2")]}
-    found = recent.resolved("", asked)
-    assert found == {"model": "m", "input": [asked["input"][0], said("msg_1"), said("msg_2", "ho")]}
+    resolved = recent.resolved("", asked)
+    assert resolved == {"model": "m", "input": [asked["input"][0], said("msg_1"), said("msg_2", "ho")]}
 
 
 def test_log_probabilities_are_not_held() -> None:
@@ -31,7 +31,7 @@ def test_log_probabilities_are_not_held() -> None:
     assert recent.resolved("", {"input": [reference("msg_1")]}) == {"input": [said("msg_1")]}
 
 
-def test_what_stays() -> None:
+def test_unresolved_references_are_kept() -> None:
     recent = RecentItems()
     recent.add("key 1", [said("msg_1")])
     for asked in (
@@ -44,7 +44,7 @@ def test_what_stays() -> None:
     assert recent.resolved("key 2", other) == other
 
 
-def test_each_item_once() -> None:
+def test_each_item_is_resolved_once() -> None:
     recent = RecentItems()
     recent.add("", [said("msg_1")])
     asked = {"input": [reference("msg_1"), reference("msg_1")]}
@@ -61,14 +61,14 @@ def test_the_most_recently_used_items_are_held() -> None:
     assert recent.find("", "msg_9") is None
 
 
-def test_large_items_push_nothing_out() -> None:
+def test_large_items_evict_nothing() -> None:
     recent = RecentItems()
     recent.add("", [said("msg_0"), said("msg_1", "x" * 2**20)])
     assert recent.find("", "msg_0")
     assert recent.find("", "msg_1") is None
 
 
-def test_the_latest_state_counts() -> None:
+def test_the_latest_version_is_kept() -> None:
     recent = RecentItems(most=500)
     for n in range(100):
         recent.add("", [said("msg_1", "x" * n)])
@@ -76,9 +76,9 @@ def test_the_latest_state_counts() -> None:
     assert recent.find("", "msg_1")
 
 
-def test_a_request_gets_a_bounded_amount() -> None:
+def test_the_items_of_one_request_are_bounded() -> None:
     recent = RecentItems()
     ids = [f"msg_{i}" for i in range(9)]
     recent.add("", [said(id_, "x" * 1000_000) for id_ in ids])
-    found = recent.resolved("", {"input": [reference(id_) for id_ in ids]})["input"]
-    assert [item["type"] for item in found] == ["message"] * 4 + ["item_reference"] * 5
+    items = recent.resolved("", {"input": [reference(id_) for id_ in ids]})["input"]
+    assert [item["type"] for item in items] == ["message"] * 4 + ["item_reference"] * 5

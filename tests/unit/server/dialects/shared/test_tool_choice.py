@@ -12,15 +12,15 @@ F, G = (tool_of(name, None, None, field="tools[0]") for name in "fg")
 
 
 @pytest.mark.parametrize("parameters", [None, {}])
-def test_no_parameters_are_none(parameters) -> None:
+def test_an_empty_schema_means_no_parameters(parameters) -> None:
     assert tool_of("f", None, parameters, field="tools[0]") == Tool("f", "", {}, strict=False)
 
 
-def test_a_schema_is_that_of_an_object() -> None:
+def test_a_schema_gets_the_type_object() -> None:
     schema = {"properties": {"a": {"type": "string"}}, "required": ["a"]}
     for kind in ({}, {"type": "object"}, {"type": ["object", "null"]}):
-        found = tool_of("f", "what", schema | kind, True, field="tools[0]")
-        assert found == Tool("f", "what", {"type": "object", **schema}, strict=True)
+        tool = tool_of("f", "what", schema | kind, True, field="tools[0]")
+        assert tool == Tool("f", "what", {"type": "object", **schema}, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_choice_that_cannot_be_used(tools, choice, names, needle) -> None:
     assert error.value.message == needle
 
 
-def test_an_unknown_tool_among_many_makes_a_short_message() -> None:
+def test_the_error_of_an_unknown_tool_among_many_is_short() -> None:
     many = [tool_of(f"tool{i}", None, None, field="") for i in range(1000)]
     with pytest.raises(FieldError) as error:
         tools_of(many, "required", ["x" * 500])

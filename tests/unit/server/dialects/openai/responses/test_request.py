@@ -35,9 +35,9 @@ def asked(input_: Any = "x", **fields: Any) -> protocol.Generate:
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
-    found = asked([*items], **fields).chat.messages
-    assert found is not None
-    return found
+    history = asked([*items], **fields).chat.messages
+    assert history is not None
+    return history
 
 
 def called(name: str = "f", id_: str = "c1") -> dict[str, Any]:
@@ -74,11 +74,11 @@ class TestMessages:
         text = text.replace("\n", "") if role == "assistant" else text  # it was one
         assert messages(item, USER)[0] == {"role": shown, "content": text}
 
-    def test_the_systems_messages_stay_where_they_are(self) -> None:
+    def test_system_messages_keep_their_position(self) -> None:
         """calls/turns.py joins and marks them where the template shows no such messages."""
         developer, shown = {"role": "developer", "content": "b"}, {"role": "system", "content": "b"}
-        found = messages(developer, USER, developer, instructions="a")
-        assert found == [{"role": "system", "content": "a"}, shown, USER, shown]
+        history = messages(developer, USER, developer, instructions="a")
+        assert history == [{"role": "system", "content": "a"}, shown, USER, shown]
 
     def test_calls_that_follow_each_other_are_one_turn(self) -> None:
         second = CALL | {"call_id": "c2", "id": "fc_2", "status": "completed"}
@@ -121,11 +121,11 @@ class TestMessages:
     def test_reasoning_in_every_combination(self, content, summary, encrypted, with_id) -> None:
         fields = {"content": content, "summary": summary, "encrypted_content": encrypted}
         item: dict[str, Any] = {"type": "reasoning"} | {k: v for k, v in fields.items() if v is not ...}
-        found = messages(USER, item | ({"id": "rs_1"} if with_id else {}), CALL, RESULT)
+        history = messages(USER, item | ({"id": "rs_1"} if with_id else {}), CALL, RESULT)
         texts = [part["text"] for parts in (content, summary) if parts not in (..., None) for part in parts]
         expected = next((text for text in texts if text), None)
-        assert found[1].get("reasoning_content") == expected
-        assert [message["role"] for message in found] == ["user", "assistant", "tool"]
+        assert history[1].get("reasoning_content") == expected
+        assert [message["role"] for message in history] == ["user", "assistant", "tool"]
 
     def test_an_incomplete_call_that_cannot_be_read_is_left_out(self) -> None:
         cut = CALL | {"arguments": "nonsense", "status": "incomplete"}
@@ -138,8 +138,8 @@ class TestMessages:
         assert turn["tool_calls"][0]["function"]["arguments"] == {}
 
     def test_calls_in_a_namespace_have_flat_names(self) -> None:
-        found = messages(USER, CALL | {"name": "read", "namespace": "mcp__files"}, RESULT)
-        assert found[1]["tool_calls"][0]["function"]["name"] == "mcp__files__read" == found[2]["name"]
+        history = messages(USER, CALL | {"name": "read", "namespace": "mcp__files"}, RESULT)
+        assert history[1]["tool_calls"][0]["function"]["name"] == "mcp__files__read" == history[2]["name"]
 
 
 class TestTools:
@@ -197,7 +197,7 @@ class TestTools:
         assert asked(tools=hosted).chat.tools is None
         assert asked(tools=hosted, tool_choice="none").chat.tools is None
 
-    def test_a_namespace_that_ends_in_a_line_gets_no_other(self) -> None:
+    def test_a_namespace_that_ends_in_an_underscore_gets_no_other(self) -> None:
         tools = asked(tools=[NAMESPACE | {"name": "a__"}]).chat.tools
         assert tools is not None
         assert tools.tools[0].name == "a__read"
@@ -222,16 +222,16 @@ class TestFields:
             ({"seed": 7, "stop": ["a"], "top_k": 4}, {"seed": 7, "stop": ["a"], "top_k": 4}),
         ],
     )  # fmt: skip
-    def test_what_becomes_a_parameter(self, fields, params) -> None:
+    def test_fields_become_parameters(self, fields, params) -> None:
         assert asked(**fields).params == params
 
     def test_the_servers_defaults_and_variables(self) -> None:
         body = read(
             reasoning={"effort": "low", "summary": "auto"}, temperature=1, chat_template_kwargs={"a": 1}
         )
-        found = body.generation({"temperature": 0, "top_k": 3}, {"enable_thinking": False})
-        assert found.params == {"temperature": 1, "top_k": 3}
-        assert found.chat.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
+        generation = body.generation({"temperature": 0, "top_k": 3}, {"enable_thinking": False})
+        assert generation.params == {"temperature": 1, "top_k": 3}
+        assert generation.chat.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
         off = read(reasoning={"effort": "none"}).generation({}, {"enable_thinking": True}).chat.variables
         assert off == {"enable_thinking": False, "reasoning_effort": "none"}
         assert read(speculation={"enabled": False, "max": 3}).generation({}, {}).draft_max == 3
@@ -259,10 +259,10 @@ class TestFields:
             {"reasoning": {"effort": None, "summary": "detailed", "context": "auto", "mode": "standard"}},
         ],
     )  # fmt: skip
-    def test_what_changes_nothing(self, fields) -> None:
+    def test_fields_without_effect(self, fields) -> None:
         plain = asked()
-        found = asked(**fields)
-        assert (found.chat.messages, found.params, found.chat.variables, found.chat.tools) == (
+        sent = asked(**fields)
+        assert (sent.chat.messages, sent.params, sent.chat.variables, sent.chat.tools) == (
             plain.chat.messages, plain.params, plain.chat.variables, plain.chat.tools
         )  # fmt: skip
 
@@ -362,15 +362,15 @@ def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
 
 
 def test_a_first_request_of_codex() -> None:
-    found = checked(ResponsesRequest, codex_request("m")).generation({}, {})
-    assert found.chat.messages == [
+    generation = checked(ResponsesRequest, codex_request("m")).generation({}, {})
+    assert generation.chat.messages == [
         {"role": "system", "content": "You are a coding agent."},
         {"role": "system", "content": "<skills_instructions>\n<permissions instructions>"},
         {"role": "user", "content": "<environment_context>"},
         {"role": "user", "content": "list the files"},
     ]
-    assert found.chat.tools is not None
-    assert [tool.name for tool in found.chat.tools.tools] == [
+    assert generation.chat.tools is not None
+    assert [tool.name for tool in generation.chat.tools.tools] == [
         "exec_command",
         "update_plan",
         "mcp__files__read",

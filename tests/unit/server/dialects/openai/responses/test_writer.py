@@ -50,12 +50,12 @@ def writer(**fields: Any) -> ResponsesWriter:
 
 def frames(data: bytes) -> list[dict[str, Any]]:
     """The events of a stream, as a client reads them."""
-    found = []
+    stream_events = []
     for frame in data.decode().split("\n\n")[:-1]:
         name, body = frame.split("\n")
-        found.append(json.loads(body.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+        stream_events.append(json.loads(body.removeprefix("data: ")))
+        assert name == f"event: {stream_events[-1]['type']}"
+    return stream_events
 
 
 def streamed(one: ResponsesWriter, script: Script) -> list[dict[str, Any]]:
@@ -87,23 +87,23 @@ def call(*parts: str, name: str = "f", close: bool = True) -> list[Event]:
 @given(scripts(logprobs=True))
 def test_the_whole_is_the_fold_of_the_stream(script: Script) -> None:
     one = writer()
-    found = streamed(one, script)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
-    assert not any(event["response"]["output"] for event in found[:2])
-    last = found[-1]["response"]
-    assert found[-1]["type"] == f"response.{last['status']}"
+    stream_events = streamed(one, script)
+    assert [event["sequence_number"] for event in stream_events] == list(range(len(stream_events)))
+    assert [event["type"] for event in stream_events[:2]] == ["response.created", "response.in_progress"]
+    assert not any(event["response"]["output"] for event in stream_events[:2])
+    last = stream_events[-1]["response"]
+    assert stream_events[-1]["type"] == f"response.{last['status']}"
     assert last == json.loads(to_json(whole(one, script)))
-    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    done = [event["item"] for event in stream_events if event["type"] == "response.output_item.done"]
     assert done == last["output"]
     assert len({item["id"] for item in done}) == len(done)
-    check_items(found)
+    check_items(stream_events)
 
 
-def check_items(found: list[dict[str, Any]]) -> None:
+def check_items(stream_events: list[dict[str, Any]]) -> None:
     """Deltas add up, and items follow each other."""
     open_, texts, output = None, dict[int, str](), list[dict[str, Any]]()
-    for event in found:
+    for event in stream_events:
         kind = event["type"]
         if kind == "response.output_item.added":
             assert open_ is None
@@ -170,10 +170,10 @@ def test_an_answer_is_accepted_as_input(script: Script) -> None:
 
 class TestItems:
     def test_the_order_of_events(self) -> None:
-        found = streamed(
+        stream_events = streamed(
             writer(), script(Reasoning(0, "hm"), TextEvent(0, "a"), *call('{"x": ', "1}"), end(n_predict=4))
         )
-        assert [event["type"].removeprefix("response.") for event in found] == [
+        assert [event["type"].removeprefix("response.") for event in stream_events] == [
             "created", "in_progress",
             "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done",
             "content_part.done", "output_item.done",
@@ -183,12 +183,12 @@ class TestItems:
             "function_call_arguments.done", "output_item.done",
             "completed",
         ]  # fmt: skip
-        added = [event["item"] for event in found if event["type"] == "response.output_item.added"]
+        added = [event["item"] for event in stream_events if event["type"] == "response.output_item.added"]
         assert [item["status"] for item in added] == ["in_progress"] * 3
         assert [item.get("content") for item in added] == [[], [], None]
-        (done,) = [e for e in found if e["type"] == "response.function_call_arguments.done"]
+        (done,) = [e for e in stream_events if e["type"] == "response.function_call_arguments.done"]
         assert (done["name"], done["arguments"], done["output_index"]) == ("f", '{"x": 1}', 2)
-        item = found[-1]["response"]["output"][2]
+        item = stream_events[-1]["response"]["output"][2]
         assert item["call_id"] == f"call_{KEY}"
         assert item["id"].startswith("fc_")
 
@@ -204,30 +204,30 @@ class TestItems:
             ([], ["incomplete"]),
         ],
     )
-    def test_what_was_cut_off_is_incomplete(self, reason: str, events, statuses) -> None:
-        found = streamed(writer(), script(*events, end(reason)))
-        last = found[-1]
+    def test_truncated_items_are_incomplete(self, reason: str, events, statuses) -> None:
+        stream_events = streamed(writer(), script(*events, end(reason)))
+        last = stream_events[-1]
         assert last["type"] == "response.incomplete"
         assert last["response"]["status"] == "incomplete"
         assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
         assert last["response"]["completed_at"] is None
         assert [item["status"] for item in last["response"]["output"]] == statuses
 
-    def test_an_answer_of_nothing_has_an_empty_text(self) -> None:
+    def test_an_empty_answer_has_an_empty_text(self) -> None:
         one = script(end())
         assert Response.model_validate(whole(writer(), one)).output_text == ""
         assert whole(writer(), one)["output"][0]["content"][0]["text"] == ""
 
-    def test_calls_in_a_namespace_have_its_name(self) -> None:
+    def test_calls_name_their_namespace(self) -> None:
         one = writer(names={"mcp__files__read": ("mcp__files", "read")})
-        found = streamed(one, script(*call("{}", name="mcp__files__read"), end()))
-        items = [event["item"] for event in found if "item" in event]
+        stream_events = streamed(one, script(*call("{}", name="mcp__files__read"), end()))
+        items = [event["item"] for event in stream_events if "item" in event]
         assert {(item["namespace"], item["name"]) for item in items} == {("mcp__files", "read")}
 
     def test_a_trace_names_the_drafters(self) -> None:
         event = TextEvent(0, "ab", [(1, "model"), (1, "target")], round=RoundEvent(3, 1, 0.25))
-        found = streamed(writer(trace=True), script(event, end()))
-        (delta,) = [e for e in found if e["type"] == "response.output_text.delta"]
+        stream_events = streamed(writer(trace=True), script(event, end()))
+        (delta,) = [e for e in stream_events if e["type"] == "response.output_text.delta"]
         assert delta["speculation"]["tokens"] == [[1, "model"], [1, "target"]]
         assert delta["speculation"]["round"]["drafted"] == 3
 
@@ -255,20 +255,22 @@ class TestErrors:
     )
     def test_an_error_after_the_first_byte(self, before: list[Event]) -> None:
         one = writer()
-        found = frames(one.stream(before, 1) + one.error_event(EngineDiedError("it died")) + one.end())
-        assert [event["sequence_number"] for event in found] == list(range(len(found)))
-        assert found[0]["type"] == "response.created"
-        error, failed = found[-2:]
+        stream_events = frames(
+            one.stream(before, 1) + one.error_event(EngineDiedError("it died")) + one.end()
+        )
+        assert [event["sequence_number"] for event in stream_events] == list(range(len(stream_events)))
+        assert stream_events[0]["type"] == "response.created"
+        error, failed = stream_events[-2:]
         assert (error["type"], error["code"], error["message"]) == ("error", "unavailable_error", "it died")
         assert error["param"] is None
         assert failed["response"]["error"] == {"code": "server_error", "message": "it died"}
         assert failed["response"]["status"] == "failed"
         state: Any = ResponseStreamState(input_tools=openai.omit, text_format=openai.omit)
-        for data in found:
+        for data in stream_events:
             EVENTS.validate_python(data)
             state.handle_event(construct_type(type_=ResponseStreamEvent, value=data))
 
-    def test_the_code_is_that_of_other_routes(self) -> None:
+    def test_error_codes_equal_those_of_other_routes(self) -> None:
         error = frames(writer().error_event(DeadlineError("too long")))[-2]
         assert error["code"] == "deadline_exceeded"
 
@@ -294,19 +296,23 @@ class TestEcho:
         body = checked(ResponsesRequest, asked)
         one = writer(echo=echo_json(body.echo({"top_p": 0.9})))
         one.fold.add(script(end()).events)
-        found = Response.model_validate(one.answer())
-        assert (found.instructions, found.max_output_tokens, found.metadata) == ("be short", 5, {"a": "b"})
-        assert (found.temperature, found.top_p, found.store) == (0.5, 0.9, False)
-        assert found.reasoning is not None
-        assert found.reasoning.effort == "low"
-        assert [tool.type for tool in found.tools] == ["function", "namespace"]
-        assert found.tool_choice.to_dict() == {"type": "function", "name": "f"}  # type: ignore[union-attr]
-        assert found.parallel_tool_calls is False
-        assert found.text is not None
-        assert found.text.format is not None
-        assert found.text.format.type == "json_schema"
+        response = Response.model_validate(one.answer())
+        assert (response.instructions, response.max_output_tokens, response.metadata) == (
+            "be short",
+            5,
+            {"a": "b"},
+        )
+        assert (response.temperature, response.top_p, response.store) == (0.5, 0.9, False)
+        assert response.reasoning is not None
+        assert response.reasoning.effort == "low"
+        assert [tool.type for tool in response.tools] == ["function", "namespace"]
+        assert response.tool_choice.to_dict() == {"type": "function", "name": "f"}  # type: ignore[union-attr]
+        assert response.parallel_tool_calls is False
+        assert response.text is not None
+        assert response.text.format is not None
+        assert response.text.format.type == "json_schema"
 
-    def test_what_is_repeated_is_bounded(self) -> None:
+    def test_the_echo_is_bounded(self) -> None:
         schema = {"type": "object", "description": "x" * 60_000}
         tools = [{"type": "function", "name": f"f{i}", "parameters": schema} for i in range(20)]
         tools.append({"type": "namespace", "name": "n", "tools": tools[:1]})

@@ -1,6 +1,6 @@
 """What the page costs: in the browser, and on the server's side by the trace that it asks for.
 
-usage: python -m scripts.bench.server.page [-m MODEL] [--runs N] [-n TOKENS]
+usage: python -m tests.browser.measure [-m MODEL] [--runs N] [-n TOKENS]
 
 Needs Chromium and its driver. Prints, of the page, for answers of 2,000 made-up tokens of five kinds: the
 longest time without a frame (0: none above 50 ms), the processor time per token, and its growth from the
@@ -13,7 +13,6 @@ Run nothing else on the machine.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from tests.support.browser import browser
+from tests.support.campaigns import command_parser
 from tests.support.page_pace import (
     TEXTS,
     first_character,
@@ -36,9 +36,7 @@ N_TOKENS = 2000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("tests.browser.measure", __doc__)
     parser.add_argument("-m", "--model", default="pydoc")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("-n", "--n-tokens", type=int, default=400)
@@ -49,9 +47,9 @@ def main() -> None:
             page.ready()
             for name, text in TEXTS.items():
                 page.press("New conversation")
-                found = streamed(page, text, N_TOKENS)
-                work = median(found.work_ms)
-                frame, growth = found.longest_task_ms, found.growth
+                pace = streamed(page, text, N_TOKENS)
+                work = median(pace.work_ms)
+                frame, growth = pace.longest_task_ms, pace.growth
                 print(
                     f"{name}: {frame:.0f} ms without a frame, {work:.2f} ms of work a token, x {growth:.2f}"
                 )
@@ -88,11 +86,10 @@ def cost_of_trace(server: Server, runs: int, n: int) -> None:
     pairs = []
     for i in range(runs):
         order = (True, False) if i % 2 else (False, True)
-        found = {trace: spent(trace) for trace in order}
-        pairs.append(found)
+        pairs.append({trace: spent(trace) for trace in order})
     for k, name in enumerate(("processor time", "time")):
-        ratios = [found[True][k] / found[False][k] for found in pairs]
-        sums = sum(found[True][k] for found in pairs) / sum(found[False][k] for found in pairs)
+        ratios = [pair[True][k] / pair[False][k] for pair in pairs]
+        sums = sum(pair[True][k] for pair in pairs) / sum(pair[False][k] for pair in pairs)
         middle, whole = 100 * (median(ratios) - 1), 100 * (sums - 1)
         print(f"trace, {name}: {middle:+.1f} % (median of {runs} pairs), {whole:+.1f} % in sum")
 

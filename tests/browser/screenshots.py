@@ -1,6 +1,6 @@
 """The pictures of the page in docs/.
 
-usage: python -m scripts.screenshots [-m MODEL]
+usage: python -m tests.browser.screenshots [-m MODEL]
 
 Needs Chromium and its driver. The figures in the pictures are those of this machine: run nothing else on it.
 """
@@ -11,12 +11,13 @@ import base64
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts import cli
 from specllama.models.demo import DemoStore
 from tests.support.browser import Page, browser
+from tests.support.campaigns import command_parser
+from tests.support.paths import ROOT
 from tests.support.serving import Server
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = ROOT / "docs"
 QUESTION = """Add type hints to this function, and show the whole function:
 
 ```python
@@ -36,13 +37,13 @@ def take(page: Page, name: str, width: int, height: int, scheme: str = "light") 
     page.emulate(prefers_color_scheme=scheme)
     page.resize(width, height)
     page.js("document.getElementById('log')?.scrollTo(0, 1e6)")
-    found = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
-    (DOCS / name).write_bytes(base64.b64decode(found["data"]))
+    picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    (DOCS / name).write_bytes(base64.b64decode(picture["data"]))
     print(DOCS / name)
 
 
 def main() -> None:
-    parser = cli.parser(__doc__)
+    parser = command_parser("tests.browser.screenshots", __doc__)
     parser.add_argument("-m", "--model", default=None, help="default: the demo model")
     model = parser.parse_args().model or str(DemoStore().require())
     with TemporaryDirectory() as home, Server(Path(home), "-m", model) as server, browser(server.url) as page:
@@ -65,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    main()

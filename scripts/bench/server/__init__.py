@@ -1,1 +1,0 @@
-"""specllama serve against llama.cpp's llama-server; python -m scripts.bench.server is the command."""
