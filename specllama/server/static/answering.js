@@ -22,6 +22,48 @@ const field = (input, label, hint = "") =>
 		element("span", { class: "hint" }, hint),
 	);
 
+const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
+const THOUSANDS = /^[-+]?[1-9]\d{0,2}(,\d{3})+$/; // or thousandths: nobody knows
+
+/**
+ * A field for a number from min to max, an integer where it is `whole`; the arrow keys change it by 1. {input, read(),
+ * set(value)}: undefined where it is empty, NaN where it is not such a number, which it says. A comma is a point. A field of
+ * the browser would drop either by its language. refused(value): why a number is none that can be, "" where it can.
+ */
+export function numberField(props, { min, max, integer = false, refused = () => "" }) {
+	const input = element("input", {
+		...props, type: "text", role: "spinbutton", autocomplete: "off", inputmode: min < 0 ? null : integer ? "numeric" : "decimal",
+		"aria-valuemin": min, "aria-valuemax": max,
+	});
+	const number = () => {
+		const text = input.value.trim();
+		const point = integer ? text : text.replace(",", ".");
+		return NUMBER.test(point) && !THOUSANDS.test(text) ? Number(point) : NaN;
+	};
+	const problem = (value) => {
+		if (integer ? !Number.isInteger(value) : Number.isNaN(value)) return `A ${integer ? "whole number" : "number"}, such as ${integer ? 1000 : 0.5}.`;
+		return value < min || value > max ? `From ${min} to ${max}.` : refused(value);
+	};
+	const read = () => (input.value.trim() ? number() : undefined);
+	const check = () => {
+		const value = read();
+		input.setCustomValidity(value === undefined ? "" : problem(value));
+		input.ariaValueNow = Number.isFinite(value) ? value : null;
+	};
+	const set = (value) => {
+		input.value = value === undefined ? "" : String(value);
+		check();
+	};
+	input.addEventListener("input", check);
+	input.addEventListener("keydown", (event) => {
+		const step = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+		if (!step) return;
+		event.preventDefault();
+		set(Math.min(max, Math.max(min, (number() || 0) + step)));
+	});
+	return { input, read, set };
+}
+
 /** Reasoning, as far as the model's template knows it, and time: {row, name, read(), set(value), clear()} of each. */
 export function answerFields(props, stored) {
 	const { supports_preserve_reasoning: reasons, supports_reasoning_effort: efforts } = props.chat_template_caps;
@@ -37,21 +79,20 @@ export function answerFields(props, stored) {
 	if (efforts) {
 		select("reasoning_effort", "Effort of the reasoning", ["low", "medium", "high"].map((one) => [one, one]), (text) => text);
 	}
-	const time = element("input", { id: "set-t_max_predict_ms", type: "number", min: 0.1, max: LONGEST, step: "any", placeholder: "no limit" });
+	const { input, read, set } = numberField({ id: "set-t_max_predict_ms", placeholder: "no limit" }, { min: 0.1, max: LONGEST });
 	found.push({
 		name: "t_max_predict_ms",
-		row: field(time, "Longest time", "seconds, with the reasoning"),
-		read: () => (Number(time.value) > 0 ? Math.round(1000 * Number(time.value)) : undefined),
-		set: (value) => {
-			time.value = value ? String(value / 1000) : "";
-		},
-		clear: () => {
-			time.value = "";
-		},
+		row: field(input, "Longest time", "seconds, with the reasoning"),
+		read: () => (read() > 0 ? Math.round(1000 * read()) : undefined),
+		set: (value) => set(value && value / 1000),
+		clear: () => set(),
 	});
 	for (const { name, set } of found) set(stored[name]);
 	return found;
 }
+
+/** The values of fields that are set, by their names. */
+export const valuesOf = (fields) => Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined));
 
 /** Named settings. fields: {name, read(), set(value), clear()} of each. */
 export function presetRow(fields) {
@@ -66,17 +107,25 @@ export function presetRow(fields) {
 	};
 	const keep = button("Save as preset", () => {
 		const title = name.value.trim() || menu.value;
-		if (!title) return name.focus();
-		const values = Object.fromEntries(fields.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
-		savePresets({ ...presets(), [title]: values });
+		const all = presets();
+		if (!title || (!(title in all) && Object.keys(all).length >= PRESETS)) {
+			said.textContent = title ? `There are ${PRESETS} presets: delete one before you save another.` : "Give the preset a name before you save it.";
+			return name.focus();
+		}
+		if (!name.form.reportValidity()) return undefined;
+		savePresets({ ...all, [title]: valuesOf(fields) });
 		name.value = "";
+		said.textContent = `"${title}" is saved.`;
 		return show(title);
 	});
+	const said = element("p", { class: "hint", role: "status" }, `At most ${PRESETS}. A preset fills the fields; Save uses them.`);
 	const remove = button("Delete preset", () => {
 		const rest = presets();
+		said.textContent = `"${menu.value}" is deleted.`;
 		delete rest[menu.value];
 		savePresets(rest);
 		show();
+		menu.focus();
 	});
 	menu.addEventListener("change", () => {
 		const values = presets()[menu.value];
@@ -93,7 +142,7 @@ export function presetRow(fields) {
 		name,
 		keep,
 		remove,
-		element("p", { class: "hint" }, `At most ${PRESETS}. A preset fills the fields; Save uses them.`),
+		said,
 	);
 }
 

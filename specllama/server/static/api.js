@@ -1,6 +1,6 @@
 // The server's API: requests with the key, streams of events, and errors as sentences.
 
-import { counted } from "./dom.js";
+import { counted, pause, whole } from "./dom.js";
 import { read, write } from "./storage.js";
 
 const KEY = "specllama.key"; // of this browser session only
@@ -41,7 +41,7 @@ export async function request(path, { body, signal, headers = {} } = {}) {
 			response = await fetch(at(path), options);
 		} catch (error) {
 			if (error.name === "AbortError") throw error;
-			throw unreachable();
+			throw unreachable("The server does not answer.", "Check that specllama serve is running; this page reconnects by itself.");
 		}
 		if (response.ok) return response;
 		if (response.status === 401) {
@@ -68,10 +68,8 @@ export async function json(path, options) {
 	return (await request(path, options)).json();
 }
 
-function unreachable() {
-	const todo = "Check that specllama serve is running; this page reconnects by itself.";
-	return new Problem("The server does not answer.", todo, { retry: true, code: "unreachable" });
-}
+const unreachable = (message, todo) => new Problem(message, todo, { retry: true, code: "unreachable" });
+const lost = () => unreachable("The connection to the server was lost.", "The text so far is kept.");
 
 async function errorOf(response) {
 	try {
@@ -88,7 +86,7 @@ export function problemOf(status, error) {
 	if (error.type === "exceed_context_size_error" || error.code === "context_length_exceeded") {
 		const sizes =
 			error.n_prompt_tokens && error.n_ctx
-				? `The conversation has ${counted(error.n_prompt_tokens, "token")}, and the context holds ${error.n_ctx.toLocaleString("en")}.`
+				? `The conversation has ${counted(error.n_prompt_tokens, "token")}, and the context holds ${whole(error.n_ctx)}.`
 				: said;
 		return Object.assign(new Problem(sizes, FULL, more), { full: true });
 	}
@@ -127,11 +125,7 @@ export async function* events(response) {
 			try {
 				part = await reader.read();
 			} catch (error) {
-				if (error.name === "AbortError") throw error;
-				throw new Problem("The connection to the server was lost.", "The text so far is kept.", {
-					retry: true,
-					code: "unreachable",
-				});
+				throw error.name === "AbortError" ? error : lost();
 			}
 			if (part.done) break;
 			const found = (held + decoder.decode(part.value, { stream: true })).split("\n\n");
@@ -144,10 +138,7 @@ export async function* events(response) {
 				yield event;
 			}
 		}
-		throw new Problem("The connection to the server was lost.", "The text so far is kept.", {
-			retry: true,
-			code: "unreachable",
-		});
+		throw lost();
 	} finally {
 		reader.cancel().catch(() => {});
 	}
@@ -164,6 +155,6 @@ export async function recovered(onWait, signal) {
 			if (error.name === "AbortError") return;
 			onWait("the server does not answer");
 		}
-		await new Promise((resolve) => setTimeout(resolve, 700));
+		await pause(700);
 	}
 }

@@ -1,7 +1,7 @@
 // "What does it gain here?": five canned tasks in turn with and without drafts, and a card with what that gained.
 
 import { openDialog } from "./dialog.js";
-import { announce, button, counted, element } from "./dom.js";
+import { announce, button, counted, element, inSentences, keepFocus } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
 import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
@@ -51,14 +51,14 @@ async function begin(context, place, signal) {
 		await measure(context, place, signal);
 	} catch (error) {
 		if (error.name === "AbortError") return;
-		refuse(place, `${error.message} ${error.todo ?? ""}`, () => begin(context, place, signal));
+		refuse(place, inSentences(error), () => begin(context, place, signal));
 	}
 }
 
+const put = (place, ...nodes) => keepFocus(place, () => place.replaceChildren(...nodes), () => place.querySelector("button"));
+
 function refuse(place, text, again) {
-	place.replaceChildren(
-		element("p", { role: "alert" }, text), element("div", { class: "actions" }, button("Try again", again)),
-	);
+	put(place, element("p", { role: "alert" }, text), element("div", { class: "actions" }, button("Try again", again)));
 }
 
 async function measure({ model, props }, place, signal) {
@@ -73,7 +73,7 @@ async function measure({ model, props }, place, signal) {
 	const bar = element("progress", { max: 1, value: 0, "aria-label": "Time" });
 	const shown = element("div", {});
 	const stop = button("Stop", () => own.abort());
-	place.replaceChildren(status, bar, element("div", { class: "actions" }, stop), shown);
+	put(place, status, bar, element("div", { class: "actions" }, stop), shown);
 	const settings = { max_tokens: FIRST, seed: 1 };
 	const stopped = AbortSignal.any([signal, own.signal]);
 	const began = performance.now();
@@ -105,16 +105,13 @@ async function measure({ model, props }, place, signal) {
 		note = "Stopped before all was measured.";
 	}
 	if (signal.aborted) return;
-	status.textContent = "";
-	bar.remove();
-	stop.remove();
 	if (!tasks.some(({ pairs }) => pairs.length)) {
 		refuse(place, note || "Stopped before anything was measured.", again);
 		return;
 	}
 	results.card = cardData(tasks, model, props, note);
 	draw();
-	place.append(element("div", { class: "actions" },
+	put(place, shown, element("div", { class: "actions" },
 		button("Save as a file", () => share(), { title: "An HTML file with this card" }), button("Measure again", again)));
 	announce(results.card.sentence);
 }

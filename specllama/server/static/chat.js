@@ -2,17 +2,17 @@
 // Answers of other conversations go on meanwhile.
 
 import { Changes } from "./changes.js";
-import { announce, byId } from "./dom.js";
+import { Context } from "./context.js";
+import { announce, byId, keepFocus } from "./dom.js";
 import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
 import { Log } from "./log.js";
-import { say, showContext } from "./notice.js";
+import { say } from "./notice.js";
 import { Pace } from "./pace.js";
 import { keep, sayDeleted } from "./saving.js";
 import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
-import { starts } from "./turns.js";
 import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
@@ -27,6 +27,7 @@ export class Chat {
 	#writings = new Map(); // by the id of their conversation
 	#changes;
 	#ending;
+	#context;
 	#opening = 0;
 	#left = false; // whether the page is being closed
 
@@ -39,6 +40,7 @@ export class Chat {
 			data: () => this.#data,
 			ended: () => this.#ended(),
 			show: () => this.#show(),
+			changed: (data) => this.#changed(data),
 			save: (data) => this.#save(data),
 			write: (question) => this.#write(question),
 		});
@@ -57,6 +59,12 @@ export class Chat {
 			ask: (question, before) => this.#write(question, before),
 			resume: () => this.resume(),
 			makeRoom: (again) => this.#changes.makeRoom(again),
+		});
+		this.#context = new Context(models, {
+			data: () => this.#data,
+			writing: () => this.#writing,
+			makeRoom: () => this.#changes.makeRoom(() => {}),
+			save: (data) => this.#save(data),
 		});
 		store.onChange((id) => this.#changedElsewhere(id));
 		addEventListener("pagehide", () => {
@@ -98,9 +106,9 @@ export class Chat {
 		}
 		this.#data = there || new store.Conversation({ system: newSystem() });
 		this.#log.clear();
+		say(id && !there ? "There is no such conversation in this browser." : "");
 		this.#show();
 		this.#log.toEnd(true);
-		say(id && !there ? "There is no such conversation in this browser." : "");
 		if (!this.busy) this.#ending.opened(this.#data);
 		this.#moved(there ? id : "", false, gone || (id && !there));
 		byId("question").focus();
@@ -115,6 +123,11 @@ export class Chat {
 	}
 
 	#showLast() {
+		keepFocus(byId("panel"), () => this.#showFigures());
+		this.#context.update();
+	}
+
+	#showFigures() {
 		const message = this.#data.messages.findLast(({ role }) => role === "assistant");
 		this.#panel.clear(this.#models.props);
 		if (message?.trace && !this.busy) {
@@ -127,7 +140,6 @@ export class Chat {
 				this.#panel.clear(this.#models.props); // figures of a file that are none
 			}
 		}
-		this.gauge();
 	}
 
 	describe() {
@@ -178,11 +190,23 @@ export class Chat {
 		this.#ending.stop();
 	}
 
-	/** Stop, and wait until what there is of the answer is in the conversation. */
+	/** Stop, and wait until what there is of the answer is in the conversation. Returns whether there was one. */
 	async #ended() {
 		const writing = this.#writing;
 		this.stop();
-		if (writing) await writing.done;
+		await writing?.done;
+		return writing !== null;
+	}
+
+	/** What is sent of a conversation has changed. */
+	#changed(data) {
+		this.#ending.begun(data);
+		this.#context.changed(data);
+	}
+
+	/** Take note of what is typed and attached and not sent yet: {content, files}. */
+	draft(question) {
+		this.#context.draft = question;
 	}
 
 	removed(id) {
@@ -198,8 +222,10 @@ export class Chat {
 		if (data === this.#data) this.#show();
 	}
 
-	keep() {
+	/** Store the system prompt. changed: whether it is another one. */
+	keep(changed) {
 		const { stored, system } = this.#data;
+		if (changed) this.#changed(this.#data);
 		this.#data.set({ system });
 		if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
 		if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
@@ -222,14 +248,14 @@ export class Chat {
 		const run = writing.run((part) => {
 			writing.view?.push(part);
 			if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
-			else if (data === this.#data) this.gauge();
+			else if (data === this.#data) this.#context.show();
 		});
 		if (data === this.#data) {
 			this.#ending.stop();
 			say("");
 			if (!before) data.show(question?.id ?? null);
 			this.#show();
-			this.#toEnd();
+			this.#log.toEnd();
 			announce("Writing the answer.");
 		}
 		if (question && !before) this.#save(data); // the request is under way
@@ -254,7 +280,7 @@ export class Chat {
 			if (!message && data.leaf === (writing.question?.id ?? null)) data.show(writing.was);
 			this.#log.ended(writing);
 			this.#show();
-			if (follows) this.#toEnd();
+			if (follows) this.#log.toEnd();
 		}
 		await this.#save(data);
 		if (lost) stored(writing);
@@ -278,7 +304,7 @@ export class Chat {
 				if (there) {
 					const follows = this.#log.nearEnd;
 					this.#show();
-					if (follows) this.#toEnd();
+					if (follows) this.#log.toEnd();
 				} else sayDeleted(data);
 			}
 		}
@@ -290,12 +316,8 @@ export class Chat {
 		const follows = this.#log.nearEnd;
 		writing.view.show(writing.answer);
 		this.#panel.show(writing.answer, this.#models.props, true);
-		this.gauge();
-		if (follows) this.#toEnd();
-	}
-
-	#toEnd() {
-		this.#log.toEnd();
+		this.#context.show();
+		if (follows) this.#log.toEnd();
 	}
 
 	#buttons() {
@@ -304,11 +326,5 @@ export class Chat {
 		byId("stop").hidden = !this.busy;
 		byId("log").setAttribute("aria-busy", String(this.busy));
 		if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
-	}
-
-	gauge() {
-		const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-		const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
-		showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
 	}
 }

@@ -1,6 +1,6 @@
 // Blocks of code: their lines, the head with what one can do, and colours.
 
-import { button, copyText, element, flash } from "./dom.js";
+import { button, copyButton, element } from "./dom.js";
 
 const NODES = 60; // of a block of lines
 
@@ -35,12 +35,8 @@ export function addLines(code, nodes) {
 
 /** The line above code: its language, and buttons to wrap its lines and to copy it. */
 export function codeHead(pre, language) {
-	const copy = button("Copy", async () => {
-		flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
-	});
-	copy.setAttribute("aria-label", `Copy ${language}`);
 	const wrap = button("Wrap", () => wrap.setAttribute("aria-pressed", String(pre.classList.toggle("wrapped"))), {
 		"aria-pressed": "false", "aria-label": `Wrap the lines of ${language}`,
 	});
-	return element("div", { class: "code-head" }, element("span", {}, language), wrap, copy);
+	return element("div", { class: "code-head" }, element("span", {}, language), wrap, copyButton(() => pre.textContent, `Copy ${language}`));
 }

@@ -21,16 +21,18 @@ const LANGUAGES = {
 	xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
 };
 const NEEDS = { xml: ["javascript"] }; // for what is within it
-// by the library's class: the page's
-const KINDS = {
-	keyword: "keyword", literal: "keyword", operator: "", "template-tag": "keyword", "selector-tag": "keyword",
-	string: "string", regexp: "string", "template-variable": "string", link: "string", code: "string", addition: "string",
-	number: "number", symbol: "number", bullet: "number", variable: "number", "selector-class": "number",
-	comment: "comment", quote: "comment", doctag: "comment",
-	title: "name", section: "name", "selector-id": "name", name: "name", function: "name",
-	type: "type", built_in: "type", class: "type", tag: "", attr: "type", attribute: "type", property: "type",
-	meta: "meta", deletion: "meta", "meta-keyword": "meta",
+// by the page's class: the library's
+const CLASSES = {
+	"": "operator tag",
+	keyword: "keyword literal template-tag selector-tag",
+	string: "string regexp template-variable link code addition",
+	number: "number symbol bullet variable selector-class",
+	comment: "comment quote doctag",
+	name: "title section selector-id name function",
+	type: "type built_in class attr attribute property",
+	meta: "meta deletion meta-keyword",
 };
+const KINDS = Object.fromEntries(Object.entries(CLASSES).flatMap(([kind, names]) => names.split(" ").map((name) => [name, kind])));
 
 let library = null;
 const languages = new Map(); // promises by file

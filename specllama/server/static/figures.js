@@ -80,8 +80,8 @@ function gainOf(parts) {
 	const drafted = parts.filter((one) => one.drafted || one.forced);
 	const unknown = drafted.find((one) => !Number.isFinite(one.speedup));
 	if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", why: unknown?.why ?? "" };
-	const seconds = parts.reduce((sum, one) => sum + one.seconds, 0);
-	const over = (what) => parts.reduce((sum, one) => sum + one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1), 0) / seconds;
+	const seconds = sumOf(parts, (one) => one.seconds);
+	const over = (what) => sumOf(parts, (one) => one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1)) / seconds;
 	const [speedup, low, high] = ["speedup", "low", "high"].map(over);
 	return { speedup, low, high, verdict: verdictOf(speedup, low, high), why: "" };
 }

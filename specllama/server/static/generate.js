@@ -18,6 +18,7 @@ export class Answer {
 	usage = null;
 	timings = null;
 	finish = "";
+	stopped = ""; // the stop text that ended it
 	seed = null;
 	prefill = null; // the latest prompt_progress of the server
 	onprefill = null; // called with each of them and the milliseconds since the request
@@ -31,16 +32,20 @@ export class Answer {
 		return [this.reasoningTrace, this.trace];
 	}
 
+	#sum(what) {
+		return this.trace[what] + this.reasoningTrace[what];
+	}
+
 	get n_rounds() {
-		return this.trace.n_rounds + this.reasoningTrace.n_rounds;
+		return this.#sum("n_rounds");
 	}
 
 	get drafted() {
-		return this.trace.drafted + this.reasoningTrace.drafted;
+		return this.#sum("drafted");
 	}
 
 	get accepted() {
-		return this.trace.accepted + this.reasoningTrace.accepted;
+		return this.#sum("accepted");
 	}
 
 	/** Tokens of prompt and text; null while unknown. */
@@ -77,7 +82,7 @@ export class Answer {
 			(this.content ? this.trace : this.reasoningTrace).addRounds(event.speculation);
 			this.n = event.speculation.round.n_predict || this.n;
 		}
-		if (choice?.finish_reason) this.finish = choice.finish_reason;
+		if (choice?.finish_reason) [this.finish, this.stopped] = [choice.finish_reason, choice.stop_reason ?? ""];
 		if (choice?.seed !== undefined) this.seed = choice.seed;
 		if (event.usage) this.usage = event.usage;
 		if (event.timings) {

@@ -22,7 +22,7 @@ export function now(target) {
 	const work = waiting.get(target);
 	waiting.delete(target);
 	urgent.delete(target);
-	nearby?.unobserve(target);
+	if (target) nearby?.unobserve(target);
 	work?.();
 }
 

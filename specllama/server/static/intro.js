@@ -1,6 +1,6 @@
 // The empty page: a canned answer in slow motion, which shows what speculative decoding is.
 
-import { button, byId, element } from "./dom.js";
+import { button, byId, element, pause } from "./dom.js";
 import { Player } from "./player.js";
 
 const frame = (guesses, rejected, own) => ({
@@ -45,7 +45,7 @@ export function setUpIntro(gain) {
 		for (let i = 0; i < TURNS && own === turn; i++) {
 			player.showTo(0);
 			await player.play();
-			await new Promise((resolve) => setTimeout(resolve, PAUSE));
+			await pause(PAUSE);
 		}
 	};
 	const apply = () => (log.childElementCount || byId("question").value ? stop() : start());

@@ -20,6 +20,7 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 	else if (full) outcome = "The context is full, which ended the answer.";
 	else if (late) outcome = `The longest time is set to ${time / 1000} s.`;
 	else if (cut) outcome = `The longest answer is set to ${counted(most > 0 ? most : answer.n, "token")}.`;
+	else if (!content.trim()) outcome = `The answer is empty: ${whyEmpty(answer)}.`;
 	return {
 		role: "assistant", content, reasoning,
 		trace: { runs: trace.runs, rounds: trace.rounds },
@@ -33,6 +34,11 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 		partial: Boolean(failure) || cut,
 		failed: Boolean(failure) && failure.name !== "AbortError",
 	};
+}
+
+function whyEmpty({ stopped, reasoning }) {
+	if (stopped) return `the stop text ${JSON.stringify(stopped)} came first`;
+	return `the model ended it ${reasoning ? "after its reasoning" : "at once"}`;
 }
 
 /** Begin an answer with the part of it that is there. */

@@ -1,7 +1,7 @@
 // The menu of models, and what the server says about the one that is chosen.
 
 import { json } from "./api.js";
-import { announce, byId, element } from "./dom.js";
+import { announce, byId, element, pause } from "./dom.js";
 import { say } from "./notice.js";
 
 const POLL = 500; // milliseconds between looks at a load
@@ -125,7 +125,7 @@ export class Models {
 			const { progress } = this.#status() ?? {};
 			if (progress === undefined) bar.removeAttribute("value");
 			else bar.value = progress;
-			await new Promise((resolve) => setTimeout(resolve, POLL));
+			await pause(POLL);
 			await this.#list();
 		}
 		bar.hidden = true;

@@ -1,6 +1,6 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
-import { button, byId, bytes, counted, duration, element, numeral, percent } from "./dom.js";
+import { button, byId, bytes, counted, duration, element, keepFocus, numeral, percent, whole } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
@@ -61,7 +61,8 @@ export class Panel {
 		const now = performance.now();
 		if (live && now - this.#drawn < EVERY) return;
 		this.#drawn = now;
-		this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
+		const shown = tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live);
+		keepFocus(this.#tiles, () => this.#tiles.replaceChildren(...shown));
 		this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
 		this.#sources.replaceChildren(...sources(answer));
 		this.#draw(answer, props);
@@ -71,7 +72,8 @@ export class Panel {
 	async #draw(answer, props, before = null) {
 		const own = (this.#latest = {});
 		const { charts } = await import("./panel_charts.js");
-		if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
+		const shown = charts(answer, props);
+		if (own === this.#latest) keepFocus(this.#charts, () => this.#charts.replaceChildren(...(before ? [before] : []), ...shown));
 	}
 
 	clear(props) {
@@ -136,7 +138,7 @@ function tiles(f, stored, live) {
 	];
 	if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
 	if (prompt?.n) {
-		const kept_ = prompt.cached ? `, ${prompt.cached.toLocaleString("en")} kept` : "";
+		const kept_ = prompt.cached ? `, ${whole(prompt.cached)} kept` : "";
 		found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${counted(prompt.n, "token")} read${kept_}`));
 	}
 	return found;

@@ -3,7 +3,7 @@
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { announce, button, counted, duration, element, numeral } from "./dom.js";
+import { announce, button, counted, duration, element, inSentences, keepFocus, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
@@ -29,19 +29,21 @@ export function openRace({ prompt, system, model, settings, props }) {
 	);
 	const start = element("button", { class: "primary" }, "Start the race");
 	const place = element("div", { class: "race" });
+	const put = (...nodes) => keepFocus(place, () => place.replaceChildren(...nodes), () => place.querySelector("button") ?? start);
 	const run = async (event) => {
 		event.preventDefault();
+		if (start.ariaDisabled === "true") return undefined;
 		if (!area.value.trim()) return area.focus();
-		start.disabled = true;
+		start.ariaDisabled = "true";
 		try {
 			const more = { ...settings, max_tokens: Number(length.value), seed: settings.seed ?? seed() };
 			const asks = { prompt: area.value, system, model, settings: more, props };
-			await race(asks, place, controller.signal);
+			await race(asks, put, controller.signal);
 		} catch (error) {
 			if (error.name === "AbortError") return undefined;
-			place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+			put(element("p", { class: "bad", role: "alert" }, inSentences(error)));
 		}
-		start.disabled = false;
+		start.ariaDisabled = "false";
 		return undefined;
 	};
 	openDialog(
@@ -141,17 +143,18 @@ export async function whyNot(props, model) {
 	return `${why} There is nothing to compare before that changes.`.replace("..", ".");
 }
 
-async function race({ prompt, system, model, settings, props }, place, signal) {
+/** put(...nodes): shows them. */
+async function race({ prompt, system, model, settings, props }, put, signal) {
 	const why = await whyNot(props, model);
 	if (why) {
-		place.replaceChildren(element("p", { role: "alert" }, why));
+		put(element("p", { role: "alert" }, why));
 		return;
 	}
 	const status = element("p", { role: "status" }, "Evaluating the prompt…");
 	const own = new AbortController();
 	const stopped = AbortSignal.any([signal, own.signal]);
 	const stop = button("Stop and judge", () => own.abort());
-	place.replaceChildren(status, stop);
+	put(status, stop);
 	let busy = 0;
 	const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
 	const pairs = [];
@@ -172,10 +175,10 @@ async function race({ prompt, system, model, settings, props }, place, signal) {
 		if (!own.signal.aborted || signal.aborted) throw error;
 	}
 	if (!pairs.length) {
-		place.replaceChildren(element("p", { role: "status" }, "Stopped before both had run once."));
+		put(element("p", { role: "status" }, "Stopped before both had run once."));
 		return;
 	}
-	await show(pairs, { prompt, model, settings, props, busy, place, signal });
+	await show(pairs, { prompt, model, settings, props, busy, put, signal });
 }
 
 function soFar(pairs) {
@@ -183,11 +186,11 @@ function soFar(pairs) {
 	return found.speedup === null ? "" : `So far ${inFigures(found)}.`;
 }
 
-async function show(pairs, { prompt, model, settings, props, busy, place, signal }) {
+async function show(pairs, { prompt, model, settings, props, busy, put, signal }) {
 	const typical = typicalOf(pairs);
 	const { verdict, details } = judge(pairs);
 	if (!typical.speculative.drafted) {
-		place.replaceChildren(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
+		put(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
 		return;
 	}
 	const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
@@ -199,21 +202,20 @@ async function show(pairs, { prompt, model, settings, props, busy, place, signal
 	const lanes = lanesOf(typical);
 	const said = element("p", { class: "verdict", role: "status" });
 	const hint = element("p", { class: "hint" });
-	const again = button("Replay", async () => {
-		again.disabled = true;
+	const play = async () => {
+		again.ariaDisabled = "true";
 		await replay(lanes, signal);
-		again.disabled = false;
-	});
+		again.ariaDisabled = "false";
+	};
+	const again = button("Replay", play);
 	const keep = button("Save as a file", () => share(), { title: "An HTML file that shows this race again" });
-	place.replaceChildren(
+	put(
 		element("div", { class: "lanes" }, ...lanes.map((found) => found.element)),
 		said,
 		hint,
 		element("div", { class: "actions" }, again, keep),
 	);
-	again.disabled = true;
-	await replay(lanes, signal);
-	again.disabled = false;
+	await play();
 	said.textContent = verdict;
 	hint.textContent = notes;
 	announce(verdict);

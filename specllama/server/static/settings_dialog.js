@@ -1,6 +1,6 @@
 // The dialog of settings: a field for each sampling parameter of the server's own list, with its range and default.
 
-import { answerFields, forNewOnes, presetRow, themeField } from "./answering.js";
+import { answerFields, forNewOnes, numberField, presetRow, themeField, valuesOf } from "./answering.js";
 import { closeDialog, openDialog } from "./dialog.js";
 import { button, element } from "./dom.js";
 import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settings.js";
@@ -47,9 +47,7 @@ function fieldOf(parameter, value, standard) {
 	const shown = shownDefault(parameter, standard);
 	let input;
 	let read;
-	let set = (next) => {
-		input.value = next === undefined ? "" : String(next);
-	};
+	let set;
 	if (type === "boolean") {
 		input = element("input", { ...shared, type: "checkbox" });
 		set = (next) => {
@@ -66,17 +64,9 @@ function fieldOf(parameter, value, standard) {
 			return lines.length ? lines : undefined;
 		};
 	} else {
-		// Any value in the range, in steps of whole numbers where it must be one: the arrow keys go by tenths elsewhere.
-		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
-		input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
-		read = () => (input.value === "" ? undefined : Number(input.value));
-		const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
-		const write = set;
-		set = (next) => {
-			write(next);
-			check();
-		};
-		input.addEventListener("input", check);
+		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), integer: type === "integer" };
+		const refused = (number) => (name === "max_tokens" && number === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
+		({ input, read, set } = numberField({ ...shared, placeholder: shown }, { ...range, refused }));
 	}
 	const row = element(
 		"div",
@@ -103,7 +93,7 @@ function helpOf(fields) {
 }
 
 /**
- * Ask for settings. props: of the model, null before they are known. conversation: gets the system prompt; saved()
+ * Ask for settings. props: of the model, null before they are known. conversation: gets the system prompt; saved(changed)
  * stores it.
  */
 export function openSettings(props, conversation, saved) {
@@ -118,11 +108,12 @@ export function openSettings(props, conversation, saved) {
 	const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
 	const submit = (event) => {
 		event.preventDefault();
-		if (props) saveSampling(Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined)));
+		if (props) saveSampling(valuesOf(fields));
 		if (always.box.checked) setNewSystem(system.value);
 		else if (newSystem() === conversation.system) setNewSystem("");
+		const changed = conversation.system !== system.value;
 		conversation.system = system.value;
-		saved();
+		saved(changed);
 		closeDialog();
 	};
 	const reset = () => {

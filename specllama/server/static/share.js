@@ -3,6 +3,7 @@
 
 import { say } from "./notice.js";
 import { aboutServer } from "./race.js";
+import { download } from "./transfer.js";
 
 const BASE = `
 *, *::before, *::after { box-sizing: border-box; }
@@ -63,12 +64,8 @@ export async function saveShared(results) {
 		const names = ["exhibit.js", "exhibit.css", "style.css"];
 		const [code, style, page] = await Promise.all(names.map(textOf));
 		const [colours] = page.match(/^:root \{.*?^\}/ms);
-		const blob = new Blob([sharedFile(code, colours + style, results)], { type: "text/html" });
-		const link = document.createElement("a");
-		link.href = URL.createObjectURL(blob);
-		link.download = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
-		link.click();
-		setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+		const name = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
+		download(name, sharedFile(code, colours + style, results), "text/html");
 	} catch (error) {
 		say(`The file could not be made: ${error.message}`);
 	}

@@ -5,7 +5,7 @@
 
 import { addLines } from "./code.js";
 import { blocks, furnish, render } from "./markdown.js";
-import { element } from "./dom.js";
+import { element, keepFocus } from "./dom.js";
 import { locate } from "./places.js";
 import { appendRows } from "./tables.js";
 
@@ -48,12 +48,17 @@ export class MarkdownStream {
 		const length = this.#text.length - this.#settled;
 		const same = length > SHORT && !this.#again && !this.#table && !this.#ends();
 		if (same && this.#mayGrow(length)) this.#append();
-		else this.#render();
+		else keepFocus(this.container, () => this.#render());
 		this.#shown = this.#text.length;
 	}
 
 	finish() {
 		this.#ended = true;
+		keepFocus(this.container, () => this.#finish());
+		colourLater(this.container);
+	}
+
+	#finish() {
 		if (/^[ \t>*+\-\d.)]*\[[^\]\n]+\]:\s*\S/m.test(this.#text)) {
 			[this.#settled, this.#table, this.#list] = [0, null, null]; // a link is defined after its use
 			this.#tail.replaceChildren(this.#painted(blocks(this.#text)));
@@ -69,7 +74,6 @@ export class MarkdownStream {
 			rest.remove();
 		}
 		this.#tail.replaceWith(...this.#tail.childNodes);
-		colourLater(this.container);
 	}
 
 	#ends() {

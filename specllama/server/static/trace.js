@@ -1,7 +1,7 @@
 // Where each part of an answer's text came from, and in which round of the engine. Positions are those of
 // JavaScript strings. Knows no elements but the spans that it makes.
 
-import { element } from "./dom.js";
+import { element, whole } from "./dom.js";
 
 const LOST = 40; // characters of Markdown syntax that a rendered character is looked for in
 
@@ -165,7 +165,7 @@ function units(text, n) {
 
 /** A round in words. */
 export function inWords([drafted, accepted, ms, , n = 1]) {
-	const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en")} ms`;
+	const time = `${ms < 10 ? ms.toFixed(1) : whole(Math.round(ms))} ms`;
 	if (n === 0) return `first token, from the prompt's decode, ${time} after the request`;
 	if (!drafted) return `no draft, ${time}`;
 	return `${drafted} drafted, ${accepted} accepted, ${time}`;
