@@ -121,9 +121,10 @@ export function exhibit(root, { about, race, card }) {
 	const again = part("button", "", "Replay");
 	again.type = "button";
 	const run = async () => {
-		again.disabled = true;
+		if (again.ariaDisabled === "true") return;
+		again.ariaDisabled = "true"; // it keeps the focus
 		await replay(lanes);
-		again.disabled = false;
+		again.ariaDisabled = "false";
 	};
 	again.addEventListener("click", run);
 	root.append(
