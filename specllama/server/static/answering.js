@@ -1,5 +1,4 @@
-// The fields of the settings that are no sampling: reasoning and time, presets, the system prompt of new conversations,
-// and the theme.
+// The settings besides sampling, and the field for numbers.
 
 import { button, element } from "./dom.js";
 import { PRESETS, presets, savePresets } from "./settings.js";
@@ -26,9 +25,8 @@ const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
 const THOUSANDS = /^[-+]?[1-9]\d{0,2}(,\d{3})+$/; // or thousandths: nobody knows
 
 /**
- * A field for a number from min to max, an integer where it is `whole`; the arrow keys change it by 1. {input, read(),
- * set(value)}: undefined where it is empty, NaN where it is not such a number, which it says. A comma is a point. A field of
- * the browser would drop either by its language. refused(value): why a number is none that can be, "" where it can.
+ * A field for a number: {input, read(), set(value)}, undefined if empty, NaN if it is none. A comma is a point: browsers'
+ * own number fields drop it in some languages, and 0,5 becomes 5. refused(value): why a number in the range is refused.
  */
 export function numberField(props, { min, max, integer = false, refused = () => "" }) {
 	const input = element("input", {
@@ -64,7 +62,7 @@ export function numberField(props, { min, max, integer = false, refused = () => 
 	return { input, read, set };
 }
 
-/** Reasoning, as far as the model's template knows it, and time: {row, name, read(), set(value), clear()} of each. */
+/** Reasoning, where the template knows it, and time: {row, name, read(), set(value), clear()} each. */
 export function answerFields(props, stored) {
 	const { supports_preserve_reasoning: reasons, supports_reasoning_effort: efforts } = props.chat_template_caps;
 	const found = [];
@@ -94,7 +92,7 @@ export function answerFields(props, stored) {
 /** The values of fields that are set, by their names. */
 export const valuesOf = (fields) => Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined));
 
-/** Named settings. fields: {name, read(), set(value), clear()} of each. */
+/** Named settings. fields: {name, read(), set(value), clear()} each. */
 export function presetRow(fields) {
 	const menu = choice("preset", [], "");
 	const name = element("input", { type: "text", id: "preset-name", maxlength: 60, "aria-label": "Name of the preset", placeholder: "Name" });

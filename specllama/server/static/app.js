@@ -45,7 +45,7 @@ const list = new ConversationList({
 });
 chat.list = list;
 
-/** The address and the draft follow the conversation. began: it was a new one, and has a question now. replaced: see moveTo. */
+/** The address and the draft follow the conversation. began: a new one has its first question. replaced: see moveTo. */
 function moved(id, began = false, replaced = began) {
 	moveTo(id, replaced);
 	if (began) drafts.became(id);
@@ -142,7 +142,6 @@ byId("speculate").addEventListener("change", ({ target }) => {
 	chat.describe();
 });
 
-/** Connect a button with what it opens, which is loaded then. */
 function opens(id, open) {
 	byId(id).addEventListener("click", () => open().catch(failed));
 }
@@ -164,14 +163,14 @@ opens("open-race", async () => {
 setUpLayout();
 const later = globalThis.requestIdleCallback ?? setTimeout;
 later(async () => (await import("./intro.js")).setUpIntro(gain));
-// The first answer is shown sooner when its code has run before.
+// Warm up: the first answer is shown sooner.
 later(() => {
 	render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
-	// What buttons open is there before they are pressed, even if the server is gone then.
+	// Views work even if the server is gone.
 	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
 });
 
-/** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
+/** Read what the server has, trying again at longer and longer intervals. */
 async function connect() {
 	let waited = false;
 	for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
@@ -189,7 +188,7 @@ async function connect() {
 	}
 }
 
-/** Have the answers go on that ended when their page was closed. */
+/** Continue answers whose page was closed. */
 async function goOn() {
 	for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
 }

@@ -1,4 +1,4 @@
-// "What does it gain here?": five canned tasks in turn with and without drafts, and a card with what that gained.
+// "What does it gain here?": five canned tasks with and without drafts.
 
 import { openDialog } from "./dialog.js";
 import { announce, button, counted, element, inSentences, keepFocus } from "./dom.js";
@@ -83,7 +83,7 @@ async function measure({ model, props }, place, signal) {
 			status.textContent = `${name}, pair ${i + 1}, ${way === "plain" ? "without" : "with"} drafts: ${counted(answer.n, "token")}…`;
 			bar.value = Math.min(1, elapsed() / SECONDS);
 		};
-		// The settings are one object for all: the lengths follow the speed of the machine.
+		// One object for all: the lengths follow the machine's speed.
 		const request = { messages: [{ role: "user", content: prompt }], system: "", model, settings: asSettings(settings, more) };
 		return { name, pairs: [], runs: alternating(request, { signal: stopped, said }), done: false };
 	});
@@ -116,7 +116,7 @@ async function measure({ model, props }, place, signal) {
 	announce(results.card.sentence);
 }
 
-/** Settings that are read when a request is made, with more of them. */
+/** Settings that are read at each request, with more of them. */
 const asSettings = (settings, more) => ({
 	get max_tokens() {
 		return settings.max_tokens;
@@ -124,13 +124,13 @@ const asSettings = (settings, more) => ({
 	seed: settings.seed, ...more,
 });
 
-/** Tokens of a run, so that all tasks have enough pairs in the time. */
+/** Tokens of a run, so that there is time for all tasks. */
 function lengthFor(rate) {
 	const seconds = SECONDS / (TASKS.length * 2 * (LEAST_PAIRS + 1));
 	return Math.max(SHORTEST, Math.min(LONGEST, Math.round(rate * seconds)));
 }
 
-/** The task of the next pair: each in turn until it has an interval, so that a slow machine tells of some; then the one with fewest. */
+/** The task of the next pair: each in turn until it has an interval, then the one with the fewest. */
 export function next(tasks) {
 	const open = tasks.filter(({ done, pairs }) => !done && pairs.length < MOST_PAIRS);
 	return open.find(({ pairs }) => pairs.length < LEAST_PAIRS) ?? open.sort((a, b) => a.pairs.length - b.pairs.length)[0];
@@ -145,7 +145,7 @@ export function cardData(tasks, model, props, note) {
 	const rows = tasks.map(({ name, pairs }) => rowOf(name, pairs));
 	const known = rows.filter(({ said }) => said !== "not measured");
 	const measured = tasks.filter(({ pairs }) => pairs.length);
-	// The runs of a pair have the same length, and those of the first pair another one than later ones.
+	// Only runs of a pair have the same length.
 	const differs = ({ pairs }) => pairs.some((pair) => !/identical/.test(sameText([pair])));
 	const differ = measured.filter(differs).map(({ name }) => name);
 	const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);

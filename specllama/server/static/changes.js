@@ -1,11 +1,11 @@
-// What somebody changes in the conversation at hand, but for asking: versions, deletions, what is left out of requests.
+// Changes to the conversation at hand: versions, deletions, what is left out of requests.
 
 import { byId } from "./dom.js";
 import { say } from "./notice.js";
 
 /**
- * chat: {data(), ended(), show(), changed(data), save(data), write(question)}: the conversation at hand; stops its
- * answer, and tells whether there was one; shows it; counts the tokens of one again; stores one; has a question answered.
+ * chat: {data(), ended(), show(), changed(data), save(data), write(question)}. ended(): stops the answer, and tells
+ * whether there was one. changed(data): what is sent of it is another.
  */
 export class Changes {
 	#chat;
@@ -28,14 +28,14 @@ export class Changes {
 		return this.#change((data) => data.choose(message));
 	}
 
-	/** Ask another question in the place of one, which stays as a version. */
+	/** Ask another question in the place of one. */
 	async edit(message, text) {
 		await this.#chat.ended();
 		const added = this.#chat.data().add({ role: "user", content: text, files: message.files }, message.parent);
 		await this.#chat.write(added);
 	}
 
-	/** Have an answer with another text as a version of it, with which the conversation goes on. */
+	/** Give an answer another text, as a version. */
 	amend({ model, tokens, parent }, text) {
 		const answer = { role: "assistant", content: text, reasoning: "", model, tokens, edited: true, partial: true };
 		return this.#change((data) => data.add(answer, parent));
@@ -58,7 +58,7 @@ export class Changes {
 		});
 	}
 
-	/** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
+	/** Leave the oldest turns out of requests, then do what there was no room for. */
 	async makeRoom(again) {
 		const data = this.#chat.data();
 		const { leaveOut } = await import("./leaveout.js");

@@ -1,5 +1,4 @@
-// The conversation at hand: asking, following its answer, stopping, editing, versions, going on after a failure.
-// Answers of other conversations go on meanwhile.
+// The conversation at hand. Answers of others go on meanwhile.
 
 import { Changes } from "./changes.js";
 import { Context } from "./context.js";
@@ -21,7 +20,7 @@ export class Chat {
 	#models;
 	#panel;
 	#list;
-	#moved; // called with the id of the conversation when another one is shown, or a new one gets its id
+	#moved; // called with the id when another conversation is shown, or a new one gets its id
 	#data;
 	#log;
 	#writings = new Map(); // by the id of their conversation
@@ -68,7 +67,7 @@ export class Chat {
 		});
 		store.onChange((id) => this.#changedElsewhere(id));
 		addEventListener("pagehide", () => {
-			this.#left = true; // the loss of the connection, which follows, is not the answer's end
+			this.#left = true; // the lost connection is not the answer's end
 			keepUnfinished([...this.#writings.values()]);
 		});
 		addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
@@ -94,7 +93,7 @@ export class Chat {
 		return new Set(this.#writings.keys());
 	}
 
-	/** Show a conversation; without an id, a new one. gone: the one that was shown is deleted. Answers that are being written go on. */
+	/** Show a conversation; without an id, a new one. gone: the one before is deleted. */
 	async open(id = "", gone = false) {
 		const turn = (this.#opening += 1);
 		this.#ending.stop();
@@ -157,7 +156,7 @@ export class Chat {
 		await this.#write(message);
 	}
 
-	/** Have an answer written again, by default the last one; what there is stays as a version. */
+	/** Write an answer again, by default the last one, as a version. */
 	async regenerate(message = this.#data.last) {
 		if (this.busy || message?.role !== "assistant") return;
 		const question = this.#data.get(message.parent);
@@ -165,14 +164,14 @@ export class Chat {
 		else say("There is no question before this answer.");
 	}
 
-	/** Continue an answer, by default the last one, or have a question answered that waits. */
+	/** Continue an answer, by default the last one, or answer a question that waits. */
 	async resume(message = this.#data.last) {
 		if (this.busy || !message) return;
 		if (message.role === "user") await this.#write(message);
 		else await this.#write(this.#data.get(message.parent) ?? null, message);
 	}
 
-	/** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
+	/** Continue an answer of a closed page: see unfinished.recovered. */
 	async goOn({ data, question, message }) {
 		const here = data.id === this.#data.id ? this.#data : data;
 		if (here !== data) {
@@ -184,13 +183,13 @@ export class Chat {
 		await this.#run(here, here.get(question?.id) ?? null, before);
 	}
 
-	/** End the answer that is being written, and waiting for the engine. */
+	/** End the answer, and waiting for the engine. */
 	stop() {
 		this.#writing?.stop();
 		this.#ending.stop();
 	}
 
-	/** Stop, and wait until what there is of the answer is in the conversation. Returns whether there was one. */
+	/** Stop, and wait for what there is of the answer. Returns whether there was one. */
 	async #ended() {
 		const writing = this.#writing;
 		this.stop();
@@ -204,7 +203,7 @@ export class Chat {
 		this.#context.changed(data);
 	}
 
-	/** Take note of what is typed and attached and not sent yet: {content, files}. */
+	/** question: {content, files}, not sent yet. */
 	draft(question) {
 		this.#context.draft = question;
 	}
@@ -232,7 +231,7 @@ export class Chat {
 		this.describe();
 	}
 
-	/** Have a question of the conversation at hand answered, or an answer continued: `before`. */
+	/** Answer a question, or continue an answer: `before`. */
 	#write(question, before = null) {
 		if (this.busy) return Promise.resolve();
 		return this.#run(this.#data, question, before);

@@ -1,5 +1,5 @@
-// Colours of code. The library and each language are loaded with the first block of that language, and a block gets
-// its colours when it is complete and nothing else is to be done: what the page says of the sources of its text stays.
+// Colours of code, loaded with the first block of a language, and given to complete blocks when the page is idle. What
+// the page says of the sources of the text stays.
 
 import "./vendor/purify.min.js";
 import { element } from "./dom.js";
@@ -11,7 +11,7 @@ const LONGEST = 20_000; // characters of a block with colours
 // by name: the file below vendor/languages
 const LANGUAGES = {
 	bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
-	// Java's words are near enough for C and C++, whose own file would be one of the largest.
+	// near enough for C and C++, whose own file is large
 	c: "java", h: "java", cpp: "java", "c++": "java", cc: "java", hpp: "java", cxx: "java", cuda: "java",
 	diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
 	javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
@@ -55,7 +55,7 @@ function load(name) {
 	return languages.get(name);
 }
 
-/** Give the complete blocks of code in an element their colours, when there is time. */
+/** Colour the complete blocks of code in an element, when there is time. */
 export function colourLater(root) {
 	const boxes = root.matches(".code") ? [root] : root.querySelectorAll(".code");
 	for (const box of boxes) {

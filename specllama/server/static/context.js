@@ -1,5 +1,5 @@
-// How much of the context the conversation takes: by the figures of its last answer, and by a count of the server after
-// what is sent has changed, or where much is typed or attached.
+// How much of the context the conversation takes: by its last answer, or counted by the server after changes, and with
+// what is typed and attached.
 
 import { json } from "./api.js";
 import { byId, whole } from "./dom.js";
@@ -9,7 +9,7 @@ import { starts, textOf, turns } from "./turns.js";
 
 const FULL_SHARE = 0.9; // of the context from which on the gauge warns
 const LONG = 2000; // characters from which on what is typed is counted
-const LONGEST = 16; // characters a token: a longer text is certainly longer than the context
+const LONGEST = 16; // characters a token: longer texts are not counted
 const PAUSE = 500; // milliseconds after a change
 const FULL = "The context is almost full: an answer ends when it is.";
 const LONGER = "With what is typed and attached the conversation is longer than the context: it will be refused as it is.";
@@ -24,20 +24,19 @@ export async function count(messages, system, model) {
 export class Context {
 	#models;
 	#chat;
-	#draft = null; // the question that is typed and attached, where it is counted
-	#changed = null; // the conversation whose last tokens are those of before a change
-	#with = null; // {data, tokens}: of a conversation with the draft, once they are known
+	#draft = null; // the question that is not sent yet, where it is counted
+	#changed = null; // the conversation whose tokens are those of before a change
+	#with = null; // {data, tokens}: with the draft, once they are known
 	#timer = 0;
 	#said = ["", 0]; // the last warning, and of how many tokens
 
-	/** chat: {data(), writing(), makeRoom(), save(data)}: the conversation at hand, and its answer that is being written. */
+	/** chat: {data(), writing(), makeRoom(), save(data)}, of the conversation at hand. */
 	constructor(models, chat) {
 		this.#models = models;
 		this.#chat = chat;
 		byId("context").high = FULL_SHARE;
 	}
 
-	/** What is typed and attached and not sent yet. */
 	set draft({ content, files }) {
 		this.#draft = files.length || content.length > LONG ? { role: "user", content, files } : null;
 		this.update();
@@ -49,12 +48,12 @@ export class Context {
 		this.update();
 	}
 
-	/** Show the gauge for the conversation at hand, and count where that is needed. */
+	/** Show the gauge, and count where that is needed. */
 	update() {
 		clearTimeout(this.#timer);
 		if (!this.#draft) this.#with = null;
 		if (this.#draft || this.#changed === this.#chat.data()) {
-			this.#timer = setTimeout(() => this.#count().catch(() => {}), PAUSE); // without a count, that of before stays
+			this.#timer = setTimeout(() => this.#count().catch(() => {}), PAUSE);
 		}
 		this.show();
 	}
@@ -97,7 +96,7 @@ export class Context {
 		this.#warn(draft >= size ? LONGER : used > FULL_SHARE * size ? FULL : "", own, room);
 	}
 
-	/** Warn, once of the same tokens that are sent, unless something else is said. */
+	/** Warn, once of the same tokens, unless something else is said. */
 	#warn(text, sent, room) {
 		const [before, about] = this.#said;
 		if (text === before && (!text || sent === about)) return;

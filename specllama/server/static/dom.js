@@ -1,8 +1,8 @@
 // Small helpers for elements. Texts are always set as text, never parsed as HTML.
 
 /**
- * A new element. props: `class`, `on` (event listeners by name), `data` (data attributes), boolean attributes,
- * and other attributes by name; null and undefined are left out. children: nodes and texts.
+ * A new element. props: `on` (event listeners by name), `data` (data attributes), and attributes by name; null, undefined
+ * and false are left out. children: nodes and texts.
  */
 export function element(tag, props = {}, ...children) {
 	const found = document.createElement(tag);
@@ -20,7 +20,7 @@ export function element(tag, props = {}, ...children) {
 	return found;
 }
 
-/** A button that runs `action` unless it is `aria-disabled`; what it is called can differ from what it shows. */
+/** A button that runs `action` unless it is `aria-disabled`. */
 export function button(text, action, props = {}) {
 	const click = ({ currentTarget }) => currentTarget.ariaDisabled !== "true" && action();
 	return element("button", { type: "button", on: { click }, ...props }, text);
@@ -28,10 +28,10 @@ export function button(text, action, props = {}) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** The attributes of an element that scrolls: the keyboard reaches it. */
+/** Attributes of an element that scrolls, for the keyboard. */
 export const region = (label) => ({ tabindex: 0, role: "region", "aria-label": label });
 
-/** Have exactly these children, and move none that is in its place: it may have the focus, or be under a finger. */
+/** Have exactly these children, and move none in its place: it may have the focus, or be under a finger. */
 export function arrange(box, children) {
 	const wanted = new Set(children);
 	for (const one of [...box.children]) if (!wanted.has(one)) one.remove();
@@ -44,8 +44,8 @@ const nameOf = (one) => one.getAttribute("aria-label") ?? (one.title || one.text
 const canFocus = (one) => Boolean(one?.isConnected && one.checkVisibility() && !one.disabled);
 
 /**
- * Run `change()`, which may take the element that has the focus out of `root`, hide or disable it. The focus then goes to
- * the one of the same name in the same child of `root`, else to `next(child)`, else to where one types or closes the dialog.
+ * Run `change()`. If it removes, hides or disables the focused element in `root`, focus the one of the same name in the
+ * same child of `root`, else `next(child)`, else where one types or closes the dialog.
  */
 export function keepFocus(root, change, next = () => null) {
 	const had = document.activeElement;
@@ -58,12 +58,12 @@ export function keepFocus(root, change, next = () => null) {
 	const all = child ? [child, ...child.querySelectorAll("*")].filter((one) => one.tabIndex >= 0 && canFocus(one)) : [];
 	const same = canFocus(had) ? had : all.find((one) => nameOf(one) === nameOf(had));
 	if (same) return same.focus({ preventScroll: true });
-	const typing = matchMedia("(pointer: coarse)").matches ? "log" : "question"; // or the keyboard of a phone would come up
+	const typing = matchMedia("(pointer: coarse)").matches ? "log" : "question"; // or a phone's keyboard comes up
 	const one = next(child);
 	return (canFocus(one) ? one : byId(root.closest("dialog") ? "dialog-close" : typing)).focus();
 }
 
-/** A button that copies what `text()` returns, and says so for a moment. */
+/** A button that copies `text()`, and says so for a moment. */
 export function copyButton(text, label) {
 	const copy = async () => {
 		found.textContent = (await copyText(text())) ? "Copied" : "Not allowed";
@@ -127,14 +127,14 @@ export function bytes(n) {
 	return `${numeral(n / 1024 ** i)} ${units[i]}`;
 }
 
-/** Place a tip over the page: above a box where there is room, else below it. */
+/** Place a tip above a box, or below it where there is no room. */
 export function placeTip(tip, { left, top, bottom }) {
 	const above = top - tip.offsetHeight - 6;
 	tip.style.left = `${Math.max(8, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
 	tip.style.top = `${above > 0 ? above : Math.min(bottom + 6, innerHeight - tip.offsetHeight - 8)}px`;
 }
 
-/** Have Escape call `act()` and do nothing else, unless that returns false. */
+/** Escape calls `act()` and does nothing else, unless that returns false. */
 export function onEscape(node, act) {
 	node.addEventListener("keydown", (event) => event.key === "Escape" && act() !== false && event.preventDefault());
 }

@@ -4,8 +4,8 @@ import { addressed } from "./address.js";
 import { button, element, onEscape } from "./dom.js";
 import { read, write } from "./storage.js";
 
-/** A form with the text of a message, or what was typed for it and not sent. label: what it is called; hint: what sending
- * it does; save: the button's text; actions: {save(text), end()}. */
+/** A form with a message's text, or what was typed for it and not sent. hint: what sending it does; save: the button's
+ * text; actions: {save(text), end()}. */
 export function editForm({ id, content }, { label, hint, save }, actions) {
 	const key = `specllama.draft.${addressed()}.${id}`;
 	const text = read(key) ?? content;

@@ -1,4 +1,4 @@
-// What to say when an answer of the conversation at hand has ended, and waiting for an engine that is gone.
+// What to say when an answer has ended, and waiting for an engine that is gone.
 
 import { recovered } from "./api.js";
 import { announce, counted, inSentences } from "./dom.js";
@@ -51,7 +51,7 @@ export class Ending {
 		}
 	}
 
-	/** Say what ended an answer before its end; where the engine or the server is gone, wait for it. */
+	/** Say what ended an answer too early; wait for an engine or a server that is gone. */
 	async failed({ question, before, message, conversation }, problem) {
 		const empty = !message || message === before;
 		const ask = () => this.#actions.ask(question, before);

@@ -2,7 +2,7 @@
 
 import { byId, element, onEscape, placeTip } from "./dom.js";
 
-/** Have an element explain itself. names: of texts, separated by spaces. */
+/** Have an element explain itself. names: of texts, by spaces. */
 export function explained(target, names) {
 	target.dataset.explain = names;
 	return target;
@@ -18,7 +18,7 @@ export function setUpExplanations() {
 	const tip = element("div", { id: "explanation", role: "tooltip", hidden: true });
 	document.body.append(tip);
 	let shown = null;
-	let dismissed = ""; // names that somebody has dismissed, until another explanation or none is asked for
+	let dismissed = ""; // names, until another explanation or none is asked for
 	const hide = () => {
 		shown?.removeAttribute("aria-describedby");
 		shown = null;

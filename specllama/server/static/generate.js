@@ -1,11 +1,10 @@
-// Asks the server for an answer and follows it: texts, sources, rounds and figures. Knows no elements.
+// Asks the server for an answer and follows it. Knows no elements.
 
 import { events, request } from "./api.js";
 import { Trace } from "./trace.js";
 
 /**
- * An answer while it is written. times: of each arrival, the seconds since the request and the characters so far,
- * those of the reasoning included.
+ * An answer while it is written. times: of each arrival, the seconds since the request and all characters so far.
  */
 export class Answer {
 	content = "";
@@ -21,7 +20,7 @@ export class Answer {
 	stopped = ""; // the stop text that ended it
 	seed = null;
 	prefill = null; // the latest prompt_progress of the server
-	onprefill = null; // called with each of them and the milliseconds since the request
+	onprefill = null; // called with them and the milliseconds since the request
 	before = null; // the figures of what the answer goes on with, see figures.js
 	known = { rounds: 0, drafted: 0, accepted: 0 }; // in the traces then
 	began = performance.now();
@@ -53,7 +52,7 @@ export class Answer {
 		return this.usage?.total_tokens ?? (this.prefill?.total ? this.prefill.total + this.n : null);
 	}
 
-	/** Tokens per second so far, from the first token on; null before there are two. */
+	/** Tokens per second from the first token on; null before there are two. */
 	get rate() {
 		const seconds = (this.lastAt - this.firstAt) / 1000;
 		return this.n > 1 && seconds > 0 ? (this.n - 1) / seconds : null;
@@ -112,8 +111,8 @@ export function asked({ messages, system = "", model, settings = {}, speculation
 }
 
 /**
- * Have an answer written. grown(answer, event) is called with each event. Returns the answer, and throws Problem
- * or AbortError with the text so far in `answer`.
+ * Have an answer written. grown(answer, event): called with each event. Throws Problem or AbortError; the text so far is
+ * in `answer`.
  */
 export async function generate(body, { signal, grown, answer = new Answer() }) {
 	answer.began = performance.now();

@@ -1,12 +1,12 @@
-// What is stored of an answer, and how an answer goes on from there.
+// What is stored of an answer, and how it goes on from there.
 
 import { counted } from "./dom.js";
 import { figuresOf } from "./figures.js";
 import { Trace } from "./trace.js";
 
 /**
- * A complete answer, or what there is of one, as a message. failure: what ended it before its end, null for nothing.
- * settings: of its request. size: tokens of the context, 0 where it is unknown.
+ * What there is of an answer as a message. failure: what ended it too early, null for nothing. settings: of its request.
+ * size: tokens of the context, 0 while unknown.
  */
 export function messageOf(answer, failure, settings = {}, size = 0) {
 	const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;

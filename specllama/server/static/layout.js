@@ -1,5 +1,5 @@
-// The list of conversations and the view of speculation: columns where there is room. In a narrow window they lie over
-// the conversation, one at a time, until Escape or a tap next to them; in one of middle width there is one of them.
+// The list and the panel: columns in a wide window, one of them in one of middle width; in a narrow one they lie over the
+// conversation, one at a time.
 
 import { byId } from "./dom.js";
 
@@ -10,7 +10,7 @@ const SIDES = ["panel", "list"];
 /** Whether the list lies over the conversation. */
 export const isNarrow = () => !MIDDLE.matches;
 
-/** Show or hide the list or the panel; the focus that was in it goes to the button that shows it. */
+/** Show or hide the list or the panel; the focus in it goes to its button. */
 export function toggle(name, shown = byId(name).hidden) {
 	if (!shown && byId(name).contains(document.activeElement)) byId(`show-${name}`).focus();
 	byId(name).hidden = !shown;
@@ -25,8 +25,8 @@ function arrange() {
 }
 
 /**
- * Hide what lies over the conversation. always: in a window of middle width too, where the panel has taken the place
- * of the list. Returns whether there was something to hide.
+ * Hide what lies over the conversation. always: also the panel in a window of middle width. Returns whether anything was
+ * hidden.
  */
 export function closeSide({ always = false } = {}) {
 	if (WIDE.matches) return false;

@@ -1,13 +1,13 @@
-// Leaving the oldest turns of a conversation out of requests, where the context is full and somebody asks for it.
+// Leaving the oldest turns out of requests.
 
 import { count } from "./context.js";
 import { starts } from "./turns.js";
 
-const SHARE = 0.75; // of the context that the rest may take, so that there is room for an answer
+const SHARE = 0.75; // of the context that the rest may take
 
 /**
- * Leave out as few of the oldest turns as needed. models: tells name and context. Returns whether any is; the last turn
- * stays, and nothing is left out if it is too long alone.
+ * Leave out as few of the oldest turns as needed. Returns whether any is: the last turn stays, and if it is too long
+ * alone, all do.
  */
 export async function leaveOut(data, models) {
 	const path = data.messages.filter(({ out }) => !out);

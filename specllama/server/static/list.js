@@ -37,7 +37,7 @@ export class ConversationList {
 		});
 	}
 
-	/** Show the list. open: id of the conversation that is shown; writing: ids of those whose answers are written. */
+	/** open: id of the conversation that is shown; writing: ids of those whose answers are written. */
 	async show(open, writing = this.#writing) {
 		this.#open = open;
 		this.#writing = writing;
@@ -50,7 +50,7 @@ export class ConversationList {
 		byId("none-found").hidden = !this.#found || shown.length > 0;
 	}
 
-	/** The item of a conversation: the one that is there, unless it shows something else. */
+	/** The item of a conversation: the one there is, unless it shows something else. */
 	#kept(one) {
 		const what = JSON.stringify([one.title, one.id === this.#open, this.#writing.has(one.id)]);
 		const there = this.#items.get(one.id);

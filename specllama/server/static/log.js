@@ -1,5 +1,4 @@
-// The messages that are shown, in their order: the path through a conversation, with the versions of each message.
-// What is shown already stays as it is.
+// The messages that are shown: the path through a conversation, with the versions of each message.
 
 import { arrange, byId, button, element, keepFocus } from "./dom.js";
 import { Follow } from "./follow.js";
@@ -33,7 +32,7 @@ export class Log {
 		this.#box.replaceChildren();
 	}
 
-	/** Show a conversation. writing: the answer that is being written in it, null without one. */
+	/** Show a conversation. writing: its answer that is being written, null without one. */
 	show(data, writing) {
 		keepFocus(this.#box, () => this.#show(data, writing));
 	}
@@ -119,7 +118,7 @@ export class Log {
 		return found;
 	}
 
-	/** Say what depends on others: its versions, whether it is sent. next: the message after it. busy: one is being written. */
+	/** Show what depends on other messages. next: the one after it. busy: an answer is being written. */
 	#describe({ element: shown, versions, note }, data, message, first, next, busy) {
 		shown.classList.toggle("out", Boolean(message.out));
 		const said = [];
@@ -150,7 +149,7 @@ export class Log {
 		];
 	}
 
-	/** Whether the reader is at the end; to be asked before what is shown changes. */
+	/** See Follow.follows. */
 	get nearEnd() {
 		return this.#follow.follows;
 	}

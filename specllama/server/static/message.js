@@ -1,5 +1,4 @@
-// One message of a conversation as elements: the text, its reasoning, its rounds, its figures, and what one can
-// do with it. Knows no server.
+// One message of a conversation as elements, and what one can do with it. Knows no server.
 
 import { button, bytes, copyButton, element, keepFocus, region, whole } from "./dom.js";
 import { editForm } from "./edit.js";
@@ -17,10 +16,7 @@ export { watchRounds } from "./rounds.js";
 
 const BLINK = 500; // milliseconds
 
-/**
- * A question. actions: {edit(text, files), remove(), versions, note}, the last two elements: the choice of versions, and what
- * depends on other messages.
- */
+/** A question. actions: {edit(text, files), remove(), versions, note}, the last two elements. */
 export function questionView(message, actions) {
 	const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
 	const files = element("ul", { class: "files" });
@@ -103,12 +99,12 @@ export class AnswerView {
 		);
 	}
 
-	/** Begin to show an answer that grows: a generate.Answer, or a stored message. */
+	/** Begin to show a generate.Answer, or a stored message. */
 	begin(answer) {
 		this.#stream = new MarkdownStream(this.#body, answer.trace);
 		this.#body.classList.add("writing");
 		this.#begun = watchPrefill(answer, this.#body);
-		// An animation of the style sheet would have the whole conversation painted again in each frame.
+		// An animation in CSS would paint the whole conversation in each frame.
 		if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
 			this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
 		}
@@ -151,8 +147,8 @@ export class AnswerView {
 	}
 
 	/**
-	 * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
-	 * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+	 * Show a stored message. One that was not written here is rendered when it comes near the screen, or there is time;
+	 * until then its text is shown as it is.
 	 */
 	end(message) {
 		if (this.#stream) return this.#end(message);
@@ -231,7 +227,7 @@ export class AnswerView {
 	}
 }
 
-/** Which model wrote an answer, and how much of the prompt it had read before. */
+/** Which model wrote an answer, and how much of the prompt was kept. */
 function aboutAnswer({ model, edited, prompt, cached }) {
 	const parts = [];
 	if (model) parts.push(model);

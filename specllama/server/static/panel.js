@@ -47,10 +47,7 @@ export class Panel {
 		);
 	}
 
-	/**
-	 * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
-	 * model cannot be used.
-	 */
+	/** Say why speculation is on or off. speculate: whether requests ask for it. problem: why the model cannot be used. */
 	describe(props, speculate, problem = "") {
 		this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
 		this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
@@ -68,7 +65,7 @@ export class Panel {
 		this.#draw(answer, props);
 	}
 
-	/** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
+	/** Draw the charts. answer: null without one. before: what is above them. */
 	async #draw(answer, props, before = null) {
 		const own = (this.#latest = {});
 		const { charts } = await import("./panel_charts.js");
@@ -85,7 +82,7 @@ export class Panel {
 	}
 }
 
-/** The head and the draft model by name, as many as there are; `more` follows the name of the draft model. */
+/** The head and the draft model by name; `more` follows the latter. */
 export function draftNames({ speculation, model_path: target, draft_model_path: file }, more = "") {
 	const { draft, head, head_in_target: inside } = speculation;
 	if (!draft) return [];
@@ -115,7 +112,7 @@ export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, 
 	return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
-/** Tokens per second of plain decoding by the measured time of one row; null without it. */
+/** Tokens per second of plain decoding by t(1); null without it. */
 export function plainRate(props) {
 	const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
 	return one ? 1 / one[1] : null;
@@ -126,7 +123,7 @@ function tile(name, explanation, value, note = "") {
 	return explained(found, explanation);
 }
 
-/** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
+/** f: of figuresOf. stored: of plainRate, null where the server has compared. */
 function tiles(f, stored, live) {
 	const { plain, rounds, drafted, accepted: kept, prompt } = f;
 	const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
@@ -146,7 +143,7 @@ function tiles(f, stored, live) {
 
 const SOURCES = { run: "plain measured in this answer", stored: "plain measured before", compared: "compared" };
 
-/** The speed over plain decoding and what it stands on. An estimate while the answer is written. */
+/** The speed over plain decoding; an estimate while the answer is written. */
 function gain(f, stored, live, tokens) {
 	if (Number.isFinite(f.speedup)) {
 		const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";

@@ -1,5 +1,4 @@
-// Rounds in slow motion: the draft appears, the target's decode strikes out what is wrong, and the target's own token
-// takes its place. For the rounds of an answer, and for the canned ones of an empty page.
+// Rounds in slow motion: the draft appears, the target's decode strikes out what is wrong, and its own token follows.
 
 import { openDialog } from "./dialog.js";
 import { button, element, pause, region, whole } from "./dom.js";
@@ -14,8 +13,8 @@ const NEXT = 550;
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /**
- * The rounds of a text: [{parts: [[text, source], …], rejected: [[text, source], …], round}], of the prompt's decode
- * too. Text without a round comes with the one before it.
+ * The rounds of a text, the prompt's decode too: [{parts: [[text, source], …], rejected: [[text, source], …], round}].
+ * Text without a round comes with the one before it.
  */
 export function framesOf(text, trace) {
 	const frames = trace.rounds.map((round) => ({ parts: [], rejected: round[5] ?? [], round }));
@@ -40,7 +39,7 @@ export class Player {
 	#frames;
 	#changed;
 	#index = 0; // of the next frame
-	#turn = 0; // of the latest play; an earlier one ends when it sees another
+	#turn = 0; // of the latest play, which ends earlier ones
 	playing = false;
 
 	constructor(target, frames, changed = () => {}) {

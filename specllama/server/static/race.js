@@ -1,5 +1,4 @@
-// The race: one prompt and one seed, plain and speculative in turn until it is certain which is faster, then both
-// shown at the pace at which they were written.
+// The race: one prompt and one seed, plain and speculative in turn, then both shown at their pace.
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
@@ -15,7 +14,7 @@ loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const MOST_PAIRS = 9;
 const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
-const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval
+const LONGEST = 120; // seconds after which no further pair begins
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
 export function openRace({ prompt, system, model, settings, props }) {
@@ -69,7 +68,7 @@ export function openRace({ prompt, system, model, settings, props }) {
 
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
-/** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
+/** The machine, the model and its drafters in sentences. settings: of the race. */
 export function aboutServer(props, model, settings = null) {
 	if (!props) return [];
 	const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
@@ -86,7 +85,7 @@ export async function busySlots(model) {
 	return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
 }
 
-/** What of a complete answer is compared and shown again, by the server's time of decoding. */
+/** What of an answer is compared and shown again, by the server's time of decoding. */
 export function runOf(answer) {
 	const { figures, timings } = answer;
 	const first = (answer.firstAt - answer.began) / 1000;
@@ -108,8 +107,8 @@ export function runOf(answer) {
 }
 
 /**
- * Run a request in turn without and with drafts. The prompt is evaluated before, so that all runs find the same.
- * said(name, answer, i): called as pair i goes on; pair(i): before it. Returns [{plain, speculative}, …].
+ * Run a request in turn without and with drafts, after its prompt is evaluated. said(name, answer, i): called as pair i
+ * goes on. Yields {plain, speculative}.
  */
 export async function* alternating({ messages, system, model, settings }, { signal, said = () => {} }) {
 	const once = (enabled, more = {}, grown = undefined) => {
@@ -228,7 +227,7 @@ function typicalOf(pairs) {
 	return [...pairs].sort((a, b) => ratio(a) - ratio(b))[Math.floor(pairs.length / 2)];
 }
 
-/** The sentences about pairs of runs of one request, of which each has {plain, speculative} as of runOf. */
+/** The sentences about pairs of runs. */
 export function judge(pairs) {
 	const found = comparedPairs(pairs);
 	const { plain, speculative } = typicalOf(pairs);

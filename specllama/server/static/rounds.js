@@ -1,5 +1,4 @@
-// The rounds of an answer: a slider through them, the figures of the one under the pointer, and the view that plays
-// them in slow motion, which is loaded when it is asked for.
+// The rounds of an answer: a slider through them, and the figures of the one under the pointer.
 
 import { button, counted, element, placeTip, whole } from "./dom.js";
 import { inWords } from "./trace.js";

@@ -1,4 +1,4 @@
-// The dialog of settings: a field for each sampling parameter of the server's own list, with its range and default.
+// The dialog of settings: a field for each sampling parameter of the server's list.
 
 import { answerFields, forNewOnes, numberField, presetRow, themeField, valuesOf } from "./answering.js";
 import { closeDialog, openDialog } from "./dialog.js";
@@ -10,7 +10,7 @@ const LABELS = {
 	max_tokens: "Longest answer", temperature: "Temperature", top_k: "Top k", top_p: "Top p", min_p: "Min p", seed: "Seed",
 	stop: "Stop texts, one a line", ignore_eos: "Ignore end tokens", draft_max: "Longest draft", repeat_last_n: "Penalties look back",
 };
-// What the field does, for those who do not know it: shown while one points at it or is in it.
+// What a field does, shown while one points at it or is in it.
 const HELP = {
 	max_tokens: "The answer ends after so many tokens, -1: when the model ends it, -2: when the context is full.",
 	seed: "The same seed and settings give the same answer to the same question. -1: another one each time.",
@@ -80,7 +80,6 @@ function fieldOf(parameter, value, standard) {
 	return { name, row, read, set, clear: () => set() };
 }
 
-/** Show what a field does while one points at it or is in it. */
 function helpOf(fields) {
 	const line = element("p", { class: "help", "aria-hidden": "true" });
 	const show = (target) => {
@@ -92,10 +91,7 @@ function helpOf(fields) {
 	return line;
 }
 
-/**
- * Ask for settings. props: of the model, null before they are known. conversation: gets the system prompt; saved(changed)
- * stores it.
- */
+/** Ask for settings. props: null before they are known. conversation: gets the system prompt; saved(changed) stores it. */
 export function openSettings(props, conversation, saved) {
 	const stored = currentSettings();
 	const defaults = props?.default_generation_settings.params ?? {};

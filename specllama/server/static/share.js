@@ -1,5 +1,4 @@
-// A race and a card as one HTML file that shows them again at their true pace. It loads nothing and runs no code but
-// that of exhibit.js; what a model wrote is data in it.
+// A race and a card as one HTML file, which loads nothing and runs exhibit.js alone; what a model wrote is data in it.
 
 import { say } from "./notice.js";
 import { aboutServer } from "./race.js";

@@ -1,5 +1,4 @@
-// Tables: they scroll, and one of many rows is in parts with columns of the same width, so that the browser need not
-// lay all of it out again for a row more, nor what is off the screen.
+// Tables scroll, and long ones are in parts with columns of the same width, so that the browser need not lay all out again.
 
 import { element, region } from "./dom.js";
 
