@@ -261,7 +261,7 @@ def test_a_full_context_is_explained(page: Page) -> None:
     assert used > 2000
 
 
-def test_what_is_not_sent_yet_counts_where_it_is_long(page: Page, chat_server: Server) -> None:
+def test_what_is_not_sent_yet_counts_where_it_is_long(page: Page) -> None:
     """Files, and long texts that are typed: the gauge shows the tokens of the request that would be sent."""
     page.ask("One", **written("A."))
     used = page.used
@@ -313,3 +313,27 @@ def test_an_empty_answer_says_why(page: Page) -> None:
     page.until(lambda: "at once" in page.text_of(".answer .outcome"))
     assert page.ask("Again", **written("Yes.")) == "Yes."
     assert "empty" not in page.text_of(".answer:last-of-type .outcome")
+
+
+def test_what_is_empty_is_not_sent_without_a_word(page: Page) -> None:
+    """An edited question, by Enter and by the button, and the prompt of a race."""
+    page.ask("One", **written("A."))
+    page.press("Edit the question")
+    field = page.get("textbox", "Edit the question")
+    field.send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    for press in (
+        lambda: field.send_keys(Keys.ENTER),
+        lambda: page.js("document.querySelector('.edit .primary').click()"),
+    ):
+        press()
+        assert page.js("return arguments[0].matches(':user-invalid')", field)
+        assert page.driver.switch_to.active_element == field
+    field.send_keys("Two", Keys.ENTER)
+    page.until(lambda: page.questions == ["Two"])
+    page.until_done()
+    page.press("Race")
+    prompt = page.get("textbox", "Prompt")
+    prompt.clear()
+    page.press("Start the race")
+    assert page.js("return arguments[0].matches(':user-invalid')", prompt)
+    page.press("Close")

@@ -196,7 +196,7 @@ def test_charts_draw_inside_their_area(page: Page) -> None:
 
 
 def test_an_explanation_goes_away_with_escape(page: Page) -> None:
-    """And does not come back when its figure is drawn again; nothing else is closed or stopped by that key."""
+    """And does not come back when its figure is drawn again; that key closes and stops nothing else."""
 
     def said() -> str:
         return page.text_of("#explanation")

@@ -13,7 +13,7 @@ export function editForm({ id, content }, { label, hint, save }, actions) {
 		write(key, null);
 		actions.end();
 	};
-	const area = element("textarea", { dir: "auto", "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
+	const area = element("textarea", { required: true, dir: "auto", "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
 	area.value = text;
 	const send = (event) => {
 		event.preventDefault();
@@ -31,7 +31,9 @@ export function editForm({ id, content }, { label, hint, save }, actions) {
 	);
 	onEscape(area, end);
 	area.addEventListener("keydown", (event) => {
-		if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+		if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+		event.preventDefault();
+		form.requestSubmit();
 	});
 	return { form, area };
 }

@@ -19,7 +19,7 @@ const LONGEST = 120; // seconds after which no further pair begins
 /** Open the race. context: {prompt, system, model, settings, props}. */
 export function openRace({ prompt, system, model, settings, props }) {
 	const controller = new AbortController();
-	const area = element("textarea", { id: "race-prompt", rows: 3, dir: "auto" });
+	const area = element("textarea", { id: "race-prompt", rows: 3, required: true, dir: "auto" });
 	area.value = prompt;
 	const length = element(
 		"select",
