@@ -202,8 +202,12 @@ def test_an_explanation_goes_away_with_escape(page: Page) -> None:
         return page.text_of("#explanation")
 
     def point_at(selector: str) -> None:
-        element = page.driver.find_element("css selector", selector)
-        ActionChains(page.driver).move_to_element(element).perform()
+        def pointed() -> bool:
+            element = page.driver.find_element("css selector", selector)
+            ActionChains(page.driver).move_to_element(element).perform()
+            return True
+
+        page.until(pointed)  # the element may be drawn again meanwhile
 
     def escape() -> None:
         ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
