@@ -259,3 +259,81 @@ def test_a_full_context_is_explained(page: Page) -> None:
     assert "of 2,048 tokens" in page.text_of("#context-text")
     used = int(page.text_of("#context-text").split()[0].replace(",", ""))
     assert used > 2000
+
+
+def test_what_is_not_sent_yet_counts_where_it_is_long(page: Page) -> None:
+    """Files, and long texts that are typed: the gauge shows the tokens of the request that would be sent."""
+    page.ask("One", **written("A."))
+    used = page.used
+    field = page.get("textbox", "Message")
+    field.send_keys("a few words")
+    page.js("return new Promise((resolve) => setTimeout(resolve, 900))")
+    assert page.used == used
+    assert "more than 2,000 characters" in page.js("return document.querySelector('.gauge').title")
+    page.js(
+        "const all = new DataTransfer(); all.items.add(new File(['some words '.repeat(300)], 'a.txt'));"
+        "document.querySelector('main').dispatchEvent("
+        "  new DragEvent('drop', { dataTransfer: all, bubbles: true, cancelable: true }))"
+    )
+    page.until(lambda: "tokens with this message" in page.text_of("#context-text"))
+    counted = page.used
+    assert counted > used + 300
+    page.press("New conversation")
+    page.until(lambda: page.text_of("#context-text").startswith("0 of "))
+    page.press("One")
+    page.until(lambda: page.used == counted)
+    page.press("Send")
+    page.until(lambda: len(page.answers) == 2)
+    page.until_done()
+    (stored,) = page.stored
+    assert abs(stored["messages"][-1]["prompt"] - counted) < 3
+    assert "with this message" not in page.text_of("#context-text")
+    field.send_keys("x")
+    page.js(
+        "const field = document.getElementById('question'); field.value = 'word '.repeat(2500);"
+        "field.dispatchEvent(new Event('input'))"
+    )
+    page.until(lambda: "longer than the context" in page.notice)
+    assert page.all("button", "Leave out the oldest turns")
+    page.js(
+        "const field = document.getElementById('question'); field.value = '';"
+        "field.dispatchEvent(new Event('input'))"
+    )
+    page.until(lambda: page.notice == "" and "with this message" not in page.text_of("#context-text"))
+
+
+def test_an_empty_answer_says_why(page: Page) -> None:
+    page.ask("Anything", grammar='root ::= "Yes."', stop=["Y", "No"])
+    assert page.text_of(".answer .outcome") == 'The answer is empty: the stop text "Y" came first.'
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.ask("Anything", grammar='root ::= ""')
+    assert page.text_of(".answer .outcome") == "The answer is empty: the model ended it at once."
+    page.driver.refresh()
+    page.until(lambda: "at once" in page.text_of(".answer .outcome"))
+    assert page.ask("Again", **written("Yes.")) == "Yes."
+    assert "empty" not in page.text_of(".answer:last-of-type .outcome")
+
+
+def test_what_is_empty_is_not_sent_without_a_word(page: Page) -> None:
+    """An edited question, by Enter and by the button, and the prompt of a race."""
+    page.ask("One", **written("A."))
+    page.press("Edit the question")
+    field = page.get("textbox", "Edit the question")
+    field.send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    for press in (
+        lambda: field.send_keys(Keys.ENTER),
+        lambda: page.js("document.querySelector('.edit .primary').click()"),
+    ):
+        press()
+        assert page.js("return arguments[0].matches(':user-invalid')", field)
+        assert page.driver.switch_to.active_element == field
+    field.send_keys("Two", Keys.ENTER)
+    page.until(lambda: page.questions == ["Two"])
+    page.until_done()
+    page.press("Race")
+    prompt = page.get("textbox", "Prompt")
+    prompt.clear()
+    page.press("Start the race")
+    assert page.js("return arguments[0].matches(':user-invalid')", prompt)
+    page.press("Close")

@@ -186,6 +186,103 @@ def test_the_oldest_turns_are_left_out_when_somebody_says_so(page: Page) -> None
     page.complaints  # noqa: B018 - the browser's line about the status
 
 
+def long_turn(page: Page, n: int, words: int) -> None:
+    """A question of so many words, answered with one."""
+    page.ask(f"{n} {'word ' * words}\nend", **written("Yes."))
+
+
+def test_the_notice_of_the_full_context_goes_when_there_is_room(page: Page) -> None:
+    """By leaving out, by deleting, and until what takes the room is there again; dismissed, it stays away."""
+    full = "The context is almost full: an answer ends when it is."
+    for n in range(3):
+        long_turn(page, n, 310)
+    page.until(lambda: page.notice == full)
+    used = page.used
+    page.press("Dismiss")
+    for _ in range(2):
+        page.js("document.getElementById('speculate').click()")  # all is shown again
+    assert page.notice == ""
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    assert page.notice == ""
+    page.press("0 word")
+    page.until(lambda: page.notice == full)
+    page.press("Leave out the oldest turns")
+    page.until(lambda: page.used < 0.9 * used and page.notice == "")
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.press("0 word")
+    page.until(lambda: len(page.answers) == 3)
+    page.js("return new Promise((resolve) => setTimeout(resolve, 900))")
+    assert page.used < 0.9 * used
+    assert page.notice == ""
+    page.press("Include them")
+    page.until(lambda: page.notice == full)
+    assert abs(page.used - used) < 10
+    page.until(lambda: page.all("button", "Delete the question"))[0].click()
+    page.until(lambda: page.used < 0.9 * used)
+    assert page.notice == "The question is deleted."
+    page.press("Undo")
+    page.until(lambda: page.notice == full)
+    page.until(lambda: page.all("button", "Dismiss"))
+    page.press("Dismiss")
+    page.press("Edit the question")
+    page.press("Cancel")
+    assert page.notice == ""
+
+
+def test_an_answer_that_ended_in_a_full_context_says_so_until_there_is_room(page: Page) -> None:
+    """Of made-up answers that end where the context is full."""
+    page.js(
+        "window.answers = () => new Response(["
+        "  { choices: [{ index: 0, delta: { content: 'Yes' } }] },"
+        "  { choices: [{ index: 0, delta: {}, finish_reason: 'length' }] },"
+        "  { choices: [], usage: { completion_tokens: 1, prompt_tokens: 2047, total_tokens: 2048 } },"
+        "].map((event) => `data: ${JSON.stringify(event)}\\n\\n`).join('') + 'data: [DONE]\\n\\n',"
+        "{ headers: { 'content-type': 'text/event-stream' } })"
+    )
+    for n in range(2):
+        page.write(f"{n}")
+        page.until(lambda due=n + 1: len(page.answers) == due)
+        page.until_done()
+    page.until(lambda: "which ended the answer" in page.notice)
+    page.until(lambda: page.all("button", "Delete the question"))[0].click()
+    page.until(lambda: page.notice == "The question is deleted." and page.used < 100)
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.press("0")
+    page.until(lambda: len(page.answers) == 2)
+    assert page.notice == ""
+
+
+def test_a_question_that_is_deleted_while_it_is_answered(page: Page) -> None:
+    """Its answer is stopped; Undo brings the question back, with what there is of the answer."""
+    page.ask("First", **written("One."))
+    page.write("Long", **ENDLESS)
+    page.until(lambda: len(page.answers) == 2 and len(page.answers[-1]) > 20)
+    page.until(lambda: page.all("button", "Delete the question"))[-1].click()
+    page.until(lambda: page.questions == ["First"])
+    assert page.notice == "The question is deleted; what was being written is stopped."
+    begun = page.answers[-1]
+    assert not page.all("button", "Stop")
+    page.press("Undo")
+    page.until(lambda: page.questions == ["First", "Long"])
+    assert page.answers == ["One.", begun]
+    assert page.all("button", "Continue")
+    page.ready()
+    page.press("First")
+    page.until(lambda: page.questions == ["First", "Long"])
+    assert page.answers[-1].startswith(begun[:20])
+    page.js(SILENT)
+    page.write("Nothing yet")
+    page.until(lambda: page.all("button", "Stop"))
+    page.until(lambda: page.all("button", "Delete the question"))[-1].click()
+    page.until(lambda: "what was being written is stopped" in page.notice)
+    page.press("Undo")
+    page.until(lambda: page.questions == ["First", "Long", "Nothing yet"])
+    assert page.all("button", "Ask again")
+
+
 @pytest.fixture
 def blocked(chat_server: Server) -> Iterator[Page]:
     """A page in a browser that lets it store nothing."""

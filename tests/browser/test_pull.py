@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from selenium.webdriver.common.keys import Keys
+
 from specllama.data import EMBEDDED_DRAFT
 from tests.support.browser import Page, browser, needs_chromium
 from tests.support.hub import Repo, local_hub
@@ -38,9 +40,12 @@ def test_a_model_is_downloaded_and_used(tmp_path: Path) -> None:
             choose(page, "far-away")
             page.until(lambda: page.notice == "far-away is not on this disk.")
             assert page.get("combobox", "Model").get_attribute("value") == "pydoc-target"
-            page.press("Download it")
+            page.get("button", "Download it").send_keys(Keys.ENTER)
             page.until(lambda: " of " in page.notice and "Downloading far-away" in page.notice)
-            page.press("Stop the download")
+            said = page.notice
+            page.until(lambda: page.notice != said)  # drawn again, and the focus is where it was
+            assert page.driver.switch_to.active_element.accessible_name == "Stop the download"
+            page.driver.switch_to.active_element.send_keys(Keys.ENTER)
             page.until(lambda: "far-away is not downloaded: the download was stopped" in page.notice)
             hub.faults.rate = 0.0
             page.press("Try again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from tests.support.browser import Page, needs_chromium
 from tests.support.serving import Server
@@ -73,9 +74,8 @@ def test_each_parameter_has_its_field_range_and_help(page: Page, chat_server: Se
     for one in listed:
         field = page.driver.find_element("id", f"set-{one['name']}")
         if one["type"] == "number":
-            assert float(field.get_attribute("min") or "") == one["minimum"]
-            assert float(field.get_attribute("max") or "") == one["maximum"]
-            assert field.get_attribute("step") == "any"
+            assert float(field.get_attribute("aria-valuemin") or "") == one["minimum"]
+            assert float(field.get_attribute("aria-valuemax") or "") == one["maximum"]
         page.js("arguments[0].focus()", field)
         said = page.text_of(".settings .help")
         assert len(said) > 20, one["name"]
@@ -103,3 +103,65 @@ def test_an_answer_of_no_tokens_cannot_be_set(page: Page) -> None:
     field.send_keys("\b4")
     page.press("Save")
     page.until(lambda: not page.all("dialog"))
+
+
+def test_a_comma_is_a_point_or_refused(page: Page) -> None:
+    """Never another number: 0,5 is 0.5, and what may be a thousand or a thousandth is asked about."""
+    page.js(_SENT)
+    page.press("Settings")
+    temperature = page.get("spinbutton", "Temperature")
+    for label, text in (
+        ("Temperature", "1,000"),
+        ("Temperature", "1.000,5"),
+        ("Temperature", "half"),
+        ("Top k", "1,5"),
+        ("Longest answer", "1,000"),
+        ("Longest time", "2,5,0"),
+        ("Longest time", "-1"),
+    ):
+        field = page.get("spinbutton", label)
+        field.send_keys(text, Keys.ENTER)
+        assert page.js("return arguments[0].validationMessage", field), (label, text)
+        assert page.js("return document.activeElement === arguments[0]", field)
+        field.send_keys(Keys.CONTROL, "a", Keys.DELETE)
+    temperature.send_keys("0,5")
+    page.get("spinbutton", "Longest time").send_keys("12,5")
+    field = page.get("spinbutton", "Top k")
+    field.send_keys(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_DOWN)
+    assert field.get_attribute("value") == field.get_attribute("aria-valuenow") == "2"
+    page.press("Save")
+    page.until(lambda: not page.all("dialog"))
+    page.ask("What does os.walk do?", max_tokens=3)
+    body = json.loads(page.js("return window.sent")[0])
+    assert (body["temperature"], body["top_k"], body["t_max_predict_ms"]) == (0.5, 2, 12500)
+    page.press("Settings")
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == "0.5"
+
+
+def test_a_preset_needs_a_name(page: Page) -> None:
+    page.press("Settings")
+    page.get("spinbutton", "Temperature").send_keys("0.33")
+    page.get("button", "Save as preset").send_keys(Keys.ENTER)
+    assert page.text_of(".presets .hint") == "Give the preset a name before you save it."
+    name = page.get("textbox", "Name of the preset")
+    assert page.driver.switch_to.active_element == name
+    name.send_keys("cold")
+    temperature = page.get("spinbutton", "Temperature")
+    temperature.send_keys("x")
+    page.press("Save as preset")
+    assert page.driver.switch_to.active_element == temperature  # it is no number, so nothing is saved
+    assert page.js("return document.getElementById('preset').length") == 1
+    temperature.send_keys("\b")
+    page.press("Save as preset")
+    assert page.text_of(".presets .hint") == '"cold" is saved.'
+    page.get("button", "Delete preset").send_keys(Keys.ENTER)
+    assert page.text_of(".presets .hint") == '"cold" is deleted.'
+    assert page.driver.switch_to.active_element == page.get("combobox", "Preset")
+    page.js(
+        "const presets = {}; for (let i = 0; i < 50; i++) presets[`p${i}`] = {};"
+        "localStorage.setItem('specllama.settings', JSON.stringify({ presets }))"
+    )
+    name.send_keys("one more")
+    page.press("Save as preset")
+    assert page.text_of(".presets .hint").startswith("There are 50 presets: delete one")
+    assert page.js("return Object.keys(JSON.parse(localStorage['specllama.settings']).presets).length") == 50

@@ -7,7 +7,7 @@ import re
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium
 
 pytestmark = needs_chromium()
 LONG = {"ignore_eos": True, "max_tokens": 60, "seed": 3, "temperature": 0}
@@ -193,3 +193,52 @@ import("/page/charts.js").then((charts) => {
 def test_charts_draw_inside_their_area(page: Page) -> None:
     """Those of the page and of bench's reports, which have the same code."""
     assert page.driver.execute_async_script(_DRAWN) == []
+
+
+def test_an_explanation_goes_away_with_escape(page: Page) -> None:
+    """And does not come back when its figure is drawn again; that key closes and stops nothing else."""
+
+    def said() -> str:
+        return page.text_of("#explanation")
+
+    def point_at(selector: str) -> None:
+        def pointed() -> bool:
+            element = page.driver.find_element("css selector", selector)
+            ActionChains(page.driver).move_to_element(element).perform()
+            return True
+
+        page.until(pointed)  # the element may be drawn again meanwhile
+
+    def escape() -> None:
+        ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
+
+    page.write("Long", **ENDLESS)
+    page.until(lambda: page.all("button", "tokens a round"))
+    point_at("#panel .tiles div")
+    page.until(said)
+    escape()
+    assert said() == ""
+    n = len(page.answers[-1])
+    page.until(lambda: len(page.answers[-1]) > n + 40, "that the answer goes on")
+    assert said() == ""
+    assert page.all("button", "Stop")
+    point_at("#panel .tiles div:nth-child(2)")
+    page.until(lambda: "Speed over plain decoding" in said())
+    escape()
+    point_at("h1")
+    point_at("#panel .tiles div:nth-child(2)")
+    page.until(said)
+    escape()
+    escape()
+    page.until_done()
+    assert "Stopped." in page.text_of(".answer .outcome")
+    assert said() == ""
+    page.press("Status")
+    page.until(lambda: page.all("button", "Slots"))
+    point_at("#dialog .term")
+    page.until(said)
+    escape()
+    assert said() == ""
+    assert page.all("dialog")
+    escape()
+    page.until(lambda: not page.all("dialog"))

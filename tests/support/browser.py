@@ -28,7 +28,7 @@ WIDTHS = (390, 1024, 1600)
 _ROLES = {
     "button": "button, summary",
     "textbox": "textarea, input[type=text], input[type=search], input[type=password]",
-    "spinbutton": "input[type=number]",
+    "spinbutton": "[role=spinbutton]",
     "combobox": "select",
     "switch": "[role=switch]",
     "slider": "input[type=range]",

@@ -1,11 +1,11 @@
-// The address of the conversation that is shown, after the "#": one can go back, reload it and keep it as a bookmark.
+// The address of the shown conversation, after the "#".
 
 const ADDRESS = /^#\/([a-z0-9]{1,40})$/;
 
 /** The id in the address, "" without one. */
 export const addressed = () => ADDRESS.exec(location.hash)?.[1] ?? "";
 
-/** Give the address of a conversation, "" for a new one. replaced: in the place of the address before. */
+/** Set the address of a conversation, "" for a new one. replaced: replaces the one before. */
 export function moveTo(id, replaced = false) {
 	if (addressed() === id && (id || !location.hash)) return;
 	replaced ||= location.hash && !addressed(); // going back to an address that is none would lead here again
@@ -13,7 +13,7 @@ export function moveTo(id, replaced = false) {
 	history[replaced ? "replaceState" : "pushState"](null, "", address);
 }
 
-/** Call `open(id)` when somebody goes back or forth, or changes the address. */
+/** Call `open(id)` when the address changes. */
 export function onMove(open) {
 	addEventListener("popstate", () => open(addressed()));
 }

@@ -1,5 +1,4 @@
-// The fields of the settings that are no sampling: reasoning and time, presets, the system prompt of new conversations,
-// and the theme.
+// The settings besides sampling, and the field for numbers.
 
 import { button, element } from "./dom.js";
 import { PRESETS, presets, savePresets } from "./settings.js";
@@ -22,7 +21,48 @@ const field = (input, label, hint = "") =>
 		element("span", { class: "hint" }, hint),
 	);
 
-/** Reasoning, as far as the model's template knows it, and time: {row, name, read(), set(value), clear()} of each. */
+const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
+const THOUSANDS = /^[-+]?[1-9]\d{0,2}(,\d{3})+$/; // or thousandths: nobody knows
+
+/**
+ * A field for a number: {input, read(), set(value)}, undefined if empty, NaN if it is none. A comma is a point: browsers'
+ * own number fields drop it in some languages, and 0,5 becomes 5. refused(value): why a number in the range is refused.
+ */
+export function numberField(props, { min, max, integer = false, refused = () => "" }) {
+	const input = element("input", {
+		...props, type: "text", role: "spinbutton", autocomplete: "off", inputmode: min < 0 ? null : integer ? "numeric" : "decimal",
+		"aria-valuemin": min, "aria-valuemax": max,
+	});
+	const number = () => {
+		const text = input.value.trim();
+		const point = integer ? text : text.replace(",", ".");
+		return NUMBER.test(point) && !THOUSANDS.test(text) ? Number(point) : NaN;
+	};
+	const problem = (value) => {
+		if (integer ? !Number.isInteger(value) : Number.isNaN(value)) return `A ${integer ? "whole number" : "number"}, such as ${integer ? 1000 : 0.5}.`;
+		return value < min || value > max ? `From ${min} to ${max}.` : refused(value);
+	};
+	const read = () => (input.value.trim() ? number() : undefined);
+	const check = () => {
+		const value = read();
+		input.setCustomValidity(value === undefined ? "" : problem(value));
+		input.ariaValueNow = Number.isFinite(value) ? value : null;
+	};
+	const set = (value) => {
+		input.value = value === undefined ? "" : String(value);
+		check();
+	};
+	input.addEventListener("input", check);
+	input.addEventListener("keydown", (event) => {
+		const step = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+		if (!step) return;
+		event.preventDefault();
+		set(Math.min(max, Math.max(min, (number() || 0) + step)));
+	});
+	return { input, read, set };
+}
+
+/** Reasoning, where the template knows it, and time: {row, name, read(), set(value), clear()} each. */
 export function answerFields(props, stored) {
 	const { supports_preserve_reasoning: reasons, supports_reasoning_effort: efforts } = props.chat_template_caps;
 	const found = [];
@@ -37,23 +77,22 @@ export function answerFields(props, stored) {
 	if (efforts) {
 		select("reasoning_effort", "Effort of the reasoning", ["low", "medium", "high"].map((one) => [one, one]), (text) => text);
 	}
-	const time = element("input", { id: "set-t_max_predict_ms", type: "number", min: 0.1, max: LONGEST, step: "any", placeholder: "no limit" });
+	const { input, read, set } = numberField({ id: "set-t_max_predict_ms", placeholder: "no limit" }, { min: 0.1, max: LONGEST });
 	found.push({
 		name: "t_max_predict_ms",
-		row: field(time, "Longest time", "seconds, with the reasoning"),
-		read: () => (Number(time.value) > 0 ? Math.round(1000 * Number(time.value)) : undefined),
-		set: (value) => {
-			time.value = value ? String(value / 1000) : "";
-		},
-		clear: () => {
-			time.value = "";
-		},
+		row: field(input, "Longest time", "seconds, with the reasoning"),
+		read: () => (read() > 0 ? Math.round(1000 * read()) : undefined),
+		set: (value) => set(value && value / 1000),
+		clear: () => set(),
 	});
 	for (const { name, set } of found) set(stored[name]);
 	return found;
 }
 
-/** Named settings. fields: {name, read(), set(value), clear()} of each. */
+/** The values of fields that are set, by their names. */
+export const valuesOf = (fields) => Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined));
+
+/** Named settings. fields: {name, read(), set(value), clear()} each. */
 export function presetRow(fields) {
 	const menu = choice("preset", [], "");
 	const name = element("input", { type: "text", id: "preset-name", maxlength: 60, "aria-label": "Name of the preset", placeholder: "Name" });
@@ -66,17 +105,25 @@ export function presetRow(fields) {
 	};
 	const keep = button("Save as preset", () => {
 		const title = name.value.trim() || menu.value;
-		if (!title) return name.focus();
-		const values = Object.fromEntries(fields.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
-		savePresets({ ...presets(), [title]: values });
+		const all = presets();
+		if (!title || (!(title in all) && Object.keys(all).length >= PRESETS)) {
+			said.textContent = title ? `There are ${PRESETS} presets: delete one before you save another.` : "Give the preset a name before you save it.";
+			return name.focus();
+		}
+		if (!name.form.reportValidity()) return undefined;
+		savePresets({ ...all, [title]: valuesOf(fields) });
 		name.value = "";
+		said.textContent = `"${title}" is saved.`;
 		return show(title);
 	});
+	const said = element("p", { class: "hint", role: "status" }, `At most ${PRESETS}. A preset fills the fields; Save uses them.`);
 	const remove = button("Delete preset", () => {
 		const rest = presets();
+		said.textContent = `"${menu.value}" is deleted.`;
 		delete rest[menu.value];
 		savePresets(rest);
 		show();
+		menu.focus();
 	});
 	menu.addEventListener("change", () => {
 		const values = presets()[menu.value];
@@ -93,7 +140,7 @@ export function presetRow(fields) {
 		name,
 		keep,
 		remove,
-		element("p", { class: "hint" }, `At most ${PRESETS}. A preset fills the fields; Save uses them.`),
+		said,
 	);
 }
 

@@ -1,6 +1,6 @@
-// The server's API: requests with the key, streams of events, and errors as sentences.
+// The server's API: requests, streams of events, errors as sentences.
 
-import { counted } from "./dom.js";
+import { counted, pause, whole } from "./dom.js";
 import { read, write } from "./storage.js";
 
 const KEY = "specllama.key"; // of this browser session only
@@ -9,7 +9,7 @@ const ROOT = new URL("../", import.meta.url); // where a proxy offers the server
 /** The address of a route: "/v1/models". */
 const at = (path) => new URL(path.slice(1), ROOT);
 
-/** What went wrong, as a sentence, and what to do about it. retry: whether the same request may work later. */
+/** What went wrong and what to do, as sentences. retry: whether the same request may work later. */
 export class Problem extends Error {
 	constructor(message, todo = "", { status = 0, retry = false, code = "" } = {}) {
 		super(message);
@@ -22,12 +22,12 @@ let askForKey = async () => {
 };
 let asking = null; // one dialog for all requests that wait for a key
 
-/** `ask(wrong)` returns a promise of the key that somebody types. wrong: whether the last one was refused. */
+/** `ask(wrong)` resolves to a typed key. wrong: whether the last one was refused. */
 export function onKeyNeeded(ask) {
 	askForKey = ask;
 }
 
-/** A request for JSON or a stream; asks for the key as often as it is refused. Throws Problem. */
+/** A request; asks for the key while it is refused. Throws Problem. */
 export async function request(path, { body, signal, headers = {} } = {}) {
 	for (;;) {
 		const key = read(KEY, "session") ?? "";
@@ -41,7 +41,7 @@ export async function request(path, { body, signal, headers = {} } = {}) {
 			response = await fetch(at(path), options);
 		} catch (error) {
 			if (error.name === "AbortError") throw error;
-			throw unreachable();
+			throw unreachable("The server does not answer.", "Check that specllama serve is running; this page reconnects by itself.");
 		}
 		if (response.ok) return response;
 		if (response.status === 401) {
@@ -68,10 +68,8 @@ export async function json(path, options) {
 	return (await request(path, options)).json();
 }
 
-function unreachable() {
-	const todo = "Check that specllama serve is running; this page reconnects by itself.";
-	return new Problem("The server does not answer.", todo, { retry: true, code: "unreachable" });
-}
+const unreachable = (message, todo) => new Problem(message, todo, { retry: true, code: "unreachable" });
+const lost = () => unreachable("The connection to the server was lost.", "The text so far is kept.");
 
 async function errorOf(response) {
 	try {
@@ -88,7 +86,7 @@ export function problemOf(status, error) {
 	if (error.type === "exceed_context_size_error" || error.code === "context_length_exceeded") {
 		const sizes =
 			error.n_prompt_tokens && error.n_ctx
-				? `The conversation has ${counted(error.n_prompt_tokens, "token")}, and the context holds ${error.n_ctx.toLocaleString("en")}.`
+				? `The conversation has ${counted(error.n_prompt_tokens, "token")}, and the context holds ${whole(error.n_ctx)}.`
 				: said;
 		return Object.assign(new Problem(sizes, FULL, more), { full: true });
 	}
@@ -108,7 +106,7 @@ export function problemOf(status, error) {
 const FULL =
 	"Start a new conversation, leave out or delete earlier messages, or start the server with a larger context (-c).";
 
-/** A text of the server as a sentence. The name of a field that it begins with stays as it is. */
+/** A text of the server as a sentence; a field's name at its beginning stays as it is. */
 function sentence(text, field) {
 	const [first] = text.split(/[\s,:]/, 1);
 	const isName = !/^[a-z]+$/.test(first) || first === "specllama" || first === String(field ?? "").split(/\W/, 1)[0];
@@ -116,7 +114,7 @@ function sentence(text, field) {
 	return /[.!?]$/.test(found) ? found : `${found}.`;
 }
 
-/** The events of a streamed answer, as parsed JSON. Throws Problem for an error in the stream or its loss. */
+/** The parsed events of a stream. Throws Problem for an error in it or its loss. */
 export async function* events(response) {
 	const reader = response.body.getReader();
 	const decoder = new TextDecoder();
@@ -127,11 +125,7 @@ export async function* events(response) {
 			try {
 				part = await reader.read();
 			} catch (error) {
-				if (error.name === "AbortError") throw error;
-				throw new Problem("The connection to the server was lost.", "The text so far is kept.", {
-					retry: true,
-					code: "unreachable",
-				});
+				throw error.name === "AbortError" ? error : lost();
 			}
 			if (part.done) break;
 			const found = (held + decoder.decode(part.value, { stream: true })).split("\n\n");
@@ -144,16 +138,13 @@ export async function* events(response) {
 				yield event;
 			}
 		}
-		throw new Problem("The connection to the server was lost.", "The text so far is kept.", {
-			retry: true,
-			code: "unreachable",
-		});
+		throw lost();
 	} finally {
 		reader.cancel().catch(() => {});
 	}
 }
 
-/** Wait until the engine answers. onWait is called with the reason, each time it does not. */
+/** Wait for the engine. onWait(reason): called each time it does not answer. */
 export async function recovered(onWait, signal) {
 	while (!signal?.aborted) {
 		try {
@@ -164,6 +155,6 @@ export async function recovered(onWait, signal) {
 			if (error.name === "AbortError") return;
 			onWait("the server does not answer");
 		}
-		await new Promise((resolve) => setTimeout(resolve, 700));
+		await pause(700);
 	}
 }

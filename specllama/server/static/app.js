@@ -5,14 +5,14 @@ import { onKeyNeeded, recovered } from "./api.js";
 import { LARGEST, setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
-import { button, byId, bytes, element } from "./dom.js";
+import { button, byId, bytes, element, inSentences, keepFocus, pause } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { setUpExplanations } from "./explain.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
-import { say } from "./notice.js";
+import { say, takeBack } from "./notice.js";
 import { Panel } from "./panel.js";
 import { currentSettings, setSpeculate } from "./settings.js";
 import { keys } from "./storage.js";
@@ -45,7 +45,7 @@ const list = new ConversationList({
 });
 chat.list = list;
 
-/** The address and the draft follow the conversation. began: it was a new one, and has a question now. replaced: see moveTo. */
+/** The address and the draft follow the conversation. began: a new one has its first question. replaced: see moveTo. */
 function moved(id, began = false, replaced = began) {
 	moveTo(id, replaced);
 	if (began) drafts.became(id);
@@ -53,7 +53,7 @@ function moved(id, began = false, replaced = began) {
 }
 
 function failed(error) {
-	if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
+	if (error.name !== "AbortError") say(inSentences(error));
 }
 
 function send() {
@@ -73,8 +73,12 @@ function showDraft() {
 		const remove = button("✕", drop, { class: "icon", "aria-label": `Remove ${file.name}` });
 		return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
 	});
-	byId("files").replaceChildren(...shown);
-	byId("files").hidden = !shown.length;
+	const files = byId("files");
+	const change = () => {
+		files.replaceChildren(...shown);
+		files.hidden = !shown.length;
+	};
+	keepFocus(files, change, (item) => item?.querySelector("button"));
 	grow();
 }
 
@@ -82,25 +86,21 @@ let saidOfFiles = "";
 
 /** "": what was said before is taken back. */
 function sayOfFiles(text) {
-	if (text || byId("notice").querySelector("p").textContent === saidOfFiles) say(text);
+	if (text) say(text);
+	else takeBack(saidOfFiles);
 	saidOfFiles = text;
 }
 
 function checkFiles() {
 	const over = new Blob([JSON.stringify(drafts.files)]).size - LARGEST;
-	const most = models.contextLength || Infinity;
-	const long = drafts.files.find(({ text }) => text.length / 4 > most); // about, of English
-	if (over > 0) sayOfFiles(`With the request around them the attached files are ${bytes(over)} too large: a request holds at most ${bytes(LARGEST)}: remove some.`);
-	else if (long) {
-		const [n, size] = [Math.round(long.text.length / 4), most].map((one) => one.toLocaleString("en"));
-		sayOfFiles(`${long.name} has about ${n} tokens, and the context holds ${size}: it will be refused as it is.`);
-	} else sayOfFiles("");
+	sayOfFiles(over > 0 ? `With the request around them the attached files are ${bytes(over)} too large: a request holds at most ${bytes(LARGEST)}: remove some.` : "");
 }
 
 function grow() {
 	const area = byId("question");
 	area.style.height = "auto";
 	area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
+	chat.draft({ content: area.value, files: drafts.files });
 }
 
 byId("composer").addEventListener("submit", (event) => {
@@ -142,14 +142,13 @@ byId("speculate").addEventListener("change", ({ target }) => {
 	chat.describe();
 });
 
-/** Connect a button with what it opens, which is loaded then. */
 function opens(id, open) {
 	byId(id).addEventListener("click", () => open().catch(failed));
 }
 
 opens("open-settings", async () => {
 	const { openSettings } = await import("./settings_dialog.js");
-	openSettings(models.props, chat.data, () => chat.keep());
+	openSettings(models.props, chat.data, (changed) => chat.keep(changed));
 });
 opens("open-status", async () => {
 	const { openStatus } = await import("./status.js");
@@ -164,14 +163,14 @@ opens("open-race", async () => {
 setUpLayout();
 const later = globalThis.requestIdleCallback ?? setTimeout;
 later(async () => (await import("./intro.js")).setUpIntro(gain));
-// The first answer is shown sooner when its code has run before.
+// Warm up: the first answer is shown sooner.
 later(() => {
 	render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
-	// What buttons open is there before they are pressed, even if the server is gone then.
+	// Views work even if the server is gone.
 	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
 });
 
-/** Read what the server has; where it does not answer yet, again and again, at longer and longer intervals. */
+/** Read what the server has, trying again at longer and longer intervals. */
 async function connect() {
 	let waited = false;
 	for (let wait = 500; ; wait = Math.min(30_000, 2 * wait)) {
@@ -183,13 +182,13 @@ async function connect() {
 			waited = true;
 			failed(error);
 			if (!error.retry) return;
-			await new Promise((resolve) => setTimeout(resolve, wait));
+			await pause(wait);
 			await recovered((why) => say(`Waiting for the engine: ${why}.`));
 		}
 	}
 }
 
-/** Have the answers go on that ended when their page was closed. */
+/** Continue answers whose page was closed. */
 async function goOn() {
 	for (const one of await unfinished.recovered().catch(() => [])) chat.goOn(one).catch(failed);
 }

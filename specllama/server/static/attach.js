@@ -1,4 +1,4 @@
-// Text files as attachments: from the button, dropped, or pasted. What is no text is refused with a sentence.
+// Text files as attachments.
 
 import { bytes } from "./dom.js";
 
@@ -20,7 +20,7 @@ export async function readFile(file) {
 	return { name, text };
 }
 
-/** The text of a file in UTF-8, in UTF-16 with its mark, or in Windows-1252; null where it is none. */
+/** The text of a file in UTF-8, UTF-16 with its mark, or Windows-1252; null for none. */
 function decoded(data) {
 	const mark = data[0] === 0xff && data[1] === 0xfe ? "utf-16le" : data[0] === 0xfe && data[1] === 0xff ? "utf-16be" : "";
 	for (const encoding of mark ? [mark] : ["utf-8", "windows-1252"]) {
@@ -35,8 +35,8 @@ function decoded(data) {
 }
 
 /**
- * Take files from the button, from dropping and pasting. area: where one types; zone: where one drops. add({name,
- * text}), next(): the number of a pasted text; refused(sentence).
+ * Take files from a button, dropped on `zone`, or pasted into `area`. add({name, text}), next(): the number of a pasted
+ * text; refused(sentence).
  */
 export function setUpAttachments({ pick, input, area, zone, add, next, refused }) {
 	const take = async (files) => {
@@ -72,7 +72,7 @@ export function setUpAttachments({ pick, input, area, zone, add, next, refused }
 		take(event.dataTransfer.files);
 	});
 	for (const name of ["dragover", "drop"]) {
-		addEventListener(name, (event) => carries(event) && event.preventDefault()); // or the browser opens the file in place of the page
+		addEventListener(name, (event) => carries(event) && event.preventDefault()); // or the browser opens the file
 	}
 	area.addEventListener("paste", (event) => {
 		const files = [...(event.clipboardData?.files ?? [])];

@@ -1,7 +1,7 @@
-// "What does it gain here?": five canned tasks in turn with and without drafts, and a card with what that gained.
+// "What does it gain here?": five canned tasks with and without drafts.
 
 import { openDialog } from "./dialog.js";
-import { announce, button, counted, element } from "./dom.js";
+import { announce, button, counted, element, inSentences, keepFocus } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, isSettled } from "./gain.js";
 import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
@@ -51,14 +51,14 @@ async function begin(context, place, signal) {
 		await measure(context, place, signal);
 	} catch (error) {
 		if (error.name === "AbortError") return;
-		refuse(place, `${error.message} ${error.todo ?? ""}`, () => begin(context, place, signal));
+		refuse(place, inSentences(error), () => begin(context, place, signal));
 	}
 }
 
+const put = (place, ...nodes) => keepFocus(place, () => place.replaceChildren(...nodes), () => place.querySelector("button"));
+
 function refuse(place, text, again) {
-	place.replaceChildren(
-		element("p", { role: "alert" }, text), element("div", { class: "actions" }, button("Try again", again)),
-	);
+	put(place, element("p", { role: "alert" }, text), element("div", { class: "actions" }, button("Try again", again)));
 }
 
 async function measure({ model, props }, place, signal) {
@@ -73,7 +73,7 @@ async function measure({ model, props }, place, signal) {
 	const bar = element("progress", { max: 1, value: 0, "aria-label": "Time" });
 	const shown = element("div", {});
 	const stop = button("Stop", () => own.abort());
-	place.replaceChildren(status, bar, element("div", { class: "actions" }, stop), shown);
+	put(place, status, bar, element("div", { class: "actions" }, stop), shown);
 	const settings = { max_tokens: FIRST, seed: 1 };
 	const stopped = AbortSignal.any([signal, own.signal]);
 	const began = performance.now();
@@ -83,7 +83,7 @@ async function measure({ model, props }, place, signal) {
 			status.textContent = `${name}, pair ${i + 1}, ${way === "plain" ? "without" : "with"} drafts: ${counted(answer.n, "token")}…`;
 			bar.value = Math.min(1, elapsed() / SECONDS);
 		};
-		// The settings are one object for all: the lengths follow the speed of the machine.
+		// One object for all: the lengths follow the machine's speed.
 		const request = { messages: [{ role: "user", content: prompt }], system: "", model, settings: asSettings(settings, more) };
 		return { name, pairs: [], runs: alternating(request, { signal: stopped, said }), done: false };
 	});
@@ -105,21 +105,18 @@ async function measure({ model, props }, place, signal) {
 		note = "Stopped before all was measured.";
 	}
 	if (signal.aborted) return;
-	status.textContent = "";
-	bar.remove();
-	stop.remove();
 	if (!tasks.some(({ pairs }) => pairs.length)) {
 		refuse(place, note || "Stopped before anything was measured.", again);
 		return;
 	}
 	results.card = cardData(tasks, model, props, note);
 	draw();
-	place.append(element("div", { class: "actions" },
+	put(place, shown, element("div", { class: "actions" },
 		button("Save as a file", () => share(), { title: "An HTML file with this card" }), button("Measure again", again)));
 	announce(results.card.sentence);
 }
 
-/** Settings that are read when a request is made, with more of them. */
+/** Settings that are read at each request, with more of them. */
 const asSettings = (settings, more) => ({
 	get max_tokens() {
 		return settings.max_tokens;
@@ -127,13 +124,13 @@ const asSettings = (settings, more) => ({
 	seed: settings.seed, ...more,
 });
 
-/** Tokens of a run, so that all tasks have enough pairs in the time. */
+/** Tokens of a run, so that there is time for all tasks. */
 function lengthFor(rate) {
 	const seconds = SECONDS / (TASKS.length * 2 * (LEAST_PAIRS + 1));
 	return Math.max(SHORTEST, Math.min(LONGEST, Math.round(rate * seconds)));
 }
 
-/** The task of the next pair: each in turn until it has an interval, so that a slow machine tells of some; then the one with fewest. */
+/** The task of the next pair: each in turn until it has an interval, then the one with the fewest. */
 export function next(tasks) {
 	const open = tasks.filter(({ done, pairs }) => !done && pairs.length < MOST_PAIRS);
 	return open.find(({ pairs }) => pairs.length < LEAST_PAIRS) ?? open.sort((a, b) => a.pairs.length - b.pairs.length)[0];
@@ -148,7 +145,7 @@ export function cardData(tasks, model, props, note) {
 	const rows = tasks.map(({ name, pairs }) => rowOf(name, pairs));
 	const known = rows.filter(({ said }) => said !== "not measured");
 	const measured = tasks.filter(({ pairs }) => pairs.length);
-	// The runs of a pair have the same length, and those of the first pair another one than later ones.
+	// Only runs of a pair have the same length.
 	const differs = ({ pairs }) => pairs.some((pair) => !/identical/.test(sameText([pair])));
 	const differ = measured.filter(differs).map(({ name }) => name);
 	const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);

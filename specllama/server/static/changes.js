@@ -1,10 +1,11 @@
-// What somebody changes in the conversation at hand, but for asking: versions, deletions, what is left out of requests.
+// Changes to the conversation at hand: versions, deletions, what is left out of requests.
 
+import { byId } from "./dom.js";
 import { say } from "./notice.js";
 
 /**
- * chat: {data(), ended(), show(), save(data), write(question)}: the conversation at hand; waits until no answer is
- * written in it; shows it; stores one; has a question answered.
+ * chat: {data(), ended(), show(), changed(data), save(data), write(question)}. ended(): stops the answer, and tells
+ * whether there was one. changed(data): what is sent of it is another.
  */
 export class Changes {
 	#chat;
@@ -15,25 +16,26 @@ export class Changes {
 		this.#chat = chat;
 	}
 
-	async #change(act) {
-		const data = this.#chat.data();
-		act(data);
-		this.#chat.show();
+	async #change(act, data = this.#chat.data()) {
+		const done = act(data);
+		if (data === this.#chat.data()) this.#chat.show();
+		this.#chat.changed(data);
 		await this.#chat.save(data);
+		return done;
 	}
 
 	choose(message) {
 		return this.#change((data) => data.choose(message));
 	}
 
-	/** Ask another question in the place of one, which stays as a version. */
+	/** Ask another question in the place of one. */
 	async edit(message, text) {
 		await this.#chat.ended();
 		const added = this.#chat.data().add({ role: "user", content: text, files: message.files }, message.parent);
 		await this.#chat.write(added);
 	}
 
-	/** Have an answer with another text as a version of it, with which the conversation goes on. */
+	/** Give an answer another text, as a version. */
 	amend({ model, tokens, parent }, text) {
 		const answer = { role: "assistant", content: text, reasoning: "", model, tokens, edited: true, partial: true };
 		return this.#change((data) => data.add(answer, parent));
@@ -41,24 +43,22 @@ export class Changes {
 
 	/** Delete a message; that can be undone. */
 	async remove(message) {
-		await this.#chat.ended();
+		const stopped = await this.#chat.ended();
 		const data = this.#chat.data();
 		if (!data.has(message)) return; // it is deleted
-		let undo;
+		const what = message.role === "user" ? "The question is deleted" : "The answer is deleted";
 		await this.#change(() => {
-			undo = data.remove(message);
-		});
-		say(message.role === "user" ? "The question is deleted." : "The answer is deleted.", {
-			Undo: async () => {
-				undo();
+			const restore = data.remove(message);
+			const undo = () => {
 				say("");
-				if (data === this.#chat.data()) this.#chat.show();
-				await this.#chat.save(data);
-			},
+				return this.#change(restore, data);
+			};
+			say(`${what}${stopped ? "; what was being written is stopped" : ""}.`, { Undo: undo });
+			byId("notice").querySelector("button").focus();
 		});
 	}
 
-	/** Leave the oldest turns out of requests, so that there is room, and then do what there was no room for. */
+	/** Leave the oldest turns out of requests, then do what there was no room for. */
 	async makeRoom(again) {
 		const data = this.#chat.data();
 		const { leaveOut } = await import("./leaveout.js");
@@ -67,8 +67,7 @@ export class Changes {
 			say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");
 			return;
 		}
-		if (data === this.#chat.data()) this.#chat.show();
-		await this.#chat.save(data);
+		await this.#change(() => say(""), data);
 		await again();
 	}
 

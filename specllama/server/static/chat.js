@@ -1,18 +1,17 @@
-// The conversation at hand: asking, following its answer, stopping, editing, versions, going on after a failure.
-// Answers of other conversations go on meanwhile.
+// The conversation at hand. Answers of others go on meanwhile.
 
 import { Changes } from "./changes.js";
-import { announce, byId } from "./dom.js";
+import { Context } from "./context.js";
+import { announce, byId, keepFocus } from "./dom.js";
 import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
 import { Log } from "./log.js";
-import { say, showContext } from "./notice.js";
+import { say } from "./notice.js";
 import { Pace } from "./pace.js";
 import { keep, sayDeleted } from "./saving.js";
 import { currentSettings, newSystem } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
-import { starts } from "./turns.js";
 import { keepUnfinished, stored } from "./unfinished.js";
 import { Writing } from "./writing.js";
 
@@ -21,12 +20,13 @@ export class Chat {
 	#models;
 	#panel;
 	#list;
-	#moved; // called with the id of the conversation when another one is shown, or a new one gets its id
+	#moved; // called with the id when another conversation is shown, or a new one gets its id
 	#data;
 	#log;
 	#writings = new Map(); // by the id of their conversation
 	#changes;
 	#ending;
+	#context;
 	#opening = 0;
 	#left = false; // whether the page is being closed
 
@@ -39,6 +39,7 @@ export class Chat {
 			data: () => this.#data,
 			ended: () => this.#ended(),
 			show: () => this.#show(),
+			changed: (data) => this.#changed(data),
 			save: (data) => this.#save(data),
 			write: (question) => this.#write(question),
 		});
@@ -58,9 +59,15 @@ export class Chat {
 			resume: () => this.resume(),
 			makeRoom: (again) => this.#changes.makeRoom(again),
 		});
+		this.#context = new Context(models, {
+			data: () => this.#data,
+			writing: () => this.#writing,
+			makeRoom: () => this.#changes.makeRoom(() => {}),
+			save: (data) => this.#save(data),
+		});
 		store.onChange((id) => this.#changedElsewhere(id));
 		addEventListener("pagehide", () => {
-			this.#left = true; // the loss of the connection, which follows, is not the answer's end
+			this.#left = true; // the lost connection is not the answer's end
 			keepUnfinished([...this.#writings.values()]);
 		});
 		addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
@@ -86,7 +93,7 @@ export class Chat {
 		return new Set(this.#writings.keys());
 	}
 
-	/** Show a conversation; without an id, a new one. gone: the one that was shown is deleted. Answers that are being written go on. */
+	/** Show a conversation; without an id, a new one. gone: the one before is deleted. */
 	async open(id = "", gone = false) {
 		const turn = (this.#opening += 1);
 		this.#ending.stop();
@@ -98,9 +105,9 @@ export class Chat {
 		}
 		this.#data = there || new store.Conversation({ system: newSystem() });
 		this.#log.clear();
+		say(id && !there ? "There is no such conversation in this browser." : "");
 		this.#show();
 		this.#log.toEnd(true);
-		say(id && !there ? "There is no such conversation in this browser." : "");
 		if (!this.busy) this.#ending.opened(this.#data);
 		this.#moved(there ? id : "", false, gone || (id && !there));
 		byId("question").focus();
@@ -115,6 +122,11 @@ export class Chat {
 	}
 
 	#showLast() {
+		keepFocus(byId("panel"), () => this.#showFigures());
+		this.#context.update();
+	}
+
+	#showFigures() {
 		const message = this.#data.messages.findLast(({ role }) => role === "assistant");
 		this.#panel.clear(this.#models.props);
 		if (message?.trace && !this.busy) {
@@ -127,7 +139,6 @@ export class Chat {
 				this.#panel.clear(this.#models.props); // figures of a file that are none
 			}
 		}
-		this.gauge();
 	}
 
 	describe() {
@@ -145,7 +156,7 @@ export class Chat {
 		await this.#write(message);
 	}
 
-	/** Have an answer written again, by default the last one; what there is stays as a version. */
+	/** Write an answer again, by default the last one, as a version. */
 	async regenerate(message = this.#data.last) {
 		if (this.busy || message?.role !== "assistant") return;
 		const question = this.#data.get(message.parent);
@@ -153,14 +164,14 @@ export class Chat {
 		else say("There is no question before this answer.");
 	}
 
-	/** Continue an answer, by default the last one, or have a question answered that waits. */
+	/** Continue an answer, by default the last one, or answer a question that waits. */
 	async resume(message = this.#data.last) {
 		if (this.busy || !message) return;
 		if (message.role === "user") await this.#write(message);
 		else await this.#write(this.#data.get(message.parent) ?? null, message);
 	}
 
-	/** Have an answer go on that ended when the page was closed: see unfinished.recovered. */
+	/** Continue an answer of a closed page: see unfinished.recovered. */
 	async goOn({ data, question, message }) {
 		const here = data.id === this.#data.id ? this.#data : data;
 		if (here !== data) {
@@ -172,17 +183,29 @@ export class Chat {
 		await this.#run(here, here.get(question?.id) ?? null, before);
 	}
 
-	/** End the answer that is being written, and waiting for the engine. */
+	/** End the answer, and waiting for the engine. */
 	stop() {
 		this.#writing?.stop();
 		this.#ending.stop();
 	}
 
-	/** Stop, and wait until what there is of the answer is in the conversation. */
+	/** Stop, and wait for what there is of the answer. Returns whether there was one. */
 	async #ended() {
 		const writing = this.#writing;
 		this.stop();
-		if (writing) await writing.done;
+		await writing?.done;
+		return writing !== null;
+	}
+
+	/** What is sent of a conversation has changed. */
+	#changed(data) {
+		this.#ending.begun(data);
+		this.#context.changed(data);
+	}
+
+	/** question: {content, files}, not sent yet. */
+	draft(question) {
+		this.#context.draft = question;
 	}
 
 	removed(id) {
@@ -198,15 +221,17 @@ export class Chat {
 		if (data === this.#data) this.#show();
 	}
 
-	keep() {
+	/** Store the system prompt. changed: whether it is another one. */
+	keep(changed) {
 		const { stored, system } = this.#data;
+		if (changed) this.#changed(this.#data);
 		this.#data.set({ system });
 		if (!stored && system !== newSystem()) this.#moved(this.#data.id, true);
 		if (stored || this.#data.messages.length || system !== newSystem()) this.#save(this.#data);
 		this.describe();
 	}
 
-	/** Have a question of the conversation at hand answered, or an answer continued: `before`. */
+	/** Answer a question, or continue an answer: `before`. */
 	#write(question, before = null) {
 		if (this.busy) return Promise.resolve();
 		return this.#run(this.#data, question, before);
@@ -222,14 +247,14 @@ export class Chat {
 		const run = writing.run((part) => {
 			writing.view?.push(part);
 			if (writing.answer.content || writing.answer.reasoning) writing.pace.ask();
-			else if (data === this.#data) this.gauge();
+			else if (data === this.#data) this.#context.show();
 		});
 		if (data === this.#data) {
 			this.#ending.stop();
 			say("");
 			if (!before) data.show(question?.id ?? null);
 			this.#show();
-			this.#toEnd();
+			this.#log.toEnd();
 			announce("Writing the answer.");
 		}
 		if (question && !before) this.#save(data); // the request is under way
@@ -254,7 +279,7 @@ export class Chat {
 			if (!message && data.leaf === (writing.question?.id ?? null)) data.show(writing.was);
 			this.#log.ended(writing);
 			this.#show();
-			if (follows) this.#toEnd();
+			if (follows) this.#log.toEnd();
 		}
 		await this.#save(data);
 		if (lost) stored(writing);
@@ -278,7 +303,7 @@ export class Chat {
 				if (there) {
 					const follows = this.#log.nearEnd;
 					this.#show();
-					if (follows) this.#toEnd();
+					if (follows) this.#log.toEnd();
 				} else sayDeleted(data);
 			}
 		}
@@ -290,12 +315,8 @@ export class Chat {
 		const follows = this.#log.nearEnd;
 		writing.view.show(writing.answer);
 		this.#panel.show(writing.answer, this.#models.props, true);
-		this.gauge();
-		if (follows) this.#toEnd();
-	}
-
-	#toEnd() {
-		this.#log.toEnd();
+		this.#context.show();
+		if (follows) this.#log.toEnd();
 	}
 
 	#buttons() {
@@ -304,11 +325,5 @@ export class Chat {
 		byId("stop").hidden = !this.busy;
 		byId("log").setAttribute("aria-busy", String(this.busy));
 		if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
-	}
-
-	gauge() {
-		const used = this.#writing?.answer.tokens ?? this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-		const room = { "Leave out the oldest turns": () => this.#changes.makeRoom(async () => {}) };
-		showContext(used, this.#models.contextLength, this.busy ? null : starts(this.#data.messages).length ? room : {});
 	}
 }

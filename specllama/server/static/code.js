@@ -1,12 +1,12 @@
-// Blocks of code: their lines, the head with what one can do, and colours.
+// Blocks of code: their lines and their head.
 
-import { button, copyText, element, flash } from "./dom.js";
+import { button, copyButton, element } from "./dom.js";
 
 const NODES = 60; // of a block of lines
 
 /**
- * Add nodes to code, in blocks of whole lines: the browser lays out a block again only when it changes, so that
- * the work for one more line does not depend on how many there are. nodes: texts and spans of text.
+ * Add nodes to code, in blocks of whole lines: the browser lays out only blocks that change. nodes: texts and spans of
+ * text.
  */
 export function addLines(code, nodes) {
 	for (const node of nodes) {
@@ -33,14 +33,9 @@ export function addLines(code, nodes) {
 	}
 }
 
-/** The line above code: its language, and buttons to wrap its lines and to copy it. */
 export function codeHead(pre, language) {
-	const copy = button("Copy", async () => {
-		flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
-	});
-	copy.setAttribute("aria-label", `Copy ${language}`);
 	const wrap = button("Wrap", () => wrap.setAttribute("aria-pressed", String(pre.classList.toggle("wrapped"))), {
 		"aria-pressed": "false", "aria-label": `Wrap the lines of ${language}`,
 	});
-	return element("div", { class: "code-head" }, element("span", {}, language), wrap, copy);
+	return element("div", { class: "code-head" }, element("span", {}, language), wrap, copyButton(() => pre.textContent, `Copy ${language}`));
 }

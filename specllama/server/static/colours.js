@@ -1,5 +1,5 @@
-// Colours of code. The library and each language are loaded with the first block of that language, and a block gets
-// its colours when it is complete and nothing else is to be done: what the page says of the sources of its text stays.
+// Colours of code, loaded with the first block of a language, and given to complete blocks when the page is idle. What
+// the page says of the sources of the text stays.
 
 import "./vendor/purify.min.js";
 import { element } from "./dom.js";
@@ -11,7 +11,7 @@ const LONGEST = 20_000; // characters of a block with colours
 // by name: the file below vendor/languages
 const LANGUAGES = {
 	bash: "bash", sh: "bash", shell: "bash", zsh: "bash", console: "bash",
-	// Java's words are near enough for C and C++, whose own file would be one of the largest.
+	// near enough for C and C++, whose own file is large
 	c: "java", h: "java", cpp: "java", "c++": "java", cc: "java", hpp: "java", cxx: "java", cuda: "java",
 	diff: "diff", patch: "diff", go: "go", golang: "go", ini: "ini", toml: "ini", java: "java",
 	javascript: "javascript", js: "javascript", jsx: "javascript", mjs: "javascript",
@@ -21,16 +21,18 @@ const LANGUAGES = {
 	xml: "xml", html: "xml", svg: "xml", xhtml: "xml", yaml: "yaml", yml: "yaml",
 };
 const NEEDS = { xml: ["javascript"] }; // for what is within it
-// by the library's class: the page's
-const KINDS = {
-	keyword: "keyword", literal: "keyword", operator: "", "template-tag": "keyword", "selector-tag": "keyword",
-	string: "string", regexp: "string", "template-variable": "string", link: "string", code: "string", addition: "string",
-	number: "number", symbol: "number", bullet: "number", variable: "number", "selector-class": "number",
-	comment: "comment", quote: "comment", doctag: "comment",
-	title: "name", section: "name", "selector-id": "name", name: "name", function: "name",
-	type: "type", built_in: "type", class: "type", tag: "", attr: "type", attribute: "type", property: "type",
-	meta: "meta", deletion: "meta", "meta-keyword": "meta",
+// by the page's class: the library's
+const CLASSES = {
+	"": "operator tag",
+	keyword: "keyword literal template-tag selector-tag",
+	string: "string regexp template-variable link code addition",
+	number: "number symbol bullet variable selector-class",
+	comment: "comment quote doctag",
+	name: "title section selector-id name function",
+	type: "type built_in class attr attribute property",
+	meta: "meta deletion meta-keyword",
 };
+const KINDS = Object.fromEntries(Object.entries(CLASSES).flatMap(([kind, names]) => names.split(" ").map((name) => [name, kind])));
 
 let library = null;
 const languages = new Map(); // promises by file
@@ -53,7 +55,7 @@ function load(name) {
 	return languages.get(name);
 }
 
-/** Give the complete blocks of code in an element their colours, when there is time. */
+/** Colour the complete blocks of code in an element, when there is time. */
 export function colourLater(root) {
 	const boxes = root.matches(".code") ? [root] : root.querySelectorAll(".code");
 	for (const box of boxes) {

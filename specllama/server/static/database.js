@@ -1,5 +1,5 @@
-// The browser's database: the head of each conversation, its messages, and the files of drafts. Where the browser has
-// none, or one of a newer specllama, all is in memory until the page is closed. Knows no messages' content.
+// The browser's database: heads of conversations, messages, files of drafts. Where there is none, or one of a newer
+// specllama, all is in memory. Knows no messages' content.
 
 const NAME = "specllama";
 const VERSION = 1;
@@ -12,7 +12,7 @@ const memory = { heads: new Map(), messages: new Map(), drafts: new Map() };
 let opening = null;
 let told = "";
 
-/** Why nothing lasts longer than the page, as a sentence; "" where it does. Known after the first access. */
+/** Why nothing lasts longer than the page, "" where it does. Known after the first access. */
 export const whyNotKept = () => told;
 
 /** The open database, null where there is none. */
@@ -75,7 +75,7 @@ export async function load(id) {
 	return head ? [head, messages] : null;
 }
 
-/** Call `visit(message)` with each message there is, until it returns true. */
+/** Call `visit(message)` with each message until it returns true. */
 export async function eachMessage(visit) {
 	const db = await database();
 	if (!db) {
@@ -92,9 +92,8 @@ export async function eachMessage(visit) {
 }
 
 /**
- * Change a conversation, wholly or not at all. id: its own. fresh: whether it may begin to exist; otherwise, if it has
- * been deleted, nothing is written. patch: fields of the head. put: messages; drop: ids of messages. Returns whether
- * the conversation is there. Throws StorageError.
+ * Change a conversation, wholly or not at all. fresh: whether it may begin to exist. patch: fields of the head. put:
+ * messages; drop: ids of messages. Returns whether it is there. Throws StorageError.
  */
 export async function change(id, { fresh = false, patch = {}, put = [], drop = [] }) {
 	const db = await database();
@@ -165,7 +164,7 @@ export async function keepDraftFiles(id, files) {
 	});
 }
 
-/** Run `act(transaction)` and wait until all that it asked for is written. */
+/** Run `act(transaction)` and wait until all is written. */
 function transaction(db, names, act) {
 	return new Promise((resolve, reject) => {
 		let all;

@@ -1,10 +1,10 @@
-// The one dialog of the page, which shows settings, status or the race; and the one that asks for the key.
+// The dialog of the views, and the one that asks for the key.
 
 import { byId } from "./dom.js";
 
 let onClose = () => {};
 
-/** Show these nodes under a title. closed: called when the dialog has been closed. */
+/** Show nodes under a title. closed(): called when it has been closed. */
 export function openDialog(title, nodes, { wide = false, closed = () => {} } = {}) {
 	const dialog = byId("dialog");
 	if (dialog.open) dialog.close();

@@ -1,5 +1,5 @@
-// What is typed and attached and not sent yet, kept for each conversation. Conversations that have no question yet have
-// a draft for each tab; that of a tab that has been closed is taken over by the next one.
+// What is typed and attached and not sent yet, by conversation. New conversations have a draft for each tab; that of a
+// closed tab is taken over by the next one.
 
 import { draftFiles, keepDraftFiles } from "./database.js";
 import { keys, read, write } from "./storage.js";
@@ -10,7 +10,7 @@ const NEW = "new."; // before the tab's own id
 const TAB = "specllama.tab";
 const PAUSE = 300; // milliseconds after a key
 
-/** The id of this tab, which stays when it is reloaded. A lock says that the tab is open. */
+/** The id of this tab, reloaded too. A lock says that it is open. */
 function tabId() {
 	const id = read(TAB, "session") ?? newId();
 	write(TAB, id, "session");
@@ -18,7 +18,7 @@ function tabId() {
 	return id;
 }
 
-/** The id of a draft that a closed tab has left, "" without one. */
+/** The id of a closed tab's draft, "" without one. */
 async function leftDraft() {
 	const all = keys(PREFIX + NEW).map((key) => key.slice(PREFIX.length));
 	const { held = [] } = (await navigator.locks?.query()) ?? {};
@@ -35,7 +35,7 @@ export class Drafts {
 	#timer = 0;
 	#new = NEW + tabId();
 
-	/** area: where one types. changed(): called when another draft is shown, or its files change. */
+	/** area: where one types. changed(): called with another draft or other files. */
 	constructor(area, changed) {
 		this.#area = area;
 		this.#changed = changed;
@@ -66,7 +66,7 @@ export class Drafts {
 		this.#changed();
 	}
 
-	/** Take over the draft of a tab that has been closed, if this one has none. */
+	/** Take over a closed tab's draft, if this one has none. */
 	async #takeOver() {
 		const left = read(PREFIX + this.#new) === null && (await leftDraft().catch(() => ""));
 		if (!left) return;
@@ -106,7 +106,7 @@ export class Drafts {
 		return found;
 	}
 
-	/** Move what is typed to the conversation that the draft has begun. */
+	/** The draft has begun a conversation. */
 	became(id) {
 		this.keep();
 		const text = this.#area.value;

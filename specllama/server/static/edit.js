@@ -4,8 +4,8 @@ import { addressed } from "./address.js";
 import { button, element, onEscape } from "./dom.js";
 import { read, write } from "./storage.js";
 
-/** A form with the text of a message, or what was typed for it and not sent. label: what it is called; hint: what sending
- * it does; save: the button's text; actions: {save(text), end()}. */
+/** A form with a message's text, or what was typed for it and not sent. hint: what sending it does; save: the button's
+ * text; actions: {save(text), end()}. */
 export function editForm({ id, content }, { label, hint, save }, actions) {
 	const key = `specllama.draft.${addressed()}.${id}`;
 	const text = read(key) ?? content;
@@ -13,7 +13,7 @@ export function editForm({ id, content }, { label, hint, save }, actions) {
 		write(key, null);
 		actions.end();
 	};
-	const area = element("textarea", { dir: "auto", "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
+	const area = element("textarea", { required: true, dir: "auto", "aria-label": label, rows: Math.min(20, Math.max(4, text.split("\n").length)) });
 	area.value = text;
 	const send = (event) => {
 		event.preventDefault();
@@ -31,7 +31,9 @@ export function editForm({ id, content }, { label, hint, save }, actions) {
 	);
 	onEscape(area, end);
 	area.addEventListener("keydown", (event) => {
-		if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+		if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+		event.preventDefault();
+		form.requestSubmit();
 	});
 	return { form, area };
 }

@@ -1,11 +1,9 @@
-// What to say when an answer of the conversation at hand has ended, and waiting for an engine that is gone.
+// What to say when an answer has ended, and waiting for an engine that is gone.
 
 import { recovered } from "./api.js";
-import { announce, counted } from "./dom.js";
+import { announce, counted, inSentences } from "./dom.js";
 import { say } from "./notice.js";
 import { starts } from "./turns.js";
-
-const said = ({ message, todo }) => `${message} ${todo ?? ""}`.trim();
 
 /** actions: {ask(question, before), resume(), makeRoom(again)}. models: see models.js. */
 export class Ending {
@@ -36,7 +34,7 @@ export class Ending {
 	}
 
 	refused({ conversation: { id }, question, before }, problem) {
-		this.#full.set(id, { question: question?.id, before: before?.id, said: said(problem) });
+		this.#full.set(id, { question: question?.id, before: before?.id, said: inSentences(problem) });
 	}
 
 	/** Say if the context of the conversation at hand is full. */
@@ -53,7 +51,7 @@ export class Ending {
 		}
 	}
 
-	/** Say what ended an answer before its end; where the engine or the server is gone, wait for it. */
+	/** Say what ended an answer too early; wait for an engine or a server that is gone. */
 	async failed({ question, before, message, conversation }, problem) {
 		const empty = !message || message === before;
 		const ask = () => this.#actions.ask(question, before);
@@ -63,7 +61,7 @@ export class Ending {
 			return;
 		}
 		if (problem.full) return this.opened(conversation);
-		say(said(problem), empty ? { "Try again": ask } : {});
+		say(inSentences(problem), empty ? { "Try again": ask } : {});
 		if (problem.retry && [0, 503].includes(problem.status)) await this.#wait(empty ? ask : null);
 	}
 

@@ -1,4 +1,4 @@
-// Draws a race and a card from their data, which may hold any text. Imports nothing: shared files have it in them.
+// Draws a race and a card from data with any text. Imports nothing: shared files contain it.
 
 /** A new element with a class and children. */
 function part(tag, name, ...children) {
@@ -11,8 +11,8 @@ function part(tag, name, ...children) {
 const inSeconds = (seconds) => (seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toPrecision(3)} s`);
 
 /**
- * One run that can be shown again at its pace. run: {parts: [[text, source], …], times: [[seconds, characters], …],
- * seconds}, the characters being those of JavaScript strings.
+ * A run that can be shown at its pace. run: {parts: [[text, source], …], times: [[seconds, characters], …], seconds},
+ * characters as of JavaScript strings.
  */
 export function lane(name, run) {
 	const text = part("div", "lane-text");
@@ -57,7 +57,7 @@ export function lane(name, run) {
 	};
 }
 
-/** Show lanes at their true pace, or at once for those who want no motion. */
+/** Show lanes at their pace, or at once for those who want no motion. */
 export function replay(lanes, signal = null) {
 	if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
 		for (const one of lanes) one.finish();
@@ -113,7 +113,7 @@ export function cardOf({ sentence, about, tasks }) {
 	return part("section", "card", part("p", "card-sentence", sentence), table, ...about.map((text) => part("p", "card-about", text)));
 }
 
-/** Fill a shared file: {title, about, race, card}, race and card null where there is none. */
+/** Fill a shared file. race, card: null for none. */
 export function exhibit(root, { about, race, card }) {
 	if (card) root.append(cardOf(card));
 	if (!race) return;
@@ -121,9 +121,10 @@ export function exhibit(root, { about, race, card }) {
 	const again = part("button", "", "Replay");
 	again.type = "button";
 	const run = async () => {
-		again.disabled = true;
+		if (again.ariaDisabled === "true") return;
+		again.ariaDisabled = "true"; // it keeps the focus
 		await replay(lanes);
-		again.disabled = false;
+		again.ariaDisabled = "false";
 	};
 	again.addEventListener("click", run);
 	root.append(

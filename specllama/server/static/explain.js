@@ -1,8 +1,8 @@
 // Explanations of figures, shown where one points or goes with the keyboard.
 
-import { byId, element } from "./dom.js";
+import { byId, element, onEscape, placeTip } from "./dom.js";
 
-/** Have an element explain itself. names: of texts, separated by spaces. */
+/** Have an element explain itself. names: of texts, by spaces. */
 export function explained(target, names) {
 	target.dataset.explain = names;
 	return target;
@@ -18,18 +18,23 @@ export function setUpExplanations() {
 	const tip = element("div", { id: "explanation", role: "tooltip", hidden: true });
 	document.body.append(tip);
 	let shown = null;
+	let dismissed = ""; // names, until another explanation or none is asked for
 	const hide = () => {
 		shown?.removeAttribute("aria-describedby");
 		shown = null;
 		tip.hidden = true;
 	};
 	const show = async (target) => {
+		const names = target?.dataset.explain ?? "";
+		if (names === dismissed && names) return;
+		dismissed = "";
 		if (target === shown) return;
 		hide();
+		if (!target) return;
 		shown = target;
 		const { TEXTS } = await import("./explanations.js");
 		if (shown !== target) return;
-		const texts = target.dataset.explain.split(" ").map((name) => TEXTS[name]).filter(Boolean);
+		const texts = names.split(" ").map((name) => TEXTS[name]).filter(Boolean);
 		if (!texts.length) return;
 		(target.closest("dialog[open]") ?? document.body).append(tip);
 		tip.replaceChildren(...texts.map((text) => element("p", {}, text)));
@@ -37,17 +42,10 @@ export function setUpExplanations() {
 		target.setAttribute("aria-describedby", "explanation");
 		place();
 	};
-	const place = () => {
-		const box = shown.getBoundingClientRect();
-		const above = box.top - tip.offsetHeight - 6;
-		tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
-		tip.style.top = `${above > 0 ? above : Math.min(box.bottom + 6, innerHeight - tip.offsetHeight - 8)}px`;
-	};
+	const place = () => placeTip(tip, shown.getBoundingClientRect());
 	const of = ({ target }) => target.closest?.("[data-explain]");
 	addEventListener("pointerover", (event) => {
-		const found = of(event);
-		if (found) show(found);
-		else if (shown && shown !== document.activeElement && event.target.closest?.("#explanation") !== tip) hide();
+		if (of(event) || shown !== document.activeElement) show(of(event));
 	});
 	addEventListener("focusin", (event) => (of(event) ? show(of(event)) : hide()));
 	addEventListener("focusout", hide);
@@ -56,7 +54,11 @@ export function setUpExplanations() {
 		else if (shown !== document.activeElement) hide();
 	};
 	addEventListener("scroll", scrolled, { passive: true, capture: true });
-	addEventListener("keydown", (event) => event.key === "Escape" && hide());
+	onEscape(window, () => {
+		if (!shown) return false;
+		dismissed = shown.dataset.explain;
+		return hide();
+	});
 	byId("dialog")?.addEventListener("close", () => {
 		hide();
 		document.body.append(tip);

@@ -1,5 +1,4 @@
-// The figures of an answer, the same wherever they are shown: those of all its parts where it was continued. What
-// drafting gained is the server's verdict. Knows no elements but the line that it makes.
+// The figures of an answer, of all its parts where it was continued. What drafting gained is the server's verdict.
 
 import { counted, element, numeral, percent } from "./dom.js";
 import { explained } from "./explain.js";
@@ -17,11 +16,10 @@ const number = (value) => (Number.isFinite(value) ? value : null);
 
 /**
  * The figures of an answer, complete or not: {n, rounds, drafted, accepted, forced, seconds, rate, speedup, low, high,
- * verdict, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding, rate: its tokens per
- * second. speedup: over plain decoding, null for why; plain: tokens per second of that, source: where they are from.
- * counted, stepped: the tokens, and the timed ones, of the parts whose rounds are known.
- * reason: why nothing was drafted. first: seconds to the first token. prompt: {n, cached, rate}, tokens that were
- * evaluated, those that were not, and tokens per second.
+ * verdict, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding; rate: tokens per second.
+ * speedup: over plain decoding, null for why; plain: its tokens per second, source: where they are from. counted, stepped:
+ * tokens, and timed ones, of parts whose rounds are known. reason: why nothing was drafted. first: seconds to the first
+ * token. prompt: {n, cached, rate}: tokens evaluated, not evaluated, per second.
  */
 export function figuresOf(answer) {
 	if (answer.summed) return answer.summed;
@@ -48,7 +46,7 @@ export function figuresOf(answer) {
 
 const sumOf = (parts, value) => parts.reduce((sum, one) => sum + value(one), 0);
 
-/** Those of what was written since the answer began or was continued. */
+/** Those since the answer began or was continued. */
 function partOf(answer) {
 	const { figures, timings, known } = answer;
 	const seconds = timings ? timings.predicted_ms / 1000 : Math.max(0, (answer.lastAt - answer.firstAt) / 1000);
@@ -61,7 +59,7 @@ function partOf(answer) {
 		accepted: figures?.n_accept ?? answer.accepted - known.accepted,
 		forced: figures?.forced_tokens ?? 0,
 		seconds,
-		timed: Math.max(0, answer.n - 1), // tokens of these seconds: the first one is of the prompt's decode
+		timed: Math.max(0, answer.n - 1), // without the first one, of the prompt's decode
 		rate: timings?.predicted_per_second || answer.rate,
 		speedup: number(figures?.speedup), low, high,
 		verdict: figures?.verdict ?? "unknown",
@@ -75,13 +73,13 @@ function partOf(answer) {
 	};
 }
 
-/** The gain of parts together: what plain decoding would have taken over what they took. */
+/** The gain of parts together. */
 function gainOf(parts) {
 	const drafted = parts.filter((one) => one.drafted || one.forced);
 	const unknown = drafted.find((one) => !Number.isFinite(one.speedup));
 	if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", why: unknown?.why ?? "" };
-	const seconds = parts.reduce((sum, one) => sum + one.seconds, 0);
-	const over = (what) => parts.reduce((sum, one) => sum + one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1), 0) / seconds;
+	const seconds = sumOf(parts, (one) => one.seconds);
+	const over = (what) => sumOf(parts, (one) => one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1)) / seconds;
 	const [speedup, low, high] = ["speedup", "low", "high"].map(over);
 	return { speedup, low, high, verdict: verdictOf(speedup, low, high), why: "" };
 }
@@ -95,7 +93,7 @@ export function gainInWords({ speedup, verdict, source, why, drafted, forced }) 
 	return verdict === "alike" ? `${over}: too close to call${from}` : `${over}${from}`;
 }
 
-/** The figures in a line, as [text, name of its explanation]; none without any. */
+/** The figures as [text, name of its explanation]. */
 export function inParts(figures) {
 	if (!figures || !Number.isFinite(figures.n)) return [];
 	const found = [[counted(figures.n, "token"), "tokens"]];
@@ -113,11 +111,11 @@ const inSeconds = (seconds) => (seconds < 1 ? `${Math.round(1000 * seconds)} ms`
 /** The same as text. */
 export const summary = (figures) => inParts(figures).map(([text]) => text).join(" · ");
 
-/** The line as an element, null without figures. Each part explains itself. */
+/** The line as an element, null without figures. */
 export function figuresLine(figures) {
 	const parts = inParts(figures);
 	if (!parts.length) return null;
 	const shown = parts.flatMap(([text, name], i) => [i ? " · " : "", explained(element("span", {}, text), name)]);
-	// One stop for the keyboard, which has the explanations of all.
+	// One stop for the keyboard, with all explanations.
 	return explained(element("p", { class: "figures", tabindex: 0 }, ...shown), parts.map(([, name]) => name).join(" "));
 }

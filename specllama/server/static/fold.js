@@ -1,4 +1,4 @@
-// Long questions are folded: their beginning is shown, and the rest when it is asked for.
+// Long questions are folded.
 
 import { addLines } from "./code.js";
 import { button, bytes, element } from "./dom.js";
@@ -8,7 +8,7 @@ const LINES = 40; // that are shown whole
 const BEGINNING = 1200;
 const BEGINNING_LINES = 12;
 
-/** The end of the part of a text that is shown at first; the text's length if that is all of it. */
+/** The end of what is shown at first. */
 function cut(text) {
 	const lines = text.slice(0, LONGEST + 1).split("\n");
 	if (text.length <= LONGEST && lines.length <= LINES) return text.length;

@@ -1,6 +1,6 @@
-// Keeps the end of the conversation in view while it grows, unless the reader has scrolled away from it.
+// Keeps the end of the conversation in view while it grows, unless the reader has scrolled away.
 
-const AT_END = 4; // pixels from the end that still are the end: sizes are rounded
+const AT_END = 4; // pixels: sizes are rounded
 const READING = ["wheel", "touchmove", "pointerdown", "keydown"]; // what shows that somebody moves in the conversation
 
 export class Follow {
@@ -23,13 +23,13 @@ export class Follow {
 		}).observe(box, { childList: true });
 	}
 
-	/** Whether the reader is at the end, so that the view follows it. To be asked before the content changes. */
+	/** Whether the reader is at the end. To be asked before the content changes. */
 	get follows() {
 		this.#moved();
 		return this.#following;
 	}
 
-	/** Show the end, from now on too. opened: what is shown has just been opened, and has not its final size yet. */
+	/** Show the end, from now on too. opened: what is shown has not its final size yet. */
 	toEnd({ opened = false } = {}) {
 		this.#settling ||= opened;
 		this.#following = true;

@@ -1,18 +1,17 @@
-// How fast decoding with drafts was next to plain decoding, by the rules of specllama/core/gain.py: where the interval
-// holds 1 nobody was faster, and no round writes more than its tokens. Knows no server.
+// How fast decoding with drafts was against plain decoding, by the rules of specllama/core/gain.py.
 
 import { verdictOf } from "./figures.js";
 
 const AGREEMENT = Math.log(1.15); // log ratio of times that still agree
-const LEAST_ERROR = 0.02; // of any speed-up, as a log: runs of one prompt depend on each other
+const LEAST_ERROR = 0.02; // as a log: runs of one prompt depend on each other
 const ENOUGH = 0.03; // half width of an interval, as a log, that more pairs need not narrow
 export const LEAST_PAIRS = 3;
 // 97.5 % quantiles of Student's t distribution by degrees of freedom
 const STUDENT = [Infinity, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
 
 /**
- * The speed-up of pairs of runs: its geometric mean and 95 % interval, from [plain, with drafts] tokens per second
- * each. tokens: that a round with drafts wrote. drafted: tokens. reason: why the verdict is unknown.
+ * The speed-up of pairs of runs, [plain, with drafts] tokens per second each: its geometric mean and 95 % interval.
+ * tokens: of a round with drafts. reason: why the verdict is unknown.
  */
 export function compared(pairs, { tokens, drafted }) {
 	const unknown = (reason) => ({ speedup: null, low: 0, high: Infinity, verdict: "unknown", reason, pairs: pairs.length });

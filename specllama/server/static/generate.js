@@ -1,11 +1,10 @@
-// Asks the server for an answer and follows it: texts, sources, rounds and figures. Knows no elements.
+// Asks the server for an answer and follows it. Knows no elements.
 
 import { events, request } from "./api.js";
 import { Trace } from "./trace.js";
 
 /**
- * An answer while it is written. times: of each arrival, the seconds since the request and the characters so far,
- * those of the reasoning included.
+ * An answer while it is written. times: of each arrival, the seconds since the request and all characters so far.
  */
 export class Answer {
 	content = "";
@@ -18,9 +17,10 @@ export class Answer {
 	usage = null;
 	timings = null;
 	finish = "";
+	stopped = ""; // the stop text that ended it
 	seed = null;
 	prefill = null; // the latest prompt_progress of the server
-	onprefill = null; // called with each of them and the milliseconds since the request
+	onprefill = null; // called with them and the milliseconds since the request
 	before = null; // the figures of what the answer goes on with, see figures.js
 	known = { rounds: 0, drafted: 0, accepted: 0 }; // in the traces then
 	began = performance.now();
@@ -31,16 +31,20 @@ export class Answer {
 		return [this.reasoningTrace, this.trace];
 	}
 
+	#sum(what) {
+		return this.trace[what] + this.reasoningTrace[what];
+	}
+
 	get n_rounds() {
-		return this.trace.n_rounds + this.reasoningTrace.n_rounds;
+		return this.#sum("n_rounds");
 	}
 
 	get drafted() {
-		return this.trace.drafted + this.reasoningTrace.drafted;
+		return this.#sum("drafted");
 	}
 
 	get accepted() {
-		return this.trace.accepted + this.reasoningTrace.accepted;
+		return this.#sum("accepted");
 	}
 
 	/** Tokens of prompt and text; null while unknown. */
@@ -48,7 +52,7 @@ export class Answer {
 		return this.usage?.total_tokens ?? (this.prefill?.total ? this.prefill.total + this.n : null);
 	}
 
-	/** Tokens per second so far, from the first token on; null before there are two. */
+	/** Tokens per second from the first token on; null before there are two. */
 	get rate() {
 		const seconds = (this.lastAt - this.firstAt) / 1000;
 		return this.n > 1 && seconds > 0 ? (this.n - 1) / seconds : null;
@@ -77,7 +81,7 @@ export class Answer {
 			(this.content ? this.trace : this.reasoningTrace).addRounds(event.speculation);
 			this.n = event.speculation.round.n_predict || this.n;
 		}
-		if (choice?.finish_reason) this.finish = choice.finish_reason;
+		if (choice?.finish_reason) [this.finish, this.stopped] = [choice.finish_reason, choice.stop_reason ?? ""];
 		if (choice?.seed !== undefined) this.seed = choice.seed;
 		if (event.usage) this.usage = event.usage;
 		if (event.timings) {
@@ -107,8 +111,8 @@ export function asked({ messages, system = "", model, settings = {}, speculation
 }
 
 /**
- * Have an answer written. grown(answer, event) is called with each event. Returns the answer, and throws Problem
- * or AbortError with the text so far in `answer`.
+ * Have an answer written. grown(answer, event): called with each event. Throws Problem or AbortError; the text so far is
+ * in `answer`.
  */
 export async function generate(body, { signal, grown, answer = new Answer() }) {
 	answer.began = performance.now();

@@ -1,15 +1,14 @@
-// Work that can wait: done while the page has nothing else to do, a few milliseconds at a time, what is on the
-// screen first.
+// Work that can wait, done a few milliseconds at a time while the page is idle, what is on the screen first.
 
 const SLICE = 12; // milliseconds of work between two frames
-const PAUSE = 40; // milliseconds after a slice, which leave the processor to the engine
+const PAUSE = 40; // milliseconds after a slice, for the engine
 
-const waiting = new Map(); // the work of each element, in the order in which it was asked for
+const waiting = new Map(); // the work of each element, in order
 const urgent = new Set(); // elements near the screen
 let planned = false;
 let nearby = null;
 
-/** Do this once `element` comes near the screen, or there is time for it. work(): is called once. */
+/** Do this once `target` comes near the screen, or there is time. */
 export function later(target, work) {
 	waiting.set(target, work);
 	nearby ??= new IntersectionObserver(seen, { rootMargin: "600px" });
@@ -22,7 +21,7 @@ export function now(target) {
 	const work = waiting.get(target);
 	waiting.delete(target);
 	urgent.delete(target);
-	nearby?.unobserve(target);
+	if (target) nearby?.unobserve(target);
 	work?.();
 }
 

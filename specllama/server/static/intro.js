@@ -1,6 +1,6 @@
-// The empty page: a canned answer in slow motion, which shows what speculative decoding is.
+// The empty page: speculative decoding in slow motion.
 
-import { button, byId, element } from "./dom.js";
+import { button, byId, element, pause } from "./dom.js";
 import { Player } from "./player.js";
 
 const frame = (guesses, rejected, own) => ({
@@ -20,7 +20,7 @@ export const SENTENCE =
 	"A quick draft proposes the next tokens, the model verifies them all in one decode and writes its own token where one is " +
 	"wrong: the text stays the model's own, token for token, and comes sooner.";
 
-/** Show it while the conversation is empty, and until the person types. gain(): opens the card. */
+/** Show it while the conversation is empty and nothing is typed. gain(): opens the card. */
 export function setUpIntro(gain) {
 	const log = byId("log");
 	const text = element("div", { class: "player-text", "aria-hidden": "true" });
@@ -45,7 +45,7 @@ export function setUpIntro(gain) {
 		for (let i = 0; i < TURNS && own === turn; i++) {
 			player.showTo(0);
 			await player.play();
-			await new Promise((resolve) => setTimeout(resolve, PAUSE));
+			await pause(PAUSE);
 		}
 	};
 	const apply = () => (log.childElementCount || byId("question").value ? stop() : start());

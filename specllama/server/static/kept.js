@@ -1,12 +1,12 @@
-// What is stored of an answer, and how an answer goes on from there.
+// What is stored of an answer, and how it goes on from there.
 
 import { counted } from "./dom.js";
 import { figuresOf } from "./figures.js";
 import { Trace } from "./trace.js";
 
 /**
- * A complete answer, or what there is of one, as a message. failure: what ended it before its end, null for nothing.
- * settings: of its request. size: tokens of the context, 0 where it is unknown.
+ * What there is of an answer as a message. failure: what ended it too early, null for nothing. settings: of its request.
+ * size: tokens of the context, 0 while unknown.
  */
 export function messageOf(answer, failure, settings = {}, size = 0) {
 	const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
@@ -20,6 +20,7 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 	else if (full) outcome = "The context is full, which ended the answer.";
 	else if (late) outcome = `The longest time is set to ${time / 1000} s.`;
 	else if (cut) outcome = `The longest answer is set to ${counted(most > 0 ? most : answer.n, "token")}.`;
+	else if (!content.trim()) outcome = `The answer is empty: ${whyEmpty(answer)}.`;
 	return {
 		role: "assistant", content, reasoning,
 		trace: { runs: trace.runs, rounds: trace.rounds },
@@ -33,6 +34,11 @@ export function messageOf(answer, failure, settings = {}, size = 0) {
 		partial: Boolean(failure) || cut,
 		failed: Boolean(failure) && failure.name !== "AbortError",
 	};
+}
+
+function whyEmpty({ stopped, reasoning }) {
+	if (stopped) return `the stop text ${JSON.stringify(stopped)} came first`;
+	return `the model ended it ${reasoning ? "after its reasoning" : "at once"}`;
 }
 
 /** Begin an answer with the part of it that is there. */

@@ -1,5 +1,5 @@
-// The list of conversations and the view of speculation: columns where there is room. In a narrow window they lie over
-// the conversation, one at a time, until Escape or a tap next to them; in one of middle width there is one of them.
+// The list and the panel: columns in a wide window, one of them in one of middle width; in a narrow one they lie over the
+// conversation, one at a time.
 
 import { byId } from "./dom.js";
 
@@ -10,8 +10,9 @@ const SIDES = ["panel", "list"];
 /** Whether the list lies over the conversation. */
 export const isNarrow = () => !MIDDLE.matches;
 
-/** Show or hide the list or the panel. */
+/** Show or hide the list or the panel; the focus in it goes to its button. */
 export function toggle(name, shown = byId(name).hidden) {
+	if (!shown && byId(name).contains(document.activeElement)) byId(`show-${name}`).focus();
 	byId(name).hidden = !shown;
 	byId(`show-${name}`).setAttribute("aria-expanded", String(shown));
 	const other = SIDES.find((side) => side !== name);
@@ -23,24 +24,17 @@ function arrange() {
 	toggle("panel", WIDE.matches);
 }
 
-/** Hide a side; the focus that was in it goes to the button that shows it. */
-function close(name) {
-	const focused = byId(name).contains(document.activeElement);
-	toggle(name, false);
-	if (name === "panel" && MIDDLE.matches) toggle("list", true);
-	if (focused) byId(`show-${name}`).focus();
-}
-
 /**
- * Hide what lies over the conversation. always: in a window of middle width too, where the panel has taken the place
- * of the list. Returns whether there was something to hide.
+ * Hide what lies over the conversation. always: also the panel in a window of middle width. Returns whether anything was
+ * hidden.
  */
 export function closeSide({ always = false } = {}) {
 	if (WIDE.matches) return false;
 	const panel = byId("panel");
 	const names = MIDDLE.matches ? (always || panel.contains(document.activeElement) ? ["panel"] : []) : SIDES;
 	const name = names.find((one) => !byId(one).hidden);
-	if (name) close(name);
+	if (name) toggle(name, false);
+	if (name === "panel" && MIDDLE.matches) toggle("list", true);
 	return Boolean(name);
 }
 

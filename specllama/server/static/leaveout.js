@@ -1,14 +1,13 @@
-// Leaving the oldest turns of a conversation out of requests, where the context is full and somebody asks for it.
+// Leaving the oldest turns out of requests.
 
-import { json } from "./api.js";
-import { asked } from "./generate.js";
-import { starts, turns } from "./turns.js";
+import { count } from "./context.js";
+import { starts } from "./turns.js";
 
-const SHARE = 0.75; // of the context that the rest may take, so that there is room for an answer
+const SHARE = 0.75; // of the context that the rest may take
 
 /**
- * Leave out as few of the oldest turns as needed. models: tells name and context. Returns whether any is; the last turn
- * stays, and nothing is left out if it is too long alone.
+ * Leave out as few of the oldest turns as needed. Returns whether any is: the last turn stays, and if it is too long
+ * alone, all do.
  */
 export async function leaveOut(data, models) {
 	const path = data.messages.filter(({ out }) => !out);
@@ -32,17 +31,5 @@ export async function leaveOut(data, models) {
 		message.out = true;
 		data.touch(message);
 	}
-	const last = data.messages.findLast((message) => message.tokens);
-	if (last && !last.out) {
-		last.tokens = await length(low);
-		data.touch(last);
-	}
 	return true;
-}
-
-/** Tokens of the prompt that these messages make. */
-async function count(messages, system, model) {
-	const { messages: sent } = asked({ messages: turns(messages), system });
-	const found = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
-	return found.input_tokens;
 }

@@ -1,6 +1,6 @@
 // The list of conversations: choosing, searching, renaming, deleting, export and import.
 
-import { byId, button, element, onEscape } from "./dom.js";
+import { arrange, byId, button, element, keepFocus, onEscape } from "./dom.js";
 import * as store from "./store.js";
 
 const transfer = () => import("./transfer.js");
@@ -37,7 +37,7 @@ export class ConversationList {
 		});
 	}
 
-	/** Show the list. open: id of the conversation that is shown; writing: ids of those whose answers are written. */
+	/** open: id of the conversation that is shown; writing: ids of those whose answers are written. */
 	async show(open, writing = this.#writing) {
 		this.#open = open;
 		this.#writing = writing;
@@ -45,11 +45,12 @@ export class ConversationList {
 		const all = await store.titles().catch(() => []);
 		if (turn !== this.#turn || byId("conversations").querySelector("input")) return;
 		const shown = all.filter(({ id }) => !this.#found || this.#found.has(id));
-		this.#place(shown.map((one) => this.#kept(one)));
+		const list = byId("conversations");
+		keepFocus(list, () => arrange(list, shown.map((one) => this.#kept(one))), (item) => item?.querySelector("button") ?? byId("new"));
 		byId("none-found").hidden = !this.#found || shown.length > 0;
 	}
 
-	/** The item of a conversation: the one that is there, unless it shows something else. */
+	/** The item of a conversation: the one there is, unless it shows something else. */
 	#kept(one) {
 		const what = JSON.stringify([one.title, one.id === this.#open, this.#writing.has(one.id)]);
 		const there = this.#items.get(one.id);
@@ -57,18 +58,6 @@ export class ConversationList {
 		const item = this.#item(one);
 		this.#items.set(one.id, { item, what });
 		return item;
-	}
-
-	/** Have exactly these items, and move none that is in its place: it may have the focus, or be under a finger. */
-	#place(items) {
-		const place = byId("conversations");
-		const focused = place.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
-		const wanted = new Set(items);
-		for (const one of [...place.children]) if (!wanted.has(one)) one.remove();
-		items.forEach((one, i) => {
-			if (place.children[i] !== one) place.insertBefore(one, place.children[i] ?? null);
-		});
-		if (focused && !place.contains(document.activeElement)) place.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
 	}
 
 	#item(one) {
@@ -125,7 +114,7 @@ export class ConversationList {
 			this.#items.delete(one.id);
 			if (kept && title && title !== one.title) await this.#actions.rename(one.id, title);
 			await this.show(this.#open);
-			byId("conversations").querySelector(`[title="${CSS.escape(title)}"]`)?.focus();
+			if (document.activeElement === document.body) this.#items.get(one.id)?.item.querySelector("button").focus();
 		};
 		field.addEventListener("keydown", (event) => {
 			if (event.key === "Enter") end(true);

@@ -1,8 +1,8 @@
-// The messages that are shown, in their order: the path through a conversation, with the versions of each message.
-// What is shown already stays as it is.
+// The messages that are shown: the path through a conversation, with the versions of each message.
 
-import { byId, button, element } from "./dom.js";
+import { arrange, byId, button, element, keepFocus } from "./dom.js";
 import { Follow } from "./follow.js";
+import { now } from "./idle.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
 import { isUnanswered } from "./turns.js";
 import { interrupted } from "./writing.js";
@@ -32,8 +32,13 @@ export class Log {
 		this.#box.replaceChildren();
 	}
 
-	/** Show a conversation. writing: the answer that is being written in it, null without one. */
+	/** Show a conversation. writing: its answer that is being written, null without one. */
 	show(data, writing) {
+		keepFocus(this.#box, () => this.#show(data, writing));
+	}
+
+	#show(data, writing) {
+		const focused = [...this.#box.children].findIndex((one) => one.contains(document.activeElement));
 		const path = data.messages;
 		const there = new Set(path);
 		for (const message of this.#shown.keys()) if (!there.has(message)) this.#shown.delete(message);
@@ -53,16 +58,8 @@ export class Log {
 			writing.view.remove();
 			writing.view = null;
 		}
-		this.#place(elements);
-	}
-
-	/** Have exactly these elements, and move none that is in its place: it keeps the focus. */
-	#place(elements) {
-		const wanted = new Set(elements);
-		for (const one of [...this.#box.children]) if (!wanted.has(one)) one.remove();
-		elements.forEach((one, i) => {
-			if (this.#box.children[i] !== one) this.#box.insertBefore(one, this.#box.children[i] ?? null);
-		});
+		arrange(this.#box, elements);
+		now(elements[focused]); // with its buttons
 	}
 
 	#liveView(writing) {
@@ -121,7 +118,7 @@ export class Log {
 		return found;
 	}
 
-	/** Say what depends on others: its versions, whether it is sent. next: the message after it. busy: one is being written. */
+	/** Show what depends on other messages. next: the one after it. busy: an answer is being written. */
 	#describe({ element: shown, versions, note }, data, message, first, next, busy) {
 		shown.classList.toggle("out", Boolean(message.out));
 		const said = [];
@@ -144,7 +141,7 @@ export class Log {
 		if (all.length < 2) return [];
 		const at = all.indexOf(message);
 		const step = (text, name, other) =>
-			button(text, () => this.#choose(other, name), { class: "step", "aria-label": name, disabled: !other });
+			button(text, () => this.#actions.choose(other), { class: "step", "aria-label": name, "aria-disabled": other ? null : "true" });
 		return [
 			step("‹", "Previous version", all[at - 1]),
 			element("span", { class: "count" }, `${at + 1}/${all.length}`),
@@ -152,14 +149,7 @@ export class Log {
 		];
 	}
 
-	async #choose(message, name) {
-		await this.#actions.choose(message);
-		const buttons = [...(this.#shown.get(message)?.versions.querySelectorAll("button") ?? [])];
-		const same = buttons.find((one) => one.getAttribute("aria-label") === name && !one.disabled);
-		(same ?? buttons.find((one) => !one.disabled))?.focus();
-	}
-
-	/** Whether the reader is at the end; to be asked before what is shown changes. */
+	/** See Follow.follows. */
 	get nearEnd() {
 		return this.#follow.follows;
 	}

@@ -1,6 +1,5 @@
-// From what a model writes to elements. HTML in it is shown as text, images are not loaded, and links are web or
-// mail addresses. What the renderer makes passes a sanitiser that knows the few elements and attributes below.
-// What would take long is not parsed: it is shown as text.
+// From what a model writes to elements, through a sanitiser. HTML in it is shown as text, images are not loaded, links are
+// web or mail addresses. What would take long is not parsed but shown as text.
 
 import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
@@ -25,13 +24,13 @@ const ALLOWED = {
 
 const DEEPEST = 12; // quotes and lists in each other
 const NESTED = 6000; // characters in a quote or an item
-const PIECE = 2000; // characters of a paragraph that are parsed together: the time grows with the square
+const PIECE = 2000; // characters that are parsed together: the time grows with the square
 const PARSED = 6000; // characters of a paragraph that are parsed
 const COLUMNS = 100;
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
 
-/** The text of a part, with its place in the source where that is known: see places.js. */
+/** The text of a part, with its place in the source if known: see places.js. */
 const placed = ({ place }, html) => (place ? `<data value="${place.join(" ")}">${html}</data>` : html);
 
 const marked = new Marked({
@@ -124,10 +123,7 @@ class BoundedLexer extends Lexer {
 	}
 }
 
-/**
- * The blocks of a Markdown text without carriage returns. Each has its source as `raw`; together they are the whole
- * text.
- */
+/** The blocks of a Markdown text without carriage returns; their sources, `raw`, are together the whole text. */
 export function blocks(source) {
 	const { extensions, ...options } = marked.defaults;
 	const tokenizer = new BoundedTokenizer();
@@ -139,10 +135,7 @@ export function render(tokens) {
 	return purify.sanitize(marked.parser(tokens), ALLOWED);
 }
 
-/**
- * Add what people use: a head with a button to copy on code, tables that scroll, formulas, links to other pages, the
- * direction of each block by its own text.
- */
+/** Add what people use: heads of code, tables that scroll, formulas, links, the direction of each block. */
 export function furnish(root) {
 	for (const child of root.children) if (!child.matches("pre, hr, var")) child.dir = "auto";
 	for (const part of root.querySelectorAll("p[title]")) {

@@ -1,5 +1,4 @@
-// Formulas as MathML. This is loaded with the first formula; until then, and where the library cannot read one, the
-// source is shown.
+// Formulas as MathML, loaded with the first one. What the library cannot read is shown as its source.
 
 import "./vendor/purify.min.js";
 import temml from "./vendor/temml.min.js";
@@ -17,12 +16,12 @@ const ALLOWED = {
 };
 const LIMITS = { throwOnError: true, maxExpand: 500, maxSize: [20, 300], trust: false, strict: false };
 const UNSTYLED = ".tml-cancelto, .longdiv-top, .phasor-bottom, .circle-pad, .actuarial"; // lines that need images or more
-const BUDGET = 6; // milliseconds of a drawing for its formulas; the others are made when there is time
+const BUDGET = 6; // milliseconds of a drawing; the other formulas are made when there is time
 const MOST = 500; // formulas that are kept for the next time they are shown
 
 const known = new Map(); // MathML elements by display and source; null where there is none
 
-/** Show the formulas of an element that are in their boxes, those that take long when there is time. */
+/** Show the formulas of an element. */
 export function showFormulas(root) {
 	const end = performance.now() + BUDGET;
 	for (const box of root.querySelectorAll(".math:not(.shown)")) {
@@ -49,7 +48,7 @@ function scrolls(box) {
 	box.setAttribute("aria-label", "formula");
 }
 
-/** A formula has the look of the source of most of its text, and is part of the round that ended it. */
+/** A formula looks like the source of most of its text, and is of the round that ended it. */
 function mark(box, parts) {
 	const shares = new Map();
 	for (const { dataset, textContent } of parts.children) {
@@ -60,7 +59,7 @@ function mark(box, parts) {
 	if (most) box.dataset.source = most;
 }
 
-/** The MathML of a formula with its delimiters, as a new element; null where it cannot be read. */
+/** The MathML of a formula with its delimiters; null where it cannot be read. */
 function mathml(source, display) {
 	const key = `${display} ${source}`;
 	if (!known.has(key)) {

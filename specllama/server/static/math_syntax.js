@@ -52,8 +52,8 @@ const inline = {
 	},
 };
 
-// Until the end of a formula has arrived, its lines are shown as they are: they must not be taken for lists or
-// headings, since blocks that are complete are not rendered again.
+// Until its end has arrived, the lines of a formula must not be taken for lists or headings: complete blocks are not
+// rendered again.
 const block = {
 	name: "formulas",
 	level: "block",

@@ -1,7 +1,6 @@
-// One message of a conversation as elements: the text, its reasoning, its rounds, its figures, and what one can
-// do with it. Knows no server.
+// One message of a conversation as elements, and what one can do with it. Knows no server.
 
-import { button, bytes, copyText, element, flash } from "./dom.js";
+import { button, bytes, copyButton, element, keepFocus, region, whole } from "./dom.js";
 import { editForm } from "./edit.js";
 import { figuresLine } from "./figures.js";
 import { folded } from "./fold.js";
@@ -17,10 +16,7 @@ export { watchRounds } from "./rounds.js";
 
 const BLINK = 500; // milliseconds
 
-/**
- * A question. actions: {edit(text, files), remove(), versions, note}, the last two elements: the choice of versions, and what
- * depends on other messages.
- */
+/** A question. actions: {edit(text, files), remove(), versions, note}, the last two elements. */
 export function questionView(message, actions) {
 	const body = element("div", { class: "body plain", dir: "auto" }, ...folded(message.content));
 	const files = element("ul", { class: "files" });
@@ -30,7 +26,7 @@ export function questionView(message, actions) {
 	};
 	showFiles();
 	body.hidden = !message.content;
-	const copy = copyButton(message, { "aria-label": "Copy the question" });
+	const copy = copyButton(() => message.content, "Copy the question");
 	const edit = button("Edit", () => begin(), { "aria-label": "Edit the question" });
 	const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
 	const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
@@ -62,15 +58,10 @@ export function questionView(message, actions) {
 	return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
 }
 
-function copyButton({ content }, props = {}) {
-	const copy = button("Copy", async () => flash(copy, (await copyText(content)) ? "Copied" : "Not allowed"), props);
-	return copy;
-}
-
 /** A file of a question, folded. remove(file): null where it stays. */
 function fileView(file, remove) {
 	const { name, text } = file;
-	const shown = element("pre", { tabindex: 0, role: "region", "aria-label": name });
+	const shown = element("pre", region(name));
 	const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
 	fold.addEventListener("toggle", () => {
 		shown.textContent = fold.open ? text : "";
@@ -82,7 +73,7 @@ function fileView(file, remove) {
 export class AnswerView {
 	#actions;
 	#body = element("div", { class: "body" });
-	#thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
+	#thoughts = element("div", { class: "thoughts", ...region("Reasoning") });
 	#summary = element("summary", {}, "Reasoning");
 	#reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
 	#repeats = element("div", { class: "repeats", role: "status", hidden: true });
@@ -108,12 +99,12 @@ export class AnswerView {
 		);
 	}
 
-	/** Begin to show an answer that grows: a generate.Answer, or a stored message. */
+	/** Begin to show a generate.Answer, or a stored message. */
 	begin(answer) {
 		this.#stream = new MarkdownStream(this.#body, answer.trace);
 		this.#body.classList.add("writing");
 		this.#begun = watchPrefill(answer, this.#body);
-		// An animation of the style sheet would have the whole conversation painted again in each frame.
+		// An animation in CSS would paint the whole conversation in each frame.
 		if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
 			this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
 		}
@@ -156,8 +147,8 @@ export class AnswerView {
 	}
 
 	/**
-	 * Show a complete message, or what there is of one. message: as it is stored. One that was not written here is
-	 * rendered when it comes near the screen, or there is time for it; until then its text is shown as it is.
+	 * Show a stored message. One that was not written here is rendered when it comes near the screen, or there is time;
+	 * until then its text is shown as it is.
 	 */
 	end(message) {
 		if (this.#stream) return this.#end(message);
@@ -184,7 +175,9 @@ export class AnswerView {
 		}
 		this.#begun();
 		this.#stream.finish();
-		this.#repeats.hidden = true;
+		keepFocus(this.element, () => {
+			this.#repeats.hidden = true;
+		});
 		clearInterval(this.#blinking);
 		this.#body.classList.remove("writing", "blink");
 		this.element.removeAttribute("aria-busy");
@@ -199,7 +192,7 @@ export class AnswerView {
 		const line = figuresLine(message.figures);
 		if (line) found.push(line);
 		found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
-		const copy = copyButton(message, { "aria-label": "Copy the answer" });
+		const copy = copyButton(() => message.content, "Copy the answer");
 		const { regenerate, resume, remove, versions } = this.#actions;
 		const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
 		if (message.partial && (message.content || message.reasoning)) {
@@ -234,13 +227,13 @@ export class AnswerView {
 	}
 }
 
-/** Which model wrote an answer, and how much of the prompt it had read before. */
+/** Which model wrote an answer, and how much of the prompt was kept. */
 function aboutAnswer({ model, edited, prompt, cached }) {
 	const parts = [];
 	if (model) parts.push(model);
 	if (edited) parts.push("edited by you");
 	if (cached && prompt) {
-		parts.push(`${cached.toLocaleString("en")} of ${prompt.toLocaleString("en")} tokens of the prompt were kept`);
+		parts.push(`${whole(cached)} of ${whole(prompt)} tokens of the prompt were kept`);
 	}
 	return parts.join(" · ");
 }

@@ -1,7 +1,7 @@
-// The menu of models, and what the server says about the one that is chosen.
+// The menu of models, and the properties of the chosen one.
 
 import { json } from "./api.js";
-import { announce, byId, element } from "./dom.js";
+import { announce, byId, element, pause } from "./dom.js";
 import { say } from "./notice.js";
 
 const POLL = 500; // milliseconds between looks at a load
@@ -40,7 +40,7 @@ export class Models {
 		await this.#describe();
 	}
 
-	/** Read again what changes while the server runs, such as measured times. */
+	/** Read again what changes, such as measured times. */
 	async update() {
 		if (this.#status()?.value === "loaded") await this.#describe();
 	}
@@ -95,7 +95,7 @@ export class Models {
 		await offerPull(name, command, { status, use });
 	}
 
-	/** Show nothing of the model before. problem: why the one that is chosen cannot be used. */
+	/** Show nothing of the model before. problem: why the chosen one cannot be used. */
 	#forget(problem) {
 		this.props = null;
 		this.problem = problem;
@@ -125,7 +125,7 @@ export class Models {
 			const { progress } = this.#status() ?? {};
 			if (progress === undefined) bar.removeAttribute("value");
 			else bar.value = progress;
-			await new Promise((resolve) => setTimeout(resolve, POLL));
+			await pause(POLL);
 			await this.#list();
 		}
 		bar.hidden = true;

@@ -1,17 +1,17 @@
-// When an answer is drawn while it arrives: its first text at once, and the rest in frames that leave most of the
-// processor's time to the model, which may run on the same cores.
+// When an answer is drawn while it arrives: its first text at once, the rest in frames that leave most of the processor's
+// time to the model.
 
 const SHORTEST = 30; // milliseconds between two drawings
 const LONGEST = 250;
-const REST = 4; // how long nothing is drawn after a drawing, in times of its own duration
+const REST = 4; // after a drawing, in times of its duration
 const HIDDEN = 200; // milliseconds between two drawings that nobody sees
 
 export class Pace {
 	#draw;
 	#asked = false;
 	#began = null; // when the last drawing began; null before the first one
-	#cost = 0; // milliseconds of a drawing with the layout and painting after it, as a running mean
-	#after = new MessageChannel(); // its messages arrive after the frame in which they are sent
+	#cost = 0; // milliseconds of a drawing with layout and painting, as a running mean
+	#after = new MessageChannel(); // its messages arrive after the frame
 
 	/** draw(): shows what there is. */
 	constructor(draw) {

@@ -1,6 +1,6 @@
 // The view of speculation: what the answer at hand gained, and where its tokens came from.
 
-import { button, byId, bytes, counted, duration, element, numeral, percent } from "./dom.js";
+import { button, byId, bytes, counted, duration, element, keepFocus, numeral, percent, whole } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
 import { setTinted, tinted } from "./settings.js";
@@ -47,10 +47,7 @@ export class Panel {
 		);
 	}
 
-	/**
-	 * Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. problem: why the
-	 * model cannot be used.
-	 */
+	/** Say why speculation is on or off. speculate: whether requests ask for it. problem: why the model cannot be used. */
 	describe(props, speculate, problem = "") {
 		this.#state.textContent = props ? inWords(props, speculate) : problem || "The model is loading.";
 		this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
@@ -61,17 +58,19 @@ export class Panel {
 		const now = performance.now();
 		if (live && now - this.#drawn < EVERY) return;
 		this.#drawn = now;
-		this.#tiles.replaceChildren(...tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live));
+		const shown = tiles(figuresOf(answer), answer.figures ? null : plainRate(props), live);
+		keepFocus(this.#tiles, () => this.#tiles.replaceChildren(...shown));
 		this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
 		this.#sources.replaceChildren(...sources(answer));
 		this.#draw(answer, props);
 	}
 
-	/** Draw the charts, whose code is loaded with the first ones. answer: null without one. before: what is above them. */
+	/** Draw the charts. answer: null without one. before: what is above them. */
 	async #draw(answer, props, before = null) {
 		const own = (this.#latest = {});
 		const { charts } = await import("./panel_charts.js");
-		if (own === this.#latest) this.#charts.replaceChildren(...(before ? [before] : []), ...charts(answer, props));
+		const shown = charts(answer, props);
+		if (own === this.#latest) keepFocus(this.#charts, () => this.#charts.replaceChildren(...(before ? [before] : []), ...shown));
 	}
 
 	clear(props) {
@@ -83,7 +82,7 @@ export class Panel {
 	}
 }
 
-/** The head and the draft model by name, as many as there are; `more` follows the name of the draft model. */
+/** The head and the draft model by name; `more` follows the latter. */
 export function draftNames({ speculation, model_path: target, draft_model_path: file }, more = "") {
 	const { draft, head, head_in_target: inside } = speculation;
 	if (!draft) return [];
@@ -113,7 +112,7 @@ export function deviceInWords({ gpus, n_threads: threads, n_gpu_layers: layers, 
 	return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
 }
 
-/** Tokens per second of plain decoding by the measured time of one row; null without it. */
+/** Tokens per second of plain decoding by t(1); null without it. */
 export function plainRate(props) {
 	const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
 	return one ? 1 / one[1] : null;
@@ -124,7 +123,7 @@ function tile(name, explanation, value, note = "") {
 	return explained(found, explanation);
 }
 
-/** f: of figuresOf. stored: tokens per second of plain decoding by t(1), null where the server has compared. */
+/** f: of figuresOf. stored: of plainRate, null where the server has compared. */
 function tiles(f, stored, live) {
 	const { plain, rounds, drafted, accepted: kept, prompt } = f;
 	const a = rounds ? Math.max(0, f.stepped ?? f.timed ?? f.n - 1) / rounds : 0;
@@ -136,7 +135,7 @@ function tiles(f, stored, live) {
 	];
 	if (f.first !== null && f.first !== undefined) found.push(tile("first token", "first", duration(f.first), "after the request"));
 	if (prompt?.n) {
-		const kept_ = prompt.cached ? `, ${prompt.cached.toLocaleString("en")} kept` : "";
+		const kept_ = prompt.cached ? `, ${whole(prompt.cached)} kept` : "";
 		found.push(tile("prompt", "prompt", `${numeral(prompt.rate)}/s`, `${counted(prompt.n, "token")} read${kept_}`));
 	}
 	return found;
@@ -144,7 +143,7 @@ function tiles(f, stored, live) {
 
 const SOURCES = { run: "plain measured in this answer", stored: "plain measured before", compared: "compared" };
 
-/** The speed over plain decoding and what it stands on. An estimate while the answer is written. */
+/** The speed over plain decoding; an estimate while the answer is written. */
 function gain(f, stored, live, tokens) {
 	if (Number.isFinite(f.speedup)) {
 		const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";

@@ -1,7 +1,7 @@
 // The charts of the view of speculation.
 
 import { bars, lines } from "./charts.js";
-import { counted, element, numeral, percent } from "./dom.js";
+import { counted, element, numeral, percent, whole } from "./dom.js";
 import { term } from "./explain.js";
 
 const WIDTH = 380;
@@ -42,7 +42,7 @@ function curve(props, answer) {
 	const marks = used.map(([rows, count]) => [rows, `${counted(rows, "row")}: ${counted(count, "decode")} of this answer`]);
 	const title = `Milliseconds of a decode by its rows: ${points.map(([n, ms]) => `${n}: ${numeral(ms)}`).join(", ")}`;
 	const note = used.length
-		? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count.toLocaleString("en")}×)`).join(", ")}.`
+		? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${whole(count)}×)`).join(", ")}.`
 		: "";
 	return [
 		element("h3", {}, term("Time of a decode by its rows, t(n)", "curve")),

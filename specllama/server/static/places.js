@@ -1,12 +1,11 @@
 // Where what is rendered of a Markdown text is in its source.
 
-const NEAR = 400; // characters after its predecessor in which the source of a part is looked for
+const NEAR = 400; // characters in which the source of the next part is looked for
 const MARKER = /^\s*(?:[-+*]|\d{1,9}[.)])[ \t]*/; // of an item of a list
 
 /**
- * Give each part that is shown as text its `place`: where its source begins and ends. The source of the blocks
- * begins at `from` and ends before `to`. Returns where the next part may begin. A table that is `continued` has
- * rows only.
+ * Give each part that is shown as text its `place`: where its source begins and ends, within `from` and `to`. Returns where
+ * the next part may begin. A table that is `continued` has rows only.
  */
 export function locate(tokens, text, from, to = text.length) {
 	let at = from;
@@ -53,7 +52,7 @@ function find(raw, text, from, to) {
 	return [from + Math.max(0, at), to, false];
 }
 
-/** The place of the text of a part, without what surrounds it, such as a fence. */
+/** The place of a part's text, without a fence or the like. */
 function inside({ raw, text: shown }, text, begin, end, exact) {
 	const at = exact && shown ? raw.indexOf(shown) : -1;
 	if (at >= 0) return [begin + at, begin + at + shown.length];

@@ -1,8 +1,7 @@
-// Rounds in slow motion: the draft appears, the target's decode strikes out what is wrong, and the target's own token
-// takes its place. For the rounds of an answer, and for the canned ones of an empty page.
+// Rounds in slow motion: the draft appears, the target's decode strikes out what is wrong, and its own token follows.
 
 import { openDialog } from "./dialog.js";
-import { button, element } from "./dom.js";
+import { button, element, pause, region, whole } from "./dom.js";
 import { loadStyle } from "./styles.js";
 import { inWords } from "./trace.js";
 
@@ -14,8 +13,8 @@ const NEXT = 550;
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /**
- * The rounds of a text: [{parts: [[text, source], …], rejected: [[text, source], …], round}], of the prompt's decode
- * too. Text without a round comes with the one before it.
+ * The rounds of a text, the prompt's decode too: [{parts: [[text, source], …], rejected: [[text, source], …], round}].
+ * Text without a round comes with the one before it.
  */
 export function framesOf(text, trace) {
 	const frames = trace.rounds.map((round) => ({ parts: [], rejected: round[5] ?? [], round }));
@@ -40,7 +39,7 @@ export class Player {
 	#frames;
 	#changed;
 	#index = 0; // of the next frame
-	#turn = 0; // of the latest play; an earlier one ends when it sees another
+	#turn = 0; // of the latest play, which ends earlier ones
 	playing = false;
 
 	constructor(target, frames, changed = () => {}) {
@@ -52,9 +51,7 @@ export class Player {
 	showTo(index) {
 		this.pause();
 		this.#index = Math.max(0, Math.min(index, this.#frames.length));
-		const parts = this.#frames.slice(0, this.#index).flatMap((frame) => frame.parts);
-		this.#target.replaceChildren(...parts.map((part) => span(part, "")));
-		this.#target.scrollTop = this.#target.scrollHeight;
+		this.showParts();
 	}
 
 	/** Show a frame without motion: its draft with what was struck out, and the target's token. */
@@ -69,7 +66,7 @@ export class Player {
 			...own.map((part) => span(part, "snap")),
 		);
 		this.#changed(index, false);
-		this.#target.scrollTop = this.#target.scrollHeight;
+		this.#toEnd();
 	}
 
 	pause() {
@@ -96,17 +93,22 @@ export class Player {
 	showParts() {
 		const parts = this.#frames.slice(0, this.#index).flatMap((frame) => frame.parts);
 		this.#target.replaceChildren(...parts.map((part) => span(part, "")));
+		this.#toEnd();
+	}
+
+	#toEnd() {
+		this.#target.scrollTop = this.#target.scrollHeight;
 	}
 
 	async #playFrame(frame, turn) {
 		const later = async (ms) => {
-			await new Promise((resolve) => setTimeout(resolve, ms));
+			await pause(ms);
 			return turn === this.#turn;
 		};
 		const add = (part, name) => {
 			const found = span(part, name);
 			this.#target.append(found);
-			this.#target.scrollTop = this.#target.scrollHeight;
+			this.#toEnd();
 			return found;
 		};
 		const { guesses, own } = split(frame);
@@ -140,7 +142,7 @@ function split({ parts }) {
 /** Open the view that plays an answer. texts: {content, reasoning}. */
 export function openPlayer({ content, reasoning = "" }, trace, reasoningTrace) {
 	const frames = [...framesOf(reasoning, reasoningTrace), ...framesOf(content, trace)];
-	const text = element("div", { class: "player-text", tabindex: 0, role: "region", "aria-label": "Rounds", dir: "auto" });
+	const text = element("div", { class: "player-text", ...region("Rounds"), dir: "auto" });
 	const said = element("p", { class: "player-said" });
 	const slider = element("input", { type: "range", min: 1, max: frames.length, step: 1, value: 1, "aria-label": "Decode" });
 	const changed = (index, playing) => {
@@ -176,5 +178,5 @@ export function openPlayer({ content, reasoning = "" }, trace, reasoningTrace) {
 function about(frames, index) {
 	const { round, rejected } = frames[index];
 	const lost = rejected.length ? `; struck out: ${rejected.map(([text]) => text).join("")}` : "";
-	return `Decode ${(index + 1).toLocaleString("en")} of ${frames.length.toLocaleString("en")}: ${inWords(round)}${lost}`;
+	return `Decode ${whole(index + 1)} of ${whole(frames.length)}: ${inWords(round)}${lost}`;
 }

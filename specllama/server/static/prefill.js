@@ -1,6 +1,6 @@
 // What happens before the first token: the place in the queue, and how much of the prompt is evaluated.
 
-import { element, numeral, percent } from "./dom.js";
+import { element, numeral, percent, whole } from "./dom.js";
 
 /** Show the progress of an answer before an element, until its first text. Returns what ends it. */
 export function watchPrefill(answer, place) {
@@ -24,6 +24,6 @@ export function watchPrefill(answer, place) {
 export function inWords({ total, cache, processed, time_ms: ms, queue_place: queued }) {
 	if (queued) return queued === 1 ? "Waiting for a slot: this request is the next." : `Waiting for a slot: ${queued - 1} ${queued === 2 ? "request is" : "requests are"} before this one.`;
 	const rate = ms > 0 && processed > cache ? `, ${numeral((1000 * (processed - cache)) / ms)} tokens/s` : "";
-	const kept = cache ? `, ${cache.toLocaleString("en")} of them kept from before` : "";
-	return `Reading the prompt: ${processed.toLocaleString("en")} of ${total.toLocaleString("en")} tokens (${percent(total ? processed / total : 1)})${kept}${rate}`;
+	const kept = cache ? `, ${whole(cache)} of them kept from before` : "";
+	return `Reading the prompt: ${whole(processed)} of ${whole(total)} tokens (${percent(total ? processed / total : 1)})${kept}${rate}`;
 }

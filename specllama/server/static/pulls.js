@@ -1,7 +1,7 @@
 // Downloading a known model: the server does it, by the name of its own list, and the page shows how far it is.
 
 import { json } from "./api.js";
-import { bytes, copyText } from "./dom.js";
+import { bytes, copyText, pause } from "./dom.js";
 import { say } from "./notice.js";
 
 const POLL = 1000; // milliseconds between looks at the list
@@ -29,7 +29,7 @@ export async function offerPull(name, command, { status, use }) {
 			const { done, total, error, running } = found.download ?? { running: true };
 			if (!running && error) return say(`${name} is not downloaded: ${error}`, { "Try again": start, ...copy });
 			say(`Downloading ${name}${total ? `: ${bytes(done)} of ${bytes(total)}` : "…"}`, { "Stop the download": stop });
-			await new Promise((resolve) => setTimeout(resolve, POLL));
+			await pause(POLL);
 		}
 		return say(`${name} is on this disk now.`, { "Use it": use });
 	};

@@ -1,9 +1,8 @@
-// The race: one prompt and one seed, plain and speculative in turn until it is certain which is faster, then both
-// shown at the pace at which they were written.
+// The race: one prompt and one seed, plain and speculative in turn, then both shown at their pace.
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { announce, button, counted, duration, element, numeral } from "./dom.js";
+import { announce, button, counted, duration, element, inSentences, keepFocus, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
@@ -15,12 +14,12 @@ loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const MOST_PAIRS = 9;
 const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
-const LONGEST = 120; // seconds after which no further pair begins, once there are enough for an interval
+const LONGEST = 120; // seconds after which no further pair begins
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
 export function openRace({ prompt, system, model, settings, props }) {
 	const controller = new AbortController();
-	const area = element("textarea", { id: "race-prompt", rows: 3, dir: "auto" });
+	const area = element("textarea", { id: "race-prompt", rows: 3, required: true, dir: "auto" });
 	area.value = prompt;
 	const length = element(
 		"select",
@@ -29,19 +28,21 @@ export function openRace({ prompt, system, model, settings, props }) {
 	);
 	const start = element("button", { class: "primary" }, "Start the race");
 	const place = element("div", { class: "race" });
+	const put = (...nodes) => keepFocus(place, () => place.replaceChildren(...nodes), () => place.querySelector("button") ?? start);
 	const run = async (event) => {
 		event.preventDefault();
+		if (start.ariaDisabled === "true") return undefined;
 		if (!area.value.trim()) return area.focus();
-		start.disabled = true;
+		start.ariaDisabled = "true";
 		try {
 			const more = { ...settings, max_tokens: Number(length.value), seed: settings.seed ?? seed() };
 			const asks = { prompt: area.value, system, model, settings: more, props };
-			await race(asks, place, controller.signal);
+			await race(asks, put, controller.signal);
 		} catch (error) {
 			if (error.name === "AbortError") return undefined;
-			place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+			put(element("p", { class: "bad", role: "alert" }, inSentences(error)));
 		}
-		start.disabled = false;
+		start.ariaDisabled = "false";
 		return undefined;
 	};
 	openDialog(
@@ -67,7 +68,7 @@ export function openRace({ prompt, system, model, settings, props }) {
 
 const seed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
-/** The machine, the model and its drafters in sentences. settings: of the race, null for the server's. */
+/** The machine, the model and its drafters in sentences. settings: of the race. */
 export function aboutServer(props, model, settings = null) {
 	if (!props) return [];
 	const names = [...draftNames(props), ...props.speculation.drafters.filter((word) => word !== "model")];
@@ -84,7 +85,7 @@ export async function busySlots(model) {
 	return (await json(`/slots?model=${encodeURIComponent(model)}`)).filter((slot) => slot.is_processing).length;
 }
 
-/** What of a complete answer is compared and shown again, by the server's time of decoding. */
+/** What of an answer is compared and shown again, by the server's time of decoding. */
 export function runOf(answer) {
 	const { figures, timings } = answer;
 	const first = (answer.firstAt - answer.began) / 1000;
@@ -106,8 +107,8 @@ export function runOf(answer) {
 }
 
 /**
- * Run a request in turn without and with drafts. The prompt is evaluated before, so that all runs find the same.
- * said(name, answer, i): called as pair i goes on; pair(i): before it. Returns [{plain, speculative}, …].
+ * Run a request in turn without and with drafts, after its prompt is evaluated. said(name, answer, i): called as pair i
+ * goes on. Yields {plain, speculative}.
  */
 export async function* alternating({ messages, system, model, settings }, { signal, said = () => {} }) {
 	const once = (enabled, more = {}, grown = undefined) => {
@@ -141,17 +142,18 @@ export async function whyNot(props, model) {
 	return `${why} There is nothing to compare before that changes.`.replace("..", ".");
 }
 
-async function race({ prompt, system, model, settings, props }, place, signal) {
+/** put(...nodes): shows them. */
+async function race({ prompt, system, model, settings, props }, put, signal) {
 	const why = await whyNot(props, model);
 	if (why) {
-		place.replaceChildren(element("p", { role: "alert" }, why));
+		put(element("p", { role: "alert" }, why));
 		return;
 	}
 	const status = element("p", { role: "status" }, "Evaluating the prompt…");
 	const own = new AbortController();
 	const stopped = AbortSignal.any([signal, own.signal]);
 	const stop = button("Stop and judge", () => own.abort());
-	place.replaceChildren(status, stop);
+	put(status, stop);
 	let busy = 0;
 	const request = { messages: [{ role: "user", content: prompt }], system, model, settings };
 	const pairs = [];
@@ -172,10 +174,10 @@ async function race({ prompt, system, model, settings, props }, place, signal) {
 		if (!own.signal.aborted || signal.aborted) throw error;
 	}
 	if (!pairs.length) {
-		place.replaceChildren(element("p", { role: "status" }, "Stopped before both had run once."));
+		put(element("p", { role: "status" }, "Stopped before both had run once."));
 		return;
 	}
-	await show(pairs, { prompt, model, settings, props, busy, place, signal });
+	await show(pairs, { prompt, model, settings, props, busy, put, signal });
 }
 
 function soFar(pairs) {
@@ -183,11 +185,11 @@ function soFar(pairs) {
 	return found.speedup === null ? "" : `So far ${inFigures(found)}.`;
 }
 
-async function show(pairs, { prompt, model, settings, props, busy, place, signal }) {
+async function show(pairs, { prompt, model, settings, props, busy, put, signal }) {
 	const typical = typicalOf(pairs);
 	const { verdict, details } = judge(pairs);
 	if (!typical.speculative.drafted) {
-		place.replaceChildren(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
+		put(element("p", { class: "verdict", role: "status" }, verdict), element("p", { class: "hint" }, details));
 		return;
 	}
 	const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
@@ -199,21 +201,20 @@ async function show(pairs, { prompt, model, settings, props, busy, place, signal
 	const lanes = lanesOf(typical);
 	const said = element("p", { class: "verdict", role: "status" });
 	const hint = element("p", { class: "hint" });
-	const again = button("Replay", async () => {
-		again.disabled = true;
+	const play = async () => {
+		again.ariaDisabled = "true";
 		await replay(lanes, signal);
-		again.disabled = false;
-	});
+		again.ariaDisabled = "false";
+	};
+	const again = button("Replay", play);
 	const keep = button("Save as a file", () => share(), { title: "An HTML file that shows this race again" });
-	place.replaceChildren(
+	put(
 		element("div", { class: "lanes" }, ...lanes.map((found) => found.element)),
 		said,
 		hint,
 		element("div", { class: "actions" }, again, keep),
 	);
-	again.disabled = true;
-	await replay(lanes, signal);
-	again.disabled = false;
+	await play();
 	said.textContent = verdict;
 	hint.textContent = notes;
 	announce(verdict);
@@ -226,7 +227,7 @@ function typicalOf(pairs) {
 	return [...pairs].sort((a, b) => ratio(a) - ratio(b))[Math.floor(pairs.length / 2)];
 }
 
-/** The sentences about pairs of runs of one request, of which each has {plain, speculative} as of runOf. */
+/** The sentences about pairs of runs. */
 export function judge(pairs) {
 	const found = comparedPairs(pairs);
 	const { plain, speculative } = typicalOf(pairs);

@@ -1,9 +1,9 @@
-// The source of an answer in place of what is rendered of it.
+// The source of an answer.
 
 import { addLines } from "./code.js";
 import { button, element } from "./dom.js";
 
-/** A button that shows the Markdown of an answer, with the sources of its text, and what is rendered again. */
+/** A button that switches between the Markdown of an answer and what is rendered of it. */
 export function rawButton(body, text, trace) {
 	let rendered = null;
 	const toggle = button("Source", () => {

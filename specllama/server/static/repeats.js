@@ -3,14 +3,14 @@
 const TAIL = 3000; // characters at the end that are looked at
 const EVERY = 300; // characters between two looks
 const LEAST = 240; // characters of repetitions
-const SIGNS = 1500; // the same for parts without a letter or a digit, such as rules and the lines of tables
+const SIGNS = 1500; // the same for parts without letters and digits, such as rules
 const TIMES = 5;
 
 /** How a text ends in repetitions: {part, times}; null if it does not. */
 export function repetition(text) {
 	const end = text.slice(-TAIL);
 	const n = end.length;
-	// The failure function of Knuth, Morris and Pratt, of the text read backwards: the shortest period of each ending.
+	// The failure function of Knuth, Morris and Pratt, read backwards: the shortest period of each ending.
 	const border = new Uint16Array(n);
 	let found = null;
 	for (let i = 1, k = 0; i < n; i++) {
@@ -32,7 +32,7 @@ export class RepetitionWatch {
 	#looked = 0;
 	#found = null;
 
-	/** How the text repeats itself at its end, as far as it has been looked at. */
+	/** How the text repeats itself, as far as it has been looked at. */
 	look(text) {
 		if (text.length - this.#looked >= EVERY) {
 			this.#looked = text.length;

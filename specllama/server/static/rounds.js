@@ -1,7 +1,6 @@
-// The rounds of an answer: a slider through them, the figures of the one under the pointer, and the view that plays
-// them in slow motion, which is loaded when it is asked for.
+// The rounds of an answer: a slider through them, and the figures of the one under the pointer.
 
-import { button, counted, element } from "./dom.js";
+import { button, counted, element, placeTip, whole } from "./dom.js";
 import { inWords } from "./trace.js";
 
 /** Words about the round with this index; only decodes with their own tokens are counted. */
@@ -9,7 +8,7 @@ function named(trace, index) {
 	let n = 0;
 	for (let i = 0; i <= index; i++) n += trace.rounds[i][4] ?? 1;
 	const text = inWords(trace.rounds[index]);
-	return (trace.rounds[index][4] ?? 1) === 0 ? text : `Round ${n.toLocaleString("en")} of ${trace.n_rounds.toLocaleString("en")}: ${text}`;
+	return (trace.rounds[index][4] ?? 1) === 0 ? text : `Round ${whole(n)} of ${whole(trace.n_rounds)}: ${text}`;
 }
 
 /** What shows the rounds of an answer. root: its element; texts: {content, reasoning}; trace: of the content. */
@@ -60,9 +59,11 @@ function mark(root, round) {
 /** Show the figures of the round under the pointer, next to it. log: the conversation's element. */
 export function watchRounds(log, tip, roundsOf) {
 	let shown = null;
+	let round = null;
+	let dismissed = null; // the round whose figures somebody has dismissed
 	const hide = () => {
 		if (shown) mark(shown, -1);
-		shown = null;
+		shown = round = null;
 		tip.hidden = true;
 	};
 	const show = (event) => {
@@ -70,8 +71,8 @@ export function watchRounds(log, tip, roundsOf) {
 		if (!part) return hide();
 		const root = part.closest(".message");
 		const rounds = roundsOf(root, Boolean(part.closest(".thoughts")));
-		const round = rounds?.[Number(part.dataset.round)];
-		if (!round) return hide();
+		round = rounds?.[Number(part.dataset.round)];
+		if (!round || round === dismissed) return hide();
 		if (shown && shown !== root) mark(shown, -1);
 		shown = root;
 		if (!part.closest(".thoughts")) {
@@ -83,15 +84,16 @@ export function watchRounds(log, tip, roundsOf) {
 		const lost = rejected ? `; rejected: ${rejected.slice(0, 40)}${rejected.length > 40 ? "…" : ""}` : "";
 		tip.textContent = `${source && `${source} · `}${inWords(round)}${lost}`;
 		tip.hidden = false;
-		const box = part.getClientRects()[0];
-		const left = Math.min(event.clientX, innerWidth - tip.offsetWidth - 8);
-		const above = (box?.top ?? event.clientY) - tip.offsetHeight - 6;
-		tip.style.left = `${Math.max(8, left)}px`;
-		tip.style.top = `${above > 0 ? above : (box?.bottom ?? event.clientY) + 6}px`;
-		return undefined;
+		const { clientX: left, clientY: y } = event;
+		const { top, bottom } = part.getClientRects()[0] ?? { top: y, bottom: y };
+		return placeTip(tip, { left, top, bottom });
 	};
 	log.addEventListener("pointerover", show);
 	log.addEventListener("pointerleave", hide);
 	log.addEventListener("scroll", hide, { passive: true });
-	addEventListener("keydown", (event) => event.key === "Escape" && hide());
+	addEventListener("keydown", ({ key }) => {
+		if (key !== "Escape") return;
+		dismissed = round;
+		hide();
+	});
 }

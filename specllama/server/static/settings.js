@@ -3,7 +3,7 @@
 import { PARAMETERS } from "./parameters.js"; // the server makes it of its table
 import * as store from "./store.js";
 
-/** The fields of requests that can be set, as the API names them: those of the server's table, and the draft's length. */
+/** The fields of requests that can be set. */
 export const NAMES = [...PARAMETERS, "draft_max"];
 
 const isText = (value) => typeof value === "string" && value !== "";
@@ -45,7 +45,6 @@ export function newSystem() {
 	return typeof system === "string" ? system : "";
 }
 
-/** Have new conversations begin with a system prompt, "" for none. */
 export function setNewSystem(system) {
 	store.saveSettings({ ...store.settings(), system: system || undefined });
 }

@@ -1,6 +1,6 @@
-// The dialog of settings: a field for each sampling parameter of the server's own list, with its range and default.
+// The dialog of settings: a field for each sampling parameter of the server's list.
 
-import { answerFields, forNewOnes, presetRow, themeField } from "./answering.js";
+import { answerFields, forNewOnes, numberField, presetRow, themeField, valuesOf } from "./answering.js";
 import { closeDialog, openDialog } from "./dialog.js";
 import { button, element } from "./dom.js";
 import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settings.js";
@@ -10,7 +10,7 @@ const LABELS = {
 	max_tokens: "Longest answer", temperature: "Temperature", top_k: "Top k", top_p: "Top p", min_p: "Min p", seed: "Seed",
 	stop: "Stop texts, one a line", ignore_eos: "Ignore end tokens", draft_max: "Longest draft", repeat_last_n: "Penalties look back",
 };
-// What the field does, for those who do not know it: shown while one points at it or is in it.
+// What a field does, shown while one points at it or is in it.
 const HELP = {
 	max_tokens: "The answer ends after so many tokens, -1: when the model ends it, -2: when the context is full.",
 	seed: "The same seed and settings give the same answer to the same question. -1: another one each time.",
@@ -47,9 +47,7 @@ function fieldOf(parameter, value, standard) {
 	const shown = shownDefault(parameter, standard);
 	let input;
 	let read;
-	let set = (next) => {
-		input.value = next === undefined ? "" : String(next);
-	};
+	let set;
 	if (type === "boolean") {
 		input = element("input", { ...shared, type: "checkbox" });
 		set = (next) => {
@@ -66,17 +64,9 @@ function fieldOf(parameter, value, standard) {
 			return lines.length ? lines : undefined;
 		};
 	} else {
-		// Any value in the range, in steps of whole numbers where it must be one: the arrow keys go by tenths elsewhere.
-		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), step: type === "integer" ? 1 : "any" };
-		input = element("input", { ...shared, ...range, type: "number", placeholder: shown, inputmode: type === "integer" ? null : "decimal" });
-		read = () => (input.value === "" ? undefined : Number(input.value));
-		const check = () => input.setCustomValidity(name === "max_tokens" && read() === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
-		const write = set;
-		set = (next) => {
-			write(next);
-			check();
-		};
-		input.addEventListener("input", check);
+		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), integer: type === "integer" };
+		const refused = (number) => (name === "max_tokens" && number === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");
+		({ input, read, set } = numberField({ ...shared, placeholder: shown }, { ...range, refused }));
 	}
 	const row = element(
 		"div",
@@ -90,7 +80,6 @@ function fieldOf(parameter, value, standard) {
 	return { name, row, read, set, clear: () => set() };
 }
 
-/** Show what a field does while one points at it or is in it. */
 function helpOf(fields) {
 	const line = element("p", { class: "help", "aria-hidden": "true" });
 	const show = (target) => {
@@ -102,10 +91,7 @@ function helpOf(fields) {
 	return line;
 }
 
-/**
- * Ask for settings. props: of the model, null before they are known. conversation: gets the system prompt; saved()
- * stores it.
- */
+/** Ask for settings. props: null before they are known. conversation: gets the system prompt; saved(changed) stores it. */
 export function openSettings(props, conversation, saved) {
 	const stored = currentSettings();
 	const defaults = props?.default_generation_settings.params ?? {};
@@ -118,11 +104,12 @@ export function openSettings(props, conversation, saved) {
 	const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
 	const submit = (event) => {
 		event.preventDefault();
-		if (props) saveSampling(Object.fromEntries(fields.map(({ name, read }) => [name, read()]).filter(([, value]) => value !== undefined)));
+		if (props) saveSampling(valuesOf(fields));
 		if (always.box.checked) setNewSystem(system.value);
 		else if (newSystem() === conversation.system) setNewSystem("");
+		const changed = conversation.system !== system.value;
 		conversation.system = system.value;
-		saved();
+		saved(changed);
 		closeDialog();
 	};
 	const reset = () => {

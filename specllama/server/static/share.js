@@ -1,8 +1,8 @@
-// A race and a card as one HTML file that shows them again at their true pace. It loads nothing and runs no code but
-// that of exhibit.js; what a model wrote is data in it.
+// A race and a card as one HTML file, which loads nothing and runs exhibit.js alone; what a model wrote is data in it.
 
 import { say } from "./notice.js";
 import { aboutServer } from "./race.js";
+import { download } from "./transfer.js";
 
 const BASE = `
 *, *::before, *::after { box-sizing: border-box; }
@@ -63,12 +63,8 @@ export async function saveShared(results) {
 		const names = ["exhibit.js", "exhibit.css", "style.css"];
 		const [code, style, page] = await Promise.all(names.map(textOf));
 		const [colours] = page.match(/^:root \{.*?^\}/ms);
-		const blob = new Blob([sharedFile(code, colours + style, results)], { type: "text/html" });
-		const link = document.createElement("a");
-		link.href = URL.createObjectURL(blob);
-		link.download = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
-		link.click();
-		setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+		const name = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
+		download(name, sharedFile(code, colours + style, results), "text/html");
 	} catch (error) {
 		say(`The file could not be made: ${error.message}`);
 	}

@@ -2,7 +2,7 @@
 
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
-import { bytes, counted, element, numeral, percent } from "./dom.js";
+import { bytes, counted, element, inSentences, keepFocus, numeral, pause, percent, region, whole } from "./dom.js";
 import { term } from "./explain.js";
 import { deviceInWords, draftNames, inWords } from "./panel.js";
 
@@ -20,11 +20,12 @@ export function openStatus(model, session) {
 	const look = async () => {
 		while (open) {
 			try {
-				show(place, await gathered(model), session);
+				const found = await gathered(model);
+				keepFocus(place, () => show(place, found, rowsOf(found, session)));
 			} catch (error) {
-				place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+				place.replaceChildren(element("p", { class: "bad", role: "alert" }, inSentences(error)));
 			}
-			await new Promise((resolve) => setTimeout(resolve, EVERY));
+			await pause(EVERY);
 		}
 	};
 	return look();
@@ -50,9 +51,8 @@ function parsed(text) {
 	return found;
 }
 
-/** Show the facts; where they have the same names as before, their elements stay, and so does the focus. */
-function show(place, found, session) {
-	const rows = rowsOf(found, session);
+/** Show the facts; where they have the same names as before, their elements stay. */
+function show(place, found, rows) {
 	const values = [...place.querySelectorAll(":scope > .facts > dd")];
 	const names = [...place.querySelectorAll(":scope > .facts > dt")].map((dt) => dt.textContent);
 	if (names.join("\n") !== rows.map(([name]) => name).join("\n")) {
@@ -72,25 +72,23 @@ function show(place, found, session) {
 function rowsOf({ props, slots, metrics }, session) {
 	const { target, machine } = props;
 	const busy = slots.filter((slot) => slot.is_processing).length;
-	const waiting = metrics.get("specllama_texts_waiting") ?? 0;
 	const kv = metrics.get("specllama_kv_used_ratio");
-	const restarts = metrics.get("specllama_engine_restarts") ?? 0;
-	const drafted = metrics.get("specllama_draft_tokens_total") ?? 0;
-	const accepted = metrics.get("specllama_draft_tokens_accepted_total") ?? 0;
-	const took = metrics.get("specllama_compared_decode_seconds_total") ?? 0;
-	const plain = metrics.get("specllama_compared_plain_seconds_total") ?? 0;
+	const of = (name) => metrics.get(`specllama_${name}`) ?? 0;
+	const restarts = of("engine_restarts");
+	const drafted = of("draft_tokens_total");
+	const took = of("compared_decode_seconds_total");
 	return [
 		["Version", props.build_info],
 		["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
 		["Draft", drafters(props)],
 		["Speculation", inWords(props, true)],
-		["Slots", `${busy} of ${slots.length} busy, ${waiting.toLocaleString("en")} waiting`, "slots"],
-		["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
+		["Slots", `${busy} of ${slots.length} busy, ${whole(of("texts_waiting"))} waiting`, "slots"],
+		["Context", `${whole(props.default_generation_settings.n_ctx)} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`, "context"],
 		["Memory", memory(machine)],
 		["Device", deviceInWords(machine)],
-		["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${counted(metrics.get("specllama_generation_tokens_total") ?? 0, "token")}, ${drafted ? `${percent(accepted / drafted)} of ${counted(drafted, "draft token")} accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
-		["Gain", took > 0 ? `${(plain / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
-		["Near-ties", `${session.near_ties.toLocaleString("en")} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
+		["Since the start", `${counted(of("texts_total"), "text")}, ${counted(of("generation_tokens_total"), "token")}, ${drafted ? `${percent(of("draft_tokens_accepted_total") / drafted)} of ${counted(drafted, "draft token")} accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
+		["Gain", took > 0 ? `${(of("compared_plain_seconds_total") / took).toFixed(2)} × plain decoding, over ${numeral(took)} s of decoding whose gain is known` : "not known yet", "total"],
+		["Near-ties", `${whole(session.near_ties)} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`, "ties"],
 		...props.notes.map((note) => ["Note", note]),
 	];
 }
@@ -122,7 +120,7 @@ function slotTable(slots) {
 	const head = ["Slot", "State", "Tokens in cache", "Written", "Draft tokens accepted"];
 	return element(
 		"div",
-		{ class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots" },
+		{ class: "scroll", ...region("Slots") },
 		element(
 			"table",
 			{},

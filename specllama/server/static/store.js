@@ -13,7 +13,7 @@ const LONGEST_DRAFT = 4096; // tokens
 const SETTINGS = "specllama.settings";
 const channel = globalThis.BroadcastChannel ? new BroadcastChannel("specllama") : null;
 const erased = new Set(); // by this tab
-const unsaved = new Map(); // conversations with changes that could not be stored, by their ids
+const unsaved = new Map(); // conversations that could not be stored, by id
 
 addEventListener("beforeunload", (event) => {
 	if (unsaved.size) event.preventDefault();
@@ -24,7 +24,7 @@ const name = (value) => text(value).replace(/[\p{Cc}\u202a-\u202e\u2066-\u2069]+
 const number = (value) => (Number.isFinite(value) ? value : 0);
 const isId = (value) => typeof value === "string" && /^[a-z0-9]{1,40}$/.test(value);
 
-/** A message with its fields in the types that the page relies on; null where that is impossible. */
+/** A message with fields of the right types; null where that is impossible. */
 export function checked(data) {
 	if (!data || !["user", "assistant"].includes(data.role) || typeof data.content !== "string") return null;
 	const { conversation: _, ...rest } = data;
@@ -52,7 +52,7 @@ function filesOf(data) {
 const isTime = (value) => value >= 0 && value < 1e9 && Number.isFinite(value);
 const isCount = (value, most) => Number.isInteger(value) && value >= 0 && value <= most;
 
-/** The rounds of a text of `length` characters, none where any of them cannot be: what counts them trusts them. */
+/** The rounds of a text of `length` characters; none where any cannot be. */
 function traceOf(data, length) {
 	const runs = Array.isArray(data?.runs) ? data.runs : [];
 	const rounds = Array.isArray(data?.rounds) ? data.rounds : [];
@@ -95,7 +95,6 @@ async function read(id) {
 	return found && [{ ...checkedHead(found[0]), id }, found[1].map(checked).filter(Boolean)];
 }
 
-/** The conversations with changes that could not be stored. */
 export const notStored = () => [...unsaved.values()];
 
 /** A conversation; null without it. */
@@ -122,8 +121,8 @@ function bounded(changes, most) {
 }
 
 /**
- * Store what has changed, the rounds of an answer only where there is room. changed: when, by default now. Returns false where the conversation has been deleted
- * meanwhile. Throws StorageError.
+ * Store what has changed, rounds only where there is room. Returns false where the conversation has been deleted meanwhile.
+ * Throws StorageError.
  */
 export async function save(data, changed = Date.now()) {
 	if (erased.has(data.id)) return false;

@@ -1,22 +1,21 @@
-// Shows a Markdown text while it arrives. What is complete is rendered once and not touched again: blocks, items
-// of a long list, rows of a long table. The rest is rendered again while it is short. A long block only grows at its
-// end, and is rendered again when it has grown by a quarter, so that the work per token does not depend on how much
-// there is. In the end the elements are those of the whole text rendered at once.
+// Shows a Markdown text while it arrives. What is complete is rendered once: blocks, items of a long list, rows of a long
+// table. The rest is rendered again while it is short; a long block grows at its end, and is rendered again when it has
+// grown by a quarter. In the end the elements are those of the whole text rendered at once.
 
 import { addLines } from "./code.js";
 import { blocks, furnish, render } from "./markdown.js";
-import { element } from "./dom.js";
+import { element, keepFocus } from "./dom.js";
 import { locate } from "./places.js";
 import { appendRows } from "./tables.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
-const LONG = 6000; // characters of a last block that is not rendered again before it ends
+const LONG = 6000; // characters of one that is not rendered again before it ends
 const ROWS = 16; // of a table; the rows of a longer one are added one by one
 const INNER = "div, pre, pre > code, p, ul, ol, li, blockquote, table, tbody, tr, td, h1, h2, h3, h4, h5, h6";
 const FENCE = /^ {0,3}(?:```|~~~)/m;
 const SYNTAX = /[\n*_`~[\]<>&\\:@!|$]|www/; // what may make a paragraph other than its text
-const CHANGING = 200; // characters of a block that may still become a part of the one before it
+const CHANGING = 200; // characters of a block that may still become part of the one before
 
 export class MarkdownStream {
 	#text = "";
@@ -27,7 +26,7 @@ export class MarkdownStream {
 	#again = true; // whether the next text has it rendered again, whatever it is
 	#ended = false;
 	#open = ""; // type of the last block
-	#newline = ""; // at the end of the last block, if it is code, which is rendered without it
+	#newline = ""; // at the end of a last block of code, which is rendered without it
 	#tail = element("div", { class: "tail" });
 	#table = null; // of a long table that may go on: {head: its source, body, open: the elements of its rows}
 	#list = null; // of a long list that may go on: {element, begin: in the source, loose}
@@ -40,7 +39,7 @@ export class MarkdownStream {
 	}
 
 	push(text) {
-		this.#text += text.replaceAll("\r", " "); // which the renderer would drop, and move all places after it
+		this.#text += text.replaceAll("\r", " "); // which the renderer drops, so that places would move
 	}
 
 	show() {
@@ -48,12 +47,17 @@ export class MarkdownStream {
 		const length = this.#text.length - this.#settled;
 		const same = length > SHORT && !this.#again && !this.#table && !this.#ends();
 		if (same && this.#mayGrow(length)) this.#append();
-		else this.#render();
+		else keepFocus(this.container, () => this.#render());
 		this.#shown = this.#text.length;
 	}
 
 	finish() {
 		this.#ended = true;
+		keepFocus(this.container, () => this.#finish());
+		colourLater(this.container);
+	}
+
+	#finish() {
 		if (/^[ \t>*+\-\d.)]*\[[^\]\n]+\]:\s*\S/m.test(this.#text)) {
 			[this.#settled, this.#table, this.#list] = [0, null, null]; // a link is defined after its use
 			this.#tail.replaceChildren(this.#painted(blocks(this.#text)));
@@ -69,7 +73,6 @@ export class MarkdownStream {
 			rest.remove();
 		}
 		this.#tail.replaceWith(...this.#tail.childNodes);
-		colourLater(this.container);
 	}
 
 	#ends() {
@@ -83,7 +86,7 @@ export class MarkdownStream {
 		return this.#open !== "list" && this.#open !== "blockquote" && /\n\s*\n/.test(added);
 	}
 
-	/** Whether the last block, which is long, can be shown without being rendered again. */
+	/** Whether the last block, a long one, need not be rendered again. */
 	#mayGrow(length) {
 		if (this.#open === "code" || length < GROWTH * this.#rendered || this.#rendered > LONG) return true;
 		return this.#open === "paragraph" && !SYNTAX.test(this.#text.slice(Math.max(0, this.#settled + this.#rendered - 3)));
@@ -115,7 +118,7 @@ export class MarkdownStream {
 		return undefined;
 	}
 
-	/** End of the lines that are complete: a part of a line may turn out to be something else than it seems. */
+	/** End of the complete lines: others may turn out to be something else. */
 	get #complete() {
 		return this.#ended ? this.#text.length : this.#text.lastIndexOf("\n") + 1;
 	}
@@ -139,10 +142,7 @@ export class MarkdownStream {
 		return undefined;
 	}
 
-	/**
-	 * Whether an item of a list has empty lines, and those that are settled have not: the list begins anew, since all
-	 * items look like that then.
-	 */
+	/** Whether an item of a list has empty lines, and settled ones have not: then all look like that, and it begins again. */
 	#becomesLoose(token) {
 		if (!this.#list || token?.type !== "list") return false;
 		if (this.#list.loose) loosen(token);

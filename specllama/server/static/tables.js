@@ -1,7 +1,6 @@
-// Tables: they scroll, and one of many rows is in parts with columns of the same width, so that the browser need not
-// lay all of it out again for a row more, nor what is off the screen.
+// Tables scroll, and long ones are in parts with columns of the same width, so that the browser need not lay all out again.
 
-import { element } from "./dom.js";
+import { element, region } from "./dom.js";
 
 const ROWS = 150; // of a part
 const COLUMN = 7; // rem, the least width of a column of a table in parts
@@ -35,7 +34,7 @@ export function appendRows(body, rows) {
 
 /** Put a table into a box in which it scrolls, in parts if it is long. */
 export function boxed(table) {
-	const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" });
+	const box = element("div", { class: "scroll", ...region("table") });
 	table.replaceWith(box);
 	box.append(table);
 	const [body] = table.tBodies;

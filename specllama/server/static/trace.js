@@ -1,12 +1,11 @@
-// Where each part of an answer's text came from, and in which round of the engine. Positions are those of
-// JavaScript strings. Knows no elements but the spans that it makes.
+// Where each part of an answer's text came from, and in which round. Positions are those of JavaScript strings.
 
-import { element } from "./dom.js";
+import { element, whole } from "./dom.js";
 
 const LOST = 40; // characters of Markdown syntax that a rendered character is looked for in
 
 /**
- * The sources of a text, as runs, and the rounds that wrote it, with their sums, which are kept up to date.
+ * The sources of a text as runs, and its rounds, with their sums.
  * rounds: [drafted, accepted, milliseconds, tokens written so far, rounds, rejected]: of one decode, 0 rounds being the
  * prompt's, which gives the first token, and 2 where one was decided again; rejected: [text, source] of draft tokens.
  * n_rounds: their number. shares: characters by source. reached, kept: by position j, the rounds whose draft was longer
@@ -22,7 +21,7 @@ export class Trace {
 	accepted = 0;
 	n_rounds = 0;
 
-	/** length: of the text, as far as there is any; the source of what the runs do not cover is unknown. */
+	/** length: of the text; the source of what the runs do not cover is unknown. */
 	constructor({ runs = [], rounds = [] } = {}, length = 0) {
 		for (const round of rounds) this.#round(round);
 		for (const run of runs) this.#run(run);
@@ -51,7 +50,7 @@ export class Trace {
 		return this.runs.length ? this.runs.at(-1)[0] : 0;
 	}
 
-	/** Add the next part of the text with what the server says of it; without that, the source is unknown. */
+	/** Add the next part of the text with what the server says of it, if anything. */
 	add(text, speculation) {
 		this.addRounds(speculation);
 		const round = this.rounds.length - 1;
@@ -64,7 +63,6 @@ export class Trace {
 		if (rest) this.#run([this.length + rest.length, "", round]);
 	}
 
-	/** Add the rounds that the server names, which may have written no text. */
 	addRounds(speculation) {
 		for (const one of [...(speculation?.earlier_rounds ?? []), speculation?.round]) {
 			if (!one) continue;
@@ -165,7 +163,7 @@ function units(text, n) {
 
 /** A round in words. */
 export function inWords([drafted, accepted, ms, , n = 1]) {
-	const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en")} ms`;
+	const time = `${ms < 10 ? ms.toFixed(1) : whole(Math.round(ms))} ms`;
 	if (n === 0) return `first token, from the prompt's decode, ${time} after the request`;
 	if (!drafted) return `no draft, ${time}`;
 	return `${drafted} drafted, ${accepted} accepted, ${time}`;

@@ -1,4 +1,4 @@
-// Conversations as files: export of one or all, import of any, and what older versions of the page have stored.
+// Export and import of conversations, and what older versions of the page have stored.
 
 import { database, eachMessage, heads } from "./database.js";
 import { counted, element } from "./dom.js";
@@ -73,7 +73,7 @@ export function fileName(data, ending) {
 	return `${name || "conversation"}.${ending}`;
 }
 
-/** Add the conversations of a file. Returns what came of it, in sentences. Throws Error with a sentence, and StorageError. */
+/** Add the conversations of a file. Returns what came of it. Throws Error with a sentence, and StorageError. */
 export async function imported(text) {
 	let data;
 	try {
@@ -113,7 +113,7 @@ function holds(stored, found) {
 	return found.all.every((message) => known.has(key(message)));
 }
 
-/** Whether figures can be: no number in them is negative or beyond all that is counted. */
+/** Whether no number in figures is negative or beyond all counts. */
 function possible(value, depth = 9) {
 	if (typeof value === "number") return value >= 0 && value < 1e12;
 	return typeof value !== "object" || (depth > 0 && Object.values(value ?? {}).every((one) => possible(one, depth - 1)));

@@ -1,5 +1,5 @@
-// A conversation as a tree: an answer may have versions, a question too, and each continues on its own. One path through
-// it is shown and sent. Knows neither storage nor elements, but which messages have changed since they were stored.
+// A conversation as a tree of versions, of which one path is shown and sent. Knows neither storage nor elements, but which
+// messages have changed since they were stored.
 
 const random = (n) => Array.from(crypto.getRandomValues(new Uint32Array(n)), (part) => part.toString(36)).join("");
 
@@ -110,7 +110,7 @@ export class Conversation {
 		this.show(this.#end(message.id));
 	}
 
-	/** Take away a message. What was said after it stays, and follows the one before. Returns how to undo that. */
+	/** Take away a message; what follows stays. Returns how to undo that. */
 	remove(message) {
 		const path = this.messages;
 		const was = { leaf: this.leaf, moved: this.#children.get(message.id) ?? [] };

@@ -3,7 +3,7 @@
 /** A name as one short line. */
 const nameOf = (name) => name.replace(/[\p{C}\s]+/gu, " ").trim().slice(0, 120) || "file";
 
-/** The text of a question with its files before it, so that later questions about them find them evaluated. */
+/** The text of a question, its files first: later questions about them find them evaluated. */
 export function textOf({ content, files = [] }) {
 	const parts = files.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
 	return [...parts, content].filter(Boolean).join("\n\n");
@@ -12,8 +12,8 @@ export function textOf({ content, files = [] }) {
 const isEmpty = ({ role, content }) => role === "assistant" && !content;
 
 /**
- * The messages as the server gets them. Those that are left out, and questions without an answer before another
- * question, are not sent: templates that demand turns would refuse them. going: an answer that goes on, at the end.
+ * The messages as the server gets them, without those left out, and questions without an answer before another question:
+ * templates that demand turns would refuse them. going: an answer that goes on, at the end.
  */
 export function turns(messages, going = null) {
 	const shown = messages.filter((message) => !message.out && !isEmpty(message) && message !== going);

@@ -1,4 +1,4 @@
-// What was being written when the page was closed: kept at once, in small entries, and taken over by the next page.
+// What was being written when the page was closed, taken over by the next page.
 
 import { database } from "./database.js";
 import { keys, read, write } from "./storage.js";
@@ -53,8 +53,8 @@ function alone(name, act) {
 }
 
 /**
- * Call `there()` when a page that is being closed has kept something: a page that was loaded in its place does not wait,
- * others give that one the time to be there.
+ * Call `there()` when a page that is being closed has kept something: at once in a page loaded in its place, later in
+ * others.
  */
 export function onUnfinished(there) {
 	addEventListener("storage", ({ key, newValue }) => {

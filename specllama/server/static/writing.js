@@ -1,5 +1,4 @@
-// An answer that is being written, whether it is shown or not: its request, and what is stored of it meanwhile.
-// Knows no elements.
+// An answer that is being written, shown or not, and what is stored of it meanwhile. Knows no elements.
 
 import { Answer, asked, generate } from "./generate.js";
 import { continued, messageOf } from "./kept.js";
@@ -7,7 +6,7 @@ import { save } from "./store.js";
 import { turns } from "./turns.js";
 
 const EVERY = 2000; // milliseconds between two times at which it is stored
-const STALE = 10_000; // milliseconds after which an answer that nobody stores is not being written any more
+const STALE = 10_000; // milliseconds without being stored
 export const CLOSED = "The page was closed before the end.";
 
 export class Writing {
@@ -42,8 +41,8 @@ export class Writing {
 	}
 
 	/**
-	 * Have it written. text(part): called with each part of the text, "" for events without any. Returns what ended it
-	 * before its end, null for nothing. The conversation then has what there is of it.
+	 * Have it written. text(part): called with each event's part of the text. Returns what ended it too early, null for
+	 * nothing. The conversation then has what there is of it.
 	 */
 	async run(text) {
 		const { answer, model, settings, conversation } = this;
@@ -82,7 +81,7 @@ export class Writing {
 		return { ...messageOf(this.answer, { name: "AbortError" }, this.settings), outcome: CLOSED };
 	}
 
-	/** What is lost if nobody stores it while the page is closed: the question and what there is of the answer. */
+	/** What would be lost with the page: the question and what there is of the answer. */
 	get last() {
 		const grown = this.#grew ? { ...this.#unfinished, model: this.model } : {};
 		return [this.question, this.message || this.#grew ? { ...this.message, ...grown, writing: undefined } : null];

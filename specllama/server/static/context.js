@@ -1,0 +1,108 @@
+// How much of the context the conversation takes: by its last answer, or counted by the server after changes, and with
+// what is typed and attached.
+
+import { json } from "./api.js";
+import { byId, whole } from "./dom.js";
+import { asked } from "./generate.js";
+import { noticed, say, takeBack } from "./notice.js";
+import { starts, textOf, turns } from "./turns.js";
+
+const FULL_SHARE = 0.9; // of the context from which on the gauge warns
+const LONG = 2000; // characters from which on what is typed is counted
+const LONGEST = 16; // characters a token: longer texts are not counted
+const PAUSE = 500; // milliseconds after a change
+const FULL = "The context is almost full: an answer ends when it is.";
+const LONGER = "With what is typed and attached the conversation is longer than the context: it will be refused as it is.";
+
+/** Tokens of the prompt that these messages make. */
+export async function count(messages, system, model) {
+	const { messages: sent } = asked({ messages: turns(messages), system });
+	const counted = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
+	return counted.input_tokens;
+}
+
+export class Context {
+	#models;
+	#chat;
+	#draft = null; // the question that is not sent yet, where it is counted
+	#changed = null; // the conversation whose tokens are those of before a change
+	#with = null; // {data, tokens}: with the draft, once they are known
+	#timer = 0;
+	#said = ["", 0]; // the last warning, and of how many tokens
+
+	/** chat: {data(), writing(), makeRoom(), save(data)}, of the conversation at hand. */
+	constructor(models, chat) {
+		this.#models = models;
+		this.#chat = chat;
+		byId("context").high = FULL_SHARE;
+	}
+
+	set draft({ content, files }) {
+		this.#draft = files.length || content.length > LONG ? { role: "user", content, files } : null;
+		this.update();
+	}
+
+	/** What is sent of a conversation is not what it was. */
+	changed(data) {
+		this.#changed = data;
+		this.update();
+	}
+
+	/** Show the gauge, and count where that is needed. */
+	update() {
+		clearTimeout(this.#timer);
+		if (!this.#draft) this.#with = null;
+		if (this.#draft || this.#changed === this.#chat.data()) {
+			this.#timer = setTimeout(() => this.#count().catch(() => {}), PAUSE);
+		}
+		this.show();
+	}
+
+	async #count() {
+		const [data, draft, size] = [this.#chat.data(), this.#draft, this.#models.contextLength];
+		const timer = this.#timer;
+		if (this.#chat.writing() || !size) return;
+		const path = data.messages.filter(({ out }) => !out);
+		const messages = draft ? [...path, draft] : path;
+		const far = draft && textOf(draft).length > LONGEST * size;
+		const tokens = far ? Infinity : messages.length ? await count(messages, data.system, this.#models.name) : 0;
+		if (timer !== this.#timer || data !== this.#chat.data() || this.#chat.writing()) return;
+		if (draft) this.#with = { data, tokens };
+		else {
+			this.#changed = null;
+			const last = path.at(-1);
+			if (last && data.has(last)) {
+				Object.assign(last, { tokens, full: last.full && tokens > FULL_SHARE * size });
+				data.touch(last);
+				this.#chat.save(data);
+			}
+		}
+		this.show();
+	}
+
+	show() {
+		const size = this.#models.contextLength;
+		const writing = this.#chat.writing();
+		const data = this.#chat.data();
+		const { messages } = data;
+		const own = writing?.answer.tokens ?? messages.findLast(({ tokens, out }) => tokens && !out)?.tokens ?? 0;
+		const draft = !writing && this.#with?.data === data ? this.#with.tokens : 0;
+		const used = draft || own;
+		byId("context").value = size ? Math.min(1, used / size) : 0;
+		const shown = used === Infinity ? `More than ${whole(size)}` : whole(used);
+		byId("context-text").textContent = size ? `${shown} of ${whole(size)} tokens${draft ? " with this message" : ""}` : "";
+		if (writing || !size) return;
+		const room = starts(messages).length ? { "Leave out the oldest turns": () => this.#chat.makeRoom() } : {};
+		this.#warn(draft >= size ? LONGER : used > FULL_SHARE * size ? FULL : "", own, room);
+	}
+
+	/** Warn, once of the same tokens, unless something else is said. */
+	#warn(text, sent, room) {
+		const [before, about] = this.#said;
+		if (text === before && (!text || sent === about)) return;
+		if (text !== before) takeBack(before);
+		if (text && ![text, ""].includes(noticed())) return;
+		this.#said = [text, sent];
+		if (text && !noticed()) say(text, room);
+	}
+}
