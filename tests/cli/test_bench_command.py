@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +13,10 @@ import psutil
 import pytest
 
 from tests.support.command import Command, Result
+
+pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+if hasattr(os, "openpty"):
+    from tests.support.under_way import UnderWay, under_way
 
 QUICK = ("--runs", "1", "-n", "8")
 TWO = (*QUICK, "--workloads", "edit,json", "--k", "7,2", "--temp", "0,0.8")
@@ -266,6 +269,7 @@ def test_narrow_terminals(command: Command) -> None:
         (("--report", "precious.gguf"), 2, "not overwritten"),
         (("--report", "page.html"), 2, "not overwritten"),
         (("--report", ""), 2, "--report"),
+        (("--report", "-"), 2, "--report must be the path of a file"),
         (("--text", "absent.txt"), 3, "absent.txt"),
         (("--text", "."), 2, "--text"),
         (("--text", "page.html", "--prompts", "page.html"), 2, "both given"),
@@ -296,26 +300,20 @@ def test_a_report_that_may_not_be_written(command: Command) -> None:
     assert (result.code, result.raw) == (2, b"")
 
 
-@contextlib.contextmanager
-def measuring(command: Command, path: Path) -> Iterator[psutil.Popen]:
-    """A long bench, once it is measuring; it is ended whatever becomes of the test."""
-    process = command.start("bench", "--runs", "1000", "--k", "2", "--report", str(path))
-    try:
-        assert process.stderr is not None
-        next(line for line in process.stderr if line.startswith(b"measuring   "))
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
+def measuring(command: Command, path: Path) -> AbstractContextManager[UnderWay]:
+    """A long bench, once it has an answer."""
+    args = ("--runs", "1000", "--k", "2", "--report", str(path))
+    return under_way(command, "bench", *args, until=r"measuring [^\n]*\d%")
 
 
+@pty
 def test_ctrl_c_shows_what_was_measured(command: Command) -> None:
-    with measuring(command, command.home / "part.html") as process:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert b"Interrupted: " in out
-    assert b"Traceback" not in err
+    with measuring(command, command.home / "part.html") as bench:
+        bench.process.send_signal(signal.SIGINT)
+        code, out, err = bench.ended(20)
+    assert code == 130
+    assert "Interrupted: " in out
+    assert "Traceback" not in err
     assert "Interrupted: " in (command.home / "part.html").read_text("utf-8")
 
 
@@ -334,10 +332,11 @@ def test_ctrl_c_before_the_first_figure_says_that_there_is_none(command: Command
     assert err.splitlines()[-1] == b"nothing was measured yet"
 
 
+@pty
 def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:
-    with measuring(command, command.home / "part.html") as process:
-        psutil.Process(process.pid).children()[0].kill()
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 9
-    assert b"Interrupted: " in out
-    assert b"error: the engine process" in err
+    with measuring(command, command.home / "part.html") as bench:
+        psutil.Process(bench.process.pid).children()[0].kill()
+        code, out, err = bench.ended(20)
+    assert code == 9
+    assert "Interrupted: " in out
+    assert "error: the engine process" in err

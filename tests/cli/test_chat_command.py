@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,11 @@ pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-termin
 
 
 def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any) -> Result:
-    """The lines through a pipe; how far a load is, which a busy machine has time to say, left out."""
+    """The lines through a pipe."""
     result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
     assert "Traceback" not in result.err
     assert "\x1b" not in result.err
-    output = (line for line in result.err.splitlines(keepends=True) if not line.startswith("loading the "))
-    return replace(result, err="".join(output))
+    return result
 
 
 def prompts(text: str) -> list[tuple[int, int]]:

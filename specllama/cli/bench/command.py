@@ -144,7 +144,7 @@ def _measure(
                 console.note(f"that takes about {rough_duration(seconds)} by the first of them")
             progress.show("warming up", n / len(ways), config.name)
     began = running_time()
-    with Progress(delay=1.0, every=15.0) as progress:
+    with Progress(delay=1.0) as progress:
         for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
             if sample is not None:
                 into.samples.append(sample)

@@ -70,7 +70,7 @@ def bench_server(given: Mapping[str, Any]) -> int:
 
 async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
     agent = f"specllama/{specllama.__version__}"
-    progress = Progress(delay=1.0, every=15.0)
+    progress = Progress(delay=1.0)
     async with ServerClient(plan.address, plan.key, agent, plan.seconds) as server:
         into.about = await server.info(plan.model, plan.sweep.raw)
         into.series, into.why_one = _series(into.about)
