@@ -35,7 +35,7 @@ class BaseLLM(ABC):
         max_num_seqs: int = SERVED_SLOTS,
         max_model_len: int | None = None,
         n_gpu_layers: Layers = LAYERS,
-        drafters: Sequence[str] = DRAFTERS,
+        drafters: Sequence[str] | str = DRAFTERS,
         chat_template: str | None = None,
         exact: bool = False,
         seed: int | None = None,

@@ -15,7 +15,7 @@ from typing import Any
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
-from specllama.config.options import IN_PROJECTS, LONG_FLAGS, STORED
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS, SEPARATED, STORED
 from specllama.config.setting import DRAFT, Setting
 from specllama.config.text_file import read_text
 from specllama.config.values import disk_bytes
@@ -23,7 +23,9 @@ from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_step
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 
-KINDS: sources.Kinds = {name: (o.kind, o.many, o.values) for name, o in STORED.items()}
+KINDS: sources.Kinds = {
+    name: sources.ValueKind(o.kind, o.many, o.values, name in SEPARATED) for name, o in STORED.items()
+}
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
@@ -79,7 +81,7 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
     """
     with _placed(v):
         params = {name: v[name] for name in PARAMETERS if name in v}
-        if params.get("seed") == -1:
+        if "seed" in params and not _is_seed(params["seed"]):
             del params["seed"]
         if "logit_bias" in params:
             params["logit_bias"] = dict(_bias(text) for text in params["logit_bias"])
@@ -88,6 +90,16 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
         params |= _structure(v)
         SamplingParams.merge(params)
         return params
+
+
+def _is_seed(value: int) -> bool:
+    """Whether a value is a seed, and not -1, for which a random one is taken. Raises UsageError."""
+    highest = int(PARAMETERS["seed"].high)
+    if not -1 <= value <= highest:
+        raise UsageError(
+            f"must be a whole number from 0 to {highest}, or -1 for a random one, not {value}", option="seed"
+        )
+    return value != -1
 
 
 @contextlib.contextmanager
