@@ -21,6 +21,14 @@ def mapped_errors(kind: type[SpecllamaError], what: str, hint: str = "") -> Iter
         raise kind(f"{what}: {getattr(error, 'strerror', None) or error}", hint) from None
 
 
+def refuse_stdout(name: str, what: str) -> None:
+    """Raise UsageError if a file to write is named -, which elsewhere is a standard stream. what: the option
+    or argument that names it.
+    """
+    if name == "-":
+        raise UsageError(f"{what} must be the path of a file: - for standard output is not possible here")
+
+
 def resolved(given: Mapping[str, Any]) -> sources.Values:
     """The merged values of flags, environment and files, after a note that names the project's file; escapes
     in the flags' texts are processed. Raises ConfigError, UsageError.

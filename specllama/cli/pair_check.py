@@ -23,8 +23,8 @@ from specllama.gguf.trimmed import read_trim
 from specllama.heads import read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo
-from specllama.models.foreign_drafts import left_out
-from specllama.models.prepare import find_draft, known_draft
+from specllama.models.foreign_drafts import foreign_draft, left_out
+from specllama.models.prepare import find_draft, own_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
 from specllama.pair.check import PairVerdict, check_pair
@@ -65,7 +65,7 @@ def pair_check(given: Mapping[str, Any]) -> int:
     if (name := _draft_name(given)) is not None:
         other = find_draft(known, name, "DRAFT")
     else:
-        other = known_draft(known, main, "auto" if translates else "strict") or main
+        other = _known_draft(known, main, target, translates) or main
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict
     verdict = _inner_head(main.path, target, translates) if other is main else check_any(target, draft)
@@ -87,6 +87,16 @@ def pair_check(given: Mapping[str, Any]) -> int:
         lines = _lines(target, draft, verdict, usable, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in lines))
     return 0 if usable else IncompatiblePairError.exit_code
+
+
+def _known_draft(
+    known: Library, main: ResolvedModel, target: Header, translates: bool
+) -> ResolvedModel | None:
+    """The draft with which `run` uses the target. What was measured with one of another vocabulary is in the
+    table or the error; a note says so only where it would be used if tokens were translated.
+    """
+    own = own_draft(known, main, target)
+    return own or foreign_draft(Library() if translates else known, main, target, translates)
 
 
 def _translates(given: Mapping[str, Any]) -> bool:

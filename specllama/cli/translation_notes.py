@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts
-from specllama.pair.notes import costs
+from specllama.pair.notes import COSTLY_DRAFT, costs
 from specllama.pair.shared_tokens import Overlap
 
 
@@ -47,7 +47,7 @@ def _not_measured(target: Header, draft: Header) -> str:
         f"-md auto uses it only if it was measured to pay here, from {PAYS:.2f} x: "
         "specllama tune -m MAIN -md DRAFT --draft-vocab auto"
     )
-    share = 100 * draft.bytes_per_token / target.bytes_per_token
-    if share < 1:
+    ratio = draft.bytes_per_token / target.bytes_per_token
+    if not 0.01 <= ratio < COSTLY_DRAFT:  # `costs` says it of costly ones
         return text
-    return f"{text}; by its size alone more than {share:.0f} % of its tokens must be right"
+    return f"{text}; by its size alone more than {100 * ratio:.0f} % of its tokens must be right"

@@ -13,6 +13,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.answer import engine_log
 from specllama.cli.download import library
+from specllama.cli.files import refuse_stdout
 from specllama.cli.formatting import columns, wrapped
 from specllama.cli.progress import Progress
 from specllama.client.client import EngineClient
@@ -65,6 +66,7 @@ def _request(given: Mapping[str, Any]) -> Trim:
     if not source.path:
         raise UsageError(f"{given['draft']} is not on this disk", f"specllama pull {given['draft']}")
     out = os.path.expanduser(given["out"])
+    refuse_stdout(out, "OUT")
     if not out:
         raise UsageError("OUT is empty", "name the file to write")
     if os.path.isdir(out) or not os.path.basename(out):

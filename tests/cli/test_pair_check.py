@@ -138,7 +138,7 @@ def test_heads_that_do_not_fit(command: Command) -> None:
     assert result.out.endswith("Choose a head that was made for the target, or run without one: -md none.\n")
     found = check(command, str(target), str(head), "--json").json
     assert (found["ok"], found["notes"]) == (False, [])
-    assert_error(command("pair-check", str(head), str(target)), 6, "a head without a model")
+    assert_error(command("pair-check", str(head), str(target)), 2, "a head without a model")
     assert_error(command("pair-check", str(target)), 2, "has no head of its own", "name a draft too")
     promise = tinymtp.mimo2(command.home / "p.gguf", part="promise")
     assert_error(command("pair-check", str(promise)), 7, "the header promises 1 MTP layer")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specllama.cli import console
 from specllama.cli.bench.plan import make_plan as bench_plan
 from specllama.cli.download import library, prepared
 from specllama.config import build
@@ -19,11 +20,16 @@ from specllama.heads.check import check_draft, check_model
 from specllama.models.foreign_drafts import foreign_candidates
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
+from specllama.pair.check import PairVerdict
 from specllama.pair.head_check import own_head
-from specllama.pair.overlap import check_translated
+from specllama.pair.overlap import check_translated, overlap
+from specllama.text.terminal import printable
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
+
+
+_TRANSLATED = console.as_flag("draft_vocab", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +107,21 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
 
 def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[str]:
     """The names of drafts to try. Where "auto" finds none, and tokens may be translated, drafts of another
-    vocabulary that can draft for the target stand for it.
+    vocabulary that can draft for the target stand for it; a note names them where tokens may not.
     """
     strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
-    if "auto" not in names or values.get("draft_vocab") != "auto" or not strict.wants_draft_model:
+    if "auto" not in names or not strict.wants_draft_model:
         return list(names)
     known = prepare_if_on_disk(Library(), strict)
     if known is None or known.draft is not None:
         return list(names)
-    candidates = foreign_candidates(library(), read_model(target))
-    return [*(name for name in names if name != "auto"), *candidates]
+    candidates = list(foreign_candidates(library(), read_model(target)))
+    if values.get("draft_vocab") == "auto":
+        return [*(name for name in names if name != "auto"), *candidates]
+    if candidates:
+        left_out = ", ".join(printable(os.path.basename(name)) for name in candidates)
+        console.note(f"note: left out, as of another vocabulary: {left_out}; {_TRANSLATED} measures it")
+    return list(names)
 
 
 def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str, str]:
@@ -128,6 +139,9 @@ def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str,
             check_draft(draft)
             verdict = check_translated(header, draft, translates)
             reason = "" if verdict.ok else verdict.reason
+            if isinstance(verdict, PairVerdict) and not verdict.ok and not translates:
+                shared = overlap(header, draft)[0]
+                reason += f", or {_TRANSLATED}: {shared.label}" if shared is not None else ""
         if reason:
             found[path] = reason
     return found

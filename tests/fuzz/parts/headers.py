@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import Header, read_header, read_source
 from tests.fuzz import gguf_pieces
 from tests.fuzz.gguf_pieces import Entry, Pieces
@@ -59,7 +59,7 @@ class Headers:
             other = _plain(self._files[0])
             verdict = check_pair(header, other)
             lines = list(pair_check._lines(header, other, verdict, verdict.ok, 80))
-        except GGUFError as error:
+        except (GGUFError, UsageError) as error:
             assert error.hint
             assert error.message.isprintable(), error.message[:500]
             return "refused"
