@@ -62,7 +62,8 @@ class Generate:
     request; they take turns with those of other requests. owner: who asks, in words that are no secret.
     Nothing that was cached or kept for an owner is used for another one. memory: whether drafts are made from
     earlier texts of the owner, and later ones from this text. share_cache: reuse the caches of all owners
-    that share theirs, and let them reuse this one's. choices: more answers to the same prompt, which is
+    that share theirs, and let them reuse this one's. reuse: False evaluates all of the prompt, and no request
+    reuses what it caches. choices: more answers to the same prompt, which is
     rendered and tokenised once; each is a generation of its own. text_biases: added to the logits of all
     tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is reported,
     and before it the place in the queue. show_rejected: deltas have the rejected draft tokens. final_probs:
@@ -87,6 +88,7 @@ class Generate:
     owner: str = ""
     memory: bool = True
     share_cache: bool = False
+    reuse: bool = True
     choices: list[Choice] = field(default_factory=list)
     text_biases: dict[str, float] = field(default_factory=dict)
     show_prompt: bool = False

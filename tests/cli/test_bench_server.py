@@ -105,9 +105,11 @@ class TestSpecllamaServer:
             assert 12 < row["n_predict"] <= 96
             assert row["tps"] > 0
             assert row["ttft_ms"]["p50"] < 1000 * row["seconds"]["p50"]
+            assert row["prompt_cached"] == 0, "neither series finds prompts in the cache"
             assert (row["n_drafted"] > 0) is (name == "speculative")
             assert (row["acceptance"] is None) is (name == "plain")
-        assert [x["concurrency"] for x in found["speculative_against_plain"]] == [1, 3]
+        factors = {x["concurrency"]: x["tps"] for x in found["speculative_against_plain"]}
+        assert factors == {c: rows["speculative", c]["tps"] / rows["plain", c]["tps"] for c in (1, 3)}
         assert found["tokens_counted_by"] == "server"
         page = (shared.home / "serving.html").read_text("utf-8")
         assert page.count('data-chart="') == 3

@@ -19,6 +19,7 @@ from specllama.clock import running_time
 
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
 Prompt = tuple[str, str]  # workload, text
+MAX_MARK = 90_000  # numbers of five digits, which prompts begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class ServingCell:
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
     """What a sweep sends. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
-    messages; first: number of the first run.
+    messages; first: number of the first run; number: of this measurement.
     """
 
     prompts: Sequence[Prompt]
@@ -44,6 +45,7 @@ class SweepSettings:
     raw: bool = False
     ignore_eos: bool = False
     first: int = 1
+    number: int = 0
 
 
 def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[Prompt]:
@@ -71,10 +73,12 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
     """The JSON of the request `number` (from 0) of a cell.
 
     The prompt starts with a number that differs by concurrency and run, so that a series does not find its
-    own prompts in the server's cache. The series share it, so that they write the same texts; the second one,
-    and another measurement of the same server, may find them there.
+    own prompts in the server's cache, and by measurement where the server's reuse of prompts cannot be
+    switched off. Two series share it, so that they write the same texts, and switch the reuse off, so that
+    both evaluate all of them.
     """
-    mark = 10_000 + (cell.run * 7919 + cell.concurrency * 613 + number * 31) % 90_000
+    first = settings.number if cell.series == SERVED else 0
+    mark = 10_000 + (first + cell.run * 7919 + cell.concurrency * 613 + number * 31) % MAX_MARK
     text = f"({mark}) {settings.prompts[number][1]}"
     request: dict[str, Any] = {"model": model} if model else {}
     request |= {"prompt": text} if settings.raw else {"messages": [{"role": "user", "content": text}]}
@@ -84,6 +88,7 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
         request["ignore_eos"] = True
     if cell.series != SERVED:  # with request history the second series would copy the texts of the first
         request["speculation"] = {"enabled": cell.series == SPECULATIVE, "memory": False}
+        request["cache"] = {"reuse": False}
     return request
 
 
