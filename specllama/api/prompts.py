@@ -56,15 +56,15 @@ def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
         return [source(prompts)]
     if not _is_list(prompts):
         raise UsageError(f"prompts must be texts or lists of token ids, not {type(prompts).__name__}")
-    found = []
+    read = []
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, Mapping) and "role" in prompt:
             raise UsageError("these are messages, not prompts", "use chat")
         try:
-            found.append(source(prompt))
+            read.append(source(prompt))
         except UsageError as error:
             raise UsageError(f"prompt {i}: {error.message}", error.hint) from None
-    return found
+    return read
 
 
 def source(prompt: Prompt) -> PromptSource:
@@ -87,13 +87,13 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
         raise UsageError("there are no messages")
     if isinstance(messages[0], Mapping):
         return [conversation(messages)]
-    found = []
+    checked = []
     for i, one in enumerate(messages):
         try:
-            found.append(conversation(one))
+            checked.append(conversation(one))
         except UsageError as error:
             raise UsageError(f"conversation {i}: {error.message}", error.hint) from None
-    return found
+    return checked
 
 
 def conversation(messages: Sequence[Message]) -> PromptSource:
@@ -152,12 +152,12 @@ def _ids(given: object) -> tuple[int, ...]:
     try:
         if any(isinstance(i, bool) for i in given):
             raise TypeError
-        found = tuple(index(i) for i in given)
+        ids = tuple(index(i) for i in given)
     except TypeError:
         raise UsageError("token ids must be whole numbers") from None
-    if not found:
+    if not ids:
         raise UsageError("the list of token ids is empty")
-    return found
+    return ids
 
 
 def _is_ids(given: object) -> TypeGuard[Sequence[int]]:

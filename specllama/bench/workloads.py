@@ -108,9 +108,10 @@ def load_texts(path: str) -> dict[str, tuple[ForcedText, ...]]:
     if not path.lower().endswith(".json"):
         return {TEXT: (_plain_text(text, where),)}
     data = _parse_json(text, where, _TEXTS_SHAPE)
-    found = _check_workloads(data, where, _TEXTS_SHAPE, "entry", _entry_problem)
+    entries_of = _check_workloads(data, where, _TEXTS_SHAPE, "entry", _entry_problem)
     return {
-        name: tuple(ForcedText(e["prompt"], e["text"]) for e in entries) for name, entries in found.items()
+        name: tuple(ForcedText(e["prompt"], e["text"]) for e in entries)
+        for name, entries in entries_of.items()
     }
 
 
@@ -160,11 +161,11 @@ def _parse_json(text: str, where: str, shape: str) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} appears twice")
-    return found
+    return unique
 
 
 def _check_workloads(

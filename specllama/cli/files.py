@@ -46,11 +46,11 @@ def _with_escapes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline."""
     if given.get("escape") and given.get("no_escape"):
         raise UsageError("-e and --no-escape are both given")
-    found = dict(given)
+    values = dict(given)
     if not given.get("no_escape"):
         if "prompt" in given:
-            found["prompt"] = unescaped(given["prompt"], "prompt")
+            values["prompt"] = unescaped(given["prompt"], "prompt")
         for name in ("words", "stop"):
             if name in given:
-                found[name] = [unescaped(text, name) for text in given[name]]
-    return found
+                values[name] = [unescaped(text, name) for text in given[name]]
+    return values

@@ -23,22 +23,22 @@ def translation_notes(
     can = "its tokens are translated" if translates else "can draft with --draft-vocab auto"
     yield Note(f"{shared.label}, {can}")
     yield from costs(target, draft)
-    found = MeasuredDrafts(target).of(draft)
-    if found is not None:
-        yield Note(_measured(found))
+    record = MeasuredDrafts(target).of(draft)
+    if record is not None:
+        yield Note(_measured(record))
     elif 0 < draft.bytes_per_token < target.bytes_per_token:  # others cannot pay, which `costs` says
         yield Note(_not_measured(target, draft))
 
 
-def _measured(found: DraftRecord) -> str:
-    if found.pays:
-        return f"{found.label}: -md auto uses it, with --draft-vocab auto"
-    text = f"{found.label}: -md auto leaves it out, as it needs {PAYS:.2f} x"
-    if found.acceptance is None or found.needed is None:
+def _measured(record: DraftRecord) -> str:
+    if record.pays:
+        return f"{record.label}: -md auto uses it, with --draft-vocab auto"
+    text = f"{record.label}: -md auto leaves it out, as it needs {PAYS:.2f} x"
+    if record.acceptance is None or record.needed is None:
         return text
-    if found.needed >= 1:
+    if record.needed >= 1:
         return f"{text}; no draft can pay at these costs"
-    shares = [f"{100 * share:.0f} %" for share in (found.acceptance, found.needed)]
+    shares = [f"{100 * share:.0f} %" for share in (record.acceptance, record.needed)]
     return f"{text}; {shares[0]} of its tokens were right, and drafts pay from {shares[1]} here"
 
 

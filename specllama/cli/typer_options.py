@@ -46,16 +46,16 @@ class CommandEntry:
     def table(self) -> Sequence[Option]:
         """The options and arguments of this command."""
         module, _, name = self.options.partition(":")
-        found: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
-        return found
+        options: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
+        return options
 
     def function(self) -> Callable[[Mapping[str, Any]], int | None]:
         """The function that runs it."""
         module, _, name = self.code.partition(":")
-        found: Callable[[Mapping[str, Any]], int | None] = getattr(
+        command: Callable[[Mapping[str, Any]], int | None] = getattr(
             importlib.import_module(f"specllama.cli.{module}"), name
         )
-        return found
+        return command
 
     def examples(self) -> str:
         """Its example command lines, "" without any."""
@@ -251,8 +251,8 @@ def format_examples(entry: CommandEntry, formatter: Any) -> None:
         formatter.write_paragraph()
     for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
         part = list(group)
-        found = part if verbatim else wrapped(" ".join(part), formatter.width)
-        formatter.write("".join(f"{line}\n" for line in found))
+        formatted = part if verbatim else wrapped(" ".join(part), formatter.width)
+        formatter.write("".join(f"{line}\n" for line in formatted))
 
 
 def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:

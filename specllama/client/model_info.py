@@ -163,13 +163,13 @@ class LoadInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data with the keys that `LLM.info` has."""
-        found = {name: value for name, value in asdict(self).items() if name != "details"}
+        fields = {name: value for name, value in asdict(self).items() if name != "details"}
         renamed = {
-            "most_drafted": found.pop("longest_draft"),
-            "reason": found.pop("off_reason"),
-            "chat_template": found.pop("template_works"),
+            "most_drafted": fields.pop("longest_draft"),
+            "reason": fields.pop("off_reason"),
+            "chat_template": fields.pop("template_works"),
         }
-        return found | {
+        return fields | {
             **renamed,
             "drafters": list(self.drafters),
             "notes": [str(note) for note in self.notes],

@@ -386,11 +386,11 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """From the engine: a generation waits for a slot. place: 1 for the one that gets the next slot."""
+    """From the engine: a generation waits for a slot. queue_rank: 1 for the one that gets the next slot."""
 
     id: int
     n_prompt: int
-    place: int
+    queue_rank: int
 
 
 class CandidateLogprob(NamedTuple):
@@ -581,7 +581,7 @@ def decode(line: bytes) -> Message:
 def request_id(line: bytes) -> int | None:
     """The id in a line that `decode` refuses, for whoever waits for an answer; None where there is none."""
     try:
-        found = json.loads(line)[1]["id"]
+        id_ = json.loads(line)[1]["id"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, int) else None
+    return id_ if isinstance(id_, int) else None

@@ -201,7 +201,7 @@ class TuneMeasurement:
     """From the engine: a part of what a Tune has measured, again where there is more of it."""
 
     id: int
-    found: TunePart
+    part: TunePart
 
 
 @dataclass(frozen=True, slots=True)

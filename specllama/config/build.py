@@ -141,8 +141,8 @@ def _model_name(v: Mapping[str, Any], path: str, repo: str, default: str) -> str
 
 def _fields(table: Mapping[str, Setting], v: Mapping[str, Any], suffix: str = "") -> dict[str, Any]:
     """The fields that option values set, for the target or (suffix DRAFT) for the draft."""
-    found = {name: (entry, entry.given(v, suffix)) for name, entry in table.items()}
-    return {name: entry.read(given) for name, (entry, given) in found.items() if given}
+    values = {name: (entry, entry.given(v, suffix)) for name, entry in table.items()}
+    return {name: entry.read(given) for name, (entry, given) in values.items() if given}
 
 
 def _structure(v: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def _loading(panel: str, measuring: bool = True) -> list[Option]:
     """The load options of a panel, each followed by the draft's own. measuring: those of commands that
     measure, or else the others.
     """
-    found = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
-    return [option for option in found if option.panel == panel]
+    options = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
+    return [option for option in options if option.panel == panel]
 
 
 PROMPT = table(

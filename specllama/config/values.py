@@ -68,13 +68,13 @@ def names_of(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _overrides(texts: list[str], name: str) -> tuple[tuple[str, str], ...]:
-    found = []
+    overrides = []
     for part in ",".join(texts).split(","):
         pattern, equals, buffer = part.rpartition("=")
         if not equals or not pattern or not buffer:
             raise UsageError(f"must be PATTERN=BUFFER, not {part!r}", option=name)
-        found.append((pattern, buffer))
-    return tuple(found)
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
 
 
 def _shares(text: str, name: str) -> tuple[float, ...]:
@@ -128,15 +128,15 @@ def _adapters(paths: list[str], name: str) -> tuple[tuple[str, float], ...]:
 
 
 def _scaled_adapters(texts: list[str], name: str) -> tuple[tuple[str, float], ...]:
-    found = []
+    adapters = []
     for text in texts:
         path, _, given = text.rpartition(":")
         try:
             scale = float(given)
         except ValueError:
             raise UsageError(f"must be FILE:SCALE, not {text!r}", option=name) from None
-        found.append((existing_file(path, name), scale))
-    return tuple(found)
+        adapters.append((existing_file(path, name), scale))
+    return tuple(adapters)
 
 
 def existing_file(path: str, name: str) -> str:
@@ -144,13 +144,13 @@ def existing_file(path: str, name: str) -> str:
     if not path or "\0" in path:
         raise UsageError("needs the path of a file", option=name)
     try:
-        found = expanded(path)
-        there = found.exists()
+        file = expanded(path)
+        there = file.exists()
     except OSError as error:
         raise UsageError(f": {path} cannot be used: {error.strerror or error}", option=name) from None
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
-    return str(found)
+    return str(file)
 
 
 def _endpoints(text: str, _name: str) -> tuple[str, ...]:

@@ -132,10 +132,15 @@ class StreamReader:
 
 def error_text(body: Any) -> str:
     """The message of a server's error, in one line of printable characters."""
-    found = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(found, dict):
-        found = found.get("message") or found.get("detail") or found.get("type") or found
-    text = " ".join(str(found).split())[:300]
+    text_or_object = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(text_or_object, dict):
+        text_or_object = (
+            text_or_object.get("message")
+            or text_or_object.get("detail")
+            or text_or_object.get("type")
+            or text_or_object
+        )
+    text = " ".join(str(text_or_object).split())[:300]
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -155,13 +160,13 @@ def _predictions(details: dict[str, Any]) -> tuple[int | None, int | None]:
     return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
 
 
-def _part(found: dict[str, Any], name: str) -> dict[str, Any]:
-    part = found.get(name)
+def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+    part = body.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _count(found: dict[str, Any], name: str) -> int | None:
-    value = found.get(name)
+def _count(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

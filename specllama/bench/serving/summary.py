@@ -80,8 +80,8 @@ def percentile(values: Iterable[tuple[float, float]], share: float) -> float | N
 def summarise(measured: Sequence[ServingMeasurement], series: Sequence[str]) -> ServingSummary:
     """All figures of a sweep, which may have been interrupted."""
     concurrencies = sorted({m.cell.concurrency for m in measured})
-    found = [_row(name, c, measured) for name in series for c in concurrencies]
-    rates = {(row.series, row.concurrency): row.tps for row in found}
+    rows = [_row(name, c, measured) for name in series for c in concurrencies]
+    rates = {(row.series, row.concurrency): row.tps for row in rows}
     ratios = {}
     for c in concurrencies:
         rate, plain = rates.get((SPECULATIVE, c)), rates.get((PLAIN, c))
@@ -89,7 +89,7 @@ def summarise(measured: Sequence[ServingMeasurement], series: Sequence[str]) -> 
             ratios[c] = rate / plain
     compared, different = _texts(measured)
     return ServingSummary(
-        rows=[row for row in found if row.answers or row.failed],
+        rows=[row for row in rows if row.answers or row.failed],
         ratios=ratios,
         compared=compared,
         different=different,
@@ -150,8 +150,12 @@ def _row(series: str, concurrency: int, measured: Sequence[ServingMeasurement]) 
 def _median(
     measured: Sequence[ServingMeasurement], figure: Callable[[ServingMeasurement], Percentiles | None]
 ) -> Percentiles | None:
-    found = [p for m in measured if (p := figure(m)) is not None]
-    return Percentiles(median(p.p50 for p in found), median(p.p99 for p in found)) if found else None
+    percentiles = [p for m in measured if (p := figure(m)) is not None]
+    return (
+        Percentiles(median(p.p50 for p in percentiles), median(p.p99 for p in percentiles))
+        if percentiles
+        else None
+    )
 
 
 def _percentiles(values: Iterable[tuple[float, float]]) -> Percentiles | None:

@@ -114,13 +114,13 @@ async def warm_up(
     server: ServerClient, series: Sequence[str], settings: SweepSettings, model: str
 ) -> list[ServedAnswer]:
     """One unmeasured answer of each series. Raises its problem, if it has one."""
-    found = []
+    answers = []
     for name in series:
         answer = await server.complete(0, body(settings, ServingCell(name, 0, 0), 0, model))
         if answer.problem is not None:
             raise answer.problem
-        found.append(answer)
-    return found
+        answers.append(answer)
+    return answers
 
 
 async def sweep(

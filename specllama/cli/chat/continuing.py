@@ -71,9 +71,9 @@ def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     translated, wherever they are set, and what flags say of
     templates, tools and the context. given: flags; values: merged with files and the environment.
     """
-    found = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
-    found |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
-    return {name: _absolute(value) if name in _FILES else value for name, value in found.items()}
+    chosen = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
+    chosen |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
+    return {name: _absolute(value) if name in _FILES else value for name, value in chosen.items()}
 
 
 def with_options(given: Mapping[str, Any], chat: SavedChat) -> dict[str, Any]:

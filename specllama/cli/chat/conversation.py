@@ -59,10 +59,10 @@ class Conversation:
         """The messages for the chat template, from the turn `first` on; without `answered` the last answer is
         left out.
         """
-        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[first:]:
-            found += turn_messages(turn, answered or turn is not self.turns[-1])
-        return found
+            messages += turn_messages(turn, answered or turn is not self.turns[-1])
+        return messages
 
     @property
     def open_calls(self) -> list[dict[str, Any]]:
@@ -107,11 +107,11 @@ class Conversation:
 
 def turn_messages(turn: Turn, answered: bool = True) -> list[dict[str, Any]]:
     """The messages of a turn; without `answered` its answer is left out."""
-    found = list(turn.results) or [{"role": "user", "content": turn.message}]
+    messages = list(turn.results) or [{"role": "user", "content": turn.message}]
     if turn.answer is not None and answered:
         calls = {"tool_calls": turn.calls} if turn.calls else {}
-        found.append({"role": "assistant", "content": turn.answer, **calls})
-    return found
+        messages.append({"role": "assistant", "content": turn.answer, **calls})
+    return messages
 
 
 def _n_to_drop(sizes: Sequence[int]) -> int:

@@ -153,9 +153,9 @@ class ChatEngine:
 
     def notices(self) -> list[str]:
         """Notices of the engine since the last call."""
-        found = list(self._client.notices)
+        notices = list(self._client.notices)
         self._client.notices.clear()
-        return found
+        return notices
 
     def calibrate(self) -> None:
         """Measure costs, at the end of the chat."""

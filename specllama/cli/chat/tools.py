@@ -20,19 +20,19 @@ def read_tools(path: str) -> Tools | None:
     "tools". Raises NotFoundError, UsageError.
     """
     try:
-        found = json.loads(read_text(path, "tools"))
+        tools = json.loads(read_text(path, "tools"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f": {path} is no JSON: {str(error)[:100]}", option="tools") from None
-    if isinstance(found, dict):
-        found = found.get("tools")
-    if not isinstance(found, list):
+    if isinstance(tools, dict):
+        tools = tools.get("tools")
+    if not isinstance(tools, list):
         raise UsageError(
             f": {path} has no list of tools",
             'as [{"type": "function", "function": {"name": …, "parameters": …}}]',
             option="tools",
         )
     try:
-        return definitions.tools(found)
+        return definitions.tools(tools)
     except UsageError as error:
         raise UsageError(f": {path}: {error.message}", error.hint, option="tools") from None
 
@@ -51,9 +51,9 @@ def call_text(call: dict[str, Any]) -> str:
 
 def show_calls(screen: Screen, calls: Sequence[ReadCall]) -> list[dict[str, Any]]:
     """Show the calls in an answer, each on a line. Returns them as chat templates read them."""
-    found = list[dict[str, Any]]()
+    shown = list[dict[str, Any]]()
     for call in calls:
         screen.line(f"{call.name}({call.arguments})")
         function = {"name": call.name, "arguments": json.loads(call.arguments)}
-        found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
-    return found
+        shown.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+    return shown

@@ -32,8 +32,8 @@ def doctor(given: Mapping[str, Any]) -> int:
     if given.get("json"):
         console.data(json.dumps(report) + "\n")
     else:
-        found = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
-        console.data("\n".join(found) + "\n")
+        lines = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
+        console.data("\n".join(lines) + "\n")
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 

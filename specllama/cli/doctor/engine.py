@@ -31,11 +31,11 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
     started = running_time()
     with reported(problems, "install specllama again") as messages, EngineClient() as client:
         with _time_limit(client):
-            found = client.inspect()
-        if not found.kernels:
-            what = f"specllama's kernels are not used, {found.kernels_reason}: {_WITHOUT_KERNELS}"
+            build = client.inspect()
+        if not build.kernels:
+            what = f"specllama's kernels are not used, {build.kernels_reason}: {_WITHOUT_KERNELS}"
             problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
-        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(found)}
+        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(build)}
     return {"ok": False, "error": messages[0]}
 
 

@@ -59,8 +59,8 @@ def exactness() -> list[dict[str, Any]]:
     compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
     which acceptance copied drafts pay.
     """
-    found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
-    newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
+    stored = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
+    newest = sorted(((f.stat().st_mtime, f, data) for f, data in stored if data), key=lambda x: -x[0])
     return [
         {
             **_key(data.get("key")),
@@ -142,10 +142,10 @@ def directory_size(path: Path) -> tuple[int, bool]:
     for folder, _, names in os.walk(path):
         for name in names:
             try:
-                found = os.lstat(os.path.join(folder, name))
+                info = os.lstat(os.path.join(folder, name))
             except OSError:
                 continue
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            total += info.st_size if stat.S_ISREG(info.st_mode) else 0
         if running_time() > ends:
             return total, False
     return total, True

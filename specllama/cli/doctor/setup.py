@@ -60,13 +60,13 @@ def workers(given: str, problems: list[Problem]) -> list[dict[str, Any]]:
 
     given: the value of --rpc. Raises UsageError if it is not a list of workers.
     """
-    found = []
+    workers = []
     for endpoint, answer in probe_all(endpoints(given)):
         if isinstance(answer, SpecllamaError):
             problems.append(Problem(answer.message, answer.hint, answer.exit_code))
-            found.append({"endpoint": endpoint, "ok": False, "error": answer.message})
+            workers.append({"endpoint": endpoint, "ok": False, "error": answer.message})
         else:
             devices = [{"free": free, "total": total} for free, total in answer.devices]
             about = {"address": answer.address, "protocol": answer.protocol, "devices": devices}
-            found.append({"endpoint": endpoint, "ok": True, **about})
-    return found
+            workers.append({"endpoint": endpoint, "ok": True, **about})
+    return workers

@@ -77,8 +77,8 @@ def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str
 def _is_of_file(url: str, key: str, model: str, path: str) -> bool:
     """Whether a model in the server's memory is this file: others may have the same name."""
     status, props = _ask(url, "GET", f"/props?{urlencode({'model': model})}", key)
-    found = props.get("model_path")
-    return status == 200 and isinstance(found, str) and os.path.realpath(found) == os.path.realpath(path)
+    served = props.get("model_path")
+    return status == 200 and isinstance(served, str) and os.path.realpath(served) == os.path.realpath(path)
 
 
 def _context_of(url: str, key: str, model: str) -> int:
@@ -99,8 +99,8 @@ def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[
         data = None if body is None else json.dumps(body).encode()
         link.request(method, parts.path.rstrip("/") + path, data, headers)
         answer = link.getresponse()
-        found = json.loads(answer.read(_MAX_BYTES))
-        return answer.status, found if isinstance(found, dict) else {}
+        parsed = json.loads(answer.read(_MAX_BYTES))
+        return answer.status, parsed if isinstance(parsed, dict) else {}
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return 0, {}
     finally:

@@ -80,9 +80,9 @@ def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> 
         left = f"{event.label}, about {rough_duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
     elif isinstance(event, TuneMeasurement):
-        into.add(event.found)
-        if isinstance(event.found, TuneAgenda):
-            _announce(event.found.seconds)
+        into.add(event.part)
+        if isinstance(event.part, TuneAgenda):
+            _announce(event.part.seconds)
     elif isinstance(event, Tuned):
         into.seconds, into.interrupted = event.seconds, event.cancelled
 

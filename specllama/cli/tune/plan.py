@@ -84,7 +84,7 @@ def _prepared(values: Values, draft: str) -> LoadSettings:
 
 def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:
     """The drafts of these names, "none" left out. Raises UsageError."""
-    found: list[ModelSettings] = []
+    drafts: list[ModelSettings] = []
     for name in _with_candidates(names, values, target):
         settings = _prepared(values, name)
         if not settings.wants_draft_model and name not in ("auto", "none"):
@@ -99,10 +99,10 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
                     f"-md {name} is the target itself, which has no head", "a draft is a smaller model"
                 )
             draft = replace(draft, path=target)
-        if any(os.path.samefile(draft.path, other.path) for other in found):
+        if any(os.path.samefile(draft.path, other.path) for other in drafts):
             raise UsageError(f"-md {name} is given twice")
-        found.append(draft)
-    return found
+        drafts.append(draft)
+    return drafts
 
 
 def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[str]:
@@ -130,7 +130,7 @@ def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str,
         return {}
     header = read_model(target)
     check_model(header)
-    found = {}
+    reasons = {}
     for path in drafts:
         if path == target:
             reason = _head_problem(header)
@@ -143,8 +143,8 @@ def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str,
                 shared = overlap(header, draft)[0]
                 reason += f", or {_TRANSLATED}: {shared.label}" if shared is not None else ""
         if reason:
-            found[path] = reason
-    return found
+            reasons[path] = reason
+    return reasons
 
 
 def _head_problem(target: Header) -> str:
