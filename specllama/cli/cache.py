@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.formatting import age, columns, listing, wrapped
@@ -122,7 +122,20 @@ def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
     return matches
 
 
-def _about(state: ListedState, now: float) -> dict[str, Any]:
+class StateReport(TypedDict):
+    """A prompt on disk. seconds: that evaluating it took; uses: by later requests."""
+
+    id: str
+    model: str
+    kind: str
+    tokens: int
+    bytes: int
+    seconds: float
+    age_seconds: float
+    uses: int
+
+
+def _about(state: ListedState, now: float) -> StateReport:
     return {
         "id": state.id,
         "model": state.model,

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
@@ -17,6 +17,7 @@ from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft
+from specllama.json_types import JsonObject
 from specllama.models.installed import installed_models
 from specllama.models.memory.available import UNKNOWN
 from specllama.models.prepare import known_draft
@@ -102,13 +103,49 @@ def _rows(
         yield "" if n else "drafts", printable(text)
 
 
+class MemoryReport(TypedDict):
+    """What loading the model takes here, in bytes; available: None where that is not known."""
+
+    n_ctx: int
+    host: int
+    gpu: int
+    gpu_layers: int
+    n_layer: int
+    available: int | None
+
+
+class ModelReport(TypedDict):
+    """The object of `models show --json`, schema specllama.models-show/1."""
+
+    schema: str
+    name: str
+    path: str | None
+    repo: str | None
+    on_disk: bool
+    architecture: str
+    params: int
+    quant: str
+    bytes: int
+    n_ctx_train: int | None
+    is_head: bool
+    head: str
+    chat_template: bool
+    tools: bool
+    thinking: bool
+    licence: str
+    fits: bool | None
+    problem: str
+    memory: MemoryReport | None
+    drafts: list[JsonObject]
+
+
 def _object(
     model: ResolvedModel,
     header: Header,
     machine: Machine,
     fits: Fit,
     drafts: list[DraftFound],
-) -> dict[str, Any]:
+) -> ModelReport:
     plan = fits.plan
     return {
         "schema": "specllama.models-show/1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
@@ -119,8 +119,37 @@ def _show_plan(models: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -
     console.data("".join(f"{part}\n" for line in lines for part in wrapped(line, width, more="  ")))
 
 
-def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> dict[str, Any]:
-    """Schema specllama.pull-plan/1; bytes."""
+class PlannedFile(TypedDict):
+    """A file of a model, and the bytes of it that are on disk."""
+
+    path: str
+    bytes: int
+    have: int
+    hash: str
+
+
+class PlannedModel(TypedDict):
+    """A model to download. path: None where it is not on disk."""
+
+    name: str
+    path: str | None
+    repo: str | None
+    commit: str | None
+    files: list[PlannedFile]
+
+
+class PlanReport(TypedDict):
+    """The object of `pull --dry-run --json`, schema specllama.pull-plan/1; sizes in bytes."""
+
+    schema: str
+    models: list[PlannedModel]
+    bytes: int
+    missing: int
+    free_disk: int | None
+    cache: str
+
+
+def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> PlanReport:
     have = {item.file.etag: item.have for item in todo.items}
     return {
         "schema": "specllama.pull-plan/1",

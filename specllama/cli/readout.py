@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specllama.client.model_info import LoadInfo
 from specllama.core.gain import PlainRate, gain
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 
 _SOURCES = {"stored": ", stored", "compared": ", compared"}  # what else the speed of plain decoding is from
@@ -132,7 +132,7 @@ def as_json(
     info: LoadInfo,
     off_reason: str,
     ties_known: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
     null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
     ties_known: whether near-ties could be detected.

@@ -16,6 +16,7 @@ from specllama.client.client import EngineClient
 from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.models.sizes import size
 from specllama.rpc import endpoints as rpc
 
@@ -68,7 +69,7 @@ def _request(given: Mapping[str, Any]) -> protocol.Serve:
     )
 
 
-def _object(serving: protocol.Serving) -> dict[str, Any]:
+def _object(serving: protocol.Serving) -> JsonObject:
     devices = [
         {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
         for d in serving.devices

@@ -33,6 +33,7 @@ from specllama.cli.measuring import PartialResults, now
 from specllama.cli.progress import Progress
 from specllama.client.event_loop import run
 from specllama.clock import running_time
+from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
@@ -137,7 +138,7 @@ def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
         console.note(f"report: {plan.report}")
 
 
-def _about(plan: ServerPlan, results: ServerBenchResults) -> dict[str, Any]:
+def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:
     """Server and settings of the bench, for its record."""
     about, settings = results.about, plan.sweep
     assert about is not None

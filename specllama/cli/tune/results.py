@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from specllama.cli.measuring import PartialResults
 from specllama.client.model_info import LoadInfo, ModelInfo
@@ -24,6 +23,7 @@ from specllama.client.tune_messages import (
 )
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
+from specllama.json_types import JsonObject
 
 COPY = "copy alone"
 OWN_HEAD = "head of the model"
@@ -57,8 +57,8 @@ class DraftResult:
         """Predicted, relative to plain decoding; None without a prediction."""
         return self.forecast.speedup if self.forecast else None
 
-    def to_dict(self) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"speedup": None, "acceptance": None, "workloads": {}}
+    def to_dict(self) -> JsonObject:
+        nothing: JsonObject = {"speedup": None, "acceptance": None, "workloads": {}}
         return {
             "name": self.name,
             "path": self.path,
@@ -167,7 +167,7 @@ class TuneResults(PartialResults):
         """Drafts that cannot be used, and those that were not measured."""
         return [*(e for e in self.drafts.values() if e.speedup is None), *self.unusable]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {
             "seconds": self.seconds,
             "interrupted": self.is_partial,
@@ -184,13 +184,13 @@ class TuneResults(PartialResults):
         }
 
 
-def _curve_to_dict(curve: TimedCurve) -> dict[str, Any]:
+def _curve_to_dict(curve: TimedCurve) -> JsonObject:
     first = next((p.seconds for p in curve.points if p.rows == 1), None)
     points = [{**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points]
     return {**asdict(curve), "points": points}
 
 
-def _rows_to_dict(rows: RowsComparison) -> dict[str, Any]:
+def _rows_to_dict(rows: RowsComparison) -> JsonObject:
     fields = asdict(rows)
     renamed = {"alike": fields.pop("equal_up_to"), "unlike": fields.pop("unequal_from")}
     return fields | renamed

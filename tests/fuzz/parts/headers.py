@@ -47,7 +47,7 @@ class Headers:
         return data + (b"\0" if rng.random() < 0.1 else bytes(pieces.n_data + _PAGE))
 
     def run(self, data: bytes) -> str:
-        from specllama.cli import pair_check
+        from specllama.cli import pair_check, pair_report
         from specllama.gguf.check import check_tokenizer
         from specllama.heads.check import check_model
         from specllama.pair.check import check_pair
@@ -64,7 +64,7 @@ class Headers:
             assert error.message.isprintable(), error.message[:500]
             return "refused"
         assert all(line.isprintable() for line in lines)
-        json.dumps(pair_check._object(header, other, verdict, verdict.ok, None))
+        json.dumps(pair_report.report(header, other, verdict, verdict.ok, None))
         return verdict.verdict
 
     def close(self) -> None:
