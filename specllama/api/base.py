@@ -20,6 +20,7 @@ from specllama.config.load_options import Layers, LoadOptions
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 
 class BaseLLM(ABC):
@@ -114,7 +115,7 @@ class BaseLLM(ABC):
     def _request(
         self,
         source: PromptSource,
-        params: dict[str, Any],
+        params: JsonObject,
         n: int,
         speculate: bool,
         variables: Mapping[str, Any],

@@ -12,6 +12,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_CHOICES = 128
 
@@ -39,7 +40,7 @@ class PromptSource:
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[JsonObject] | None = None
 
     def prompt_input(self, variables: Mapping[str, Any], tools: Tools | None) -> protocol.PromptInput:
         """The prompt for the engine. variables, tools: of messages."""
@@ -117,7 +118,7 @@ def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
     return source(given)  # type: ignore[arg-type]
 
 
-def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
+def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject]:
     """The sampling parameters that are set, for each of n requests. Raises UsageError."""
     if isinstance(given, (SamplingParams, Mapping)) or given is None:
         return [_params(given)] * n
@@ -135,7 +136,7 @@ def n_completions(n: int) -> int:
     return n
 
 
-def _params(given: object) -> dict[str, Any]:
+def _params(given: object) -> JsonObject:
     if given is None:
         return {}
     if isinstance(given, SamplingParams):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from specllama.bench.plan import BenchCase, ForcedText
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_PROMPTS = 10_000
 MAX_CHARACTERS = 1 << 20  # of one prompt
@@ -160,7 +161,7 @@ def _parse_json(text: str, where: str, shape: str) -> Any:
         raise UsageError(f"{where} is not JSON: {why}", shape) from None
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         names = [name for name, _ in pairs]

@@ -9,6 +9,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.config import build, sources
 from specllama.config.escapes import unescaped
+from specllama.config.option import OptionValues
 from specllama.errors import SpecllamaError, UsageError
 
 
@@ -42,7 +43,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     return values
 
 
-def _with_escapes(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_escapes(given: Mapping[str, Any]) -> OptionValues:
     """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline."""
     if given.get("escape") and given.get("no_escape"):
         raise UsageError("-e and --no-escape are both given")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, TypedDict, get_args
 
 from specllama.client import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
@@ -25,6 +25,7 @@ from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 from specllama.prefix_disk.scopes import LOCAL
 
 
@@ -79,7 +80,7 @@ class Generate:
 
     id: int
     prompt: PromptInput
-    params: dict[str, Any] = field(default_factory=dict)
+    params: JsonObject = field(default_factory=dict)
     speculate: bool = True
     forced: str | list[int] | None = None
     draft_max: int | None = None
@@ -393,6 +394,21 @@ class Queued:
     queue_rank: int
 
 
+class CandidateRecord(TypedDict):
+    """A CandidateLogprob as JSON."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+
+
+class PositionRecord(CandidateRecord):
+    """The token that was emitted at a position, with the likeliest ones there."""
+
+    top_logprobs: list[CandidateRecord]
+
+
 class CandidateLogprob(NamedTuple):
     """A token with its natural-log probability, None where that is minus infinity, which JSON cannot express.
     token: its bytes as text, invalid ones replaced.
@@ -403,9 +419,9 @@ class CandidateLogprob(NamedTuple):
     bytes: list[int]
     logprob: float | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> CandidateRecord:
         """As programs read it."""
-        return self._asdict()
+        return {"id": self.id, "token": self.token, "bytes": self.bytes, "logprob": self.logprob}
 
 
 class PositionLogprobs(NamedTuple):
@@ -417,7 +433,7 @@ class PositionLogprobs(NamedTuple):
     top: list[CandidateLogprob]
     length: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PositionRecord:
         """As `run --json` shows it."""
         return {**self.chosen.to_dict(), "top_logprobs": [c.to_dict() for c in self.top]}
 
@@ -485,7 +501,7 @@ class Done:
 class Failed:
     """From the engine: a request (or, without id, the load) failed. error: SpecllamaError.to_dict()."""
 
-    error: dict[str, Any]
+    error: JsonObject
     id: int | None = None
 
 

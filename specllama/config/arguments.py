@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 from specllama.config.build import assemble
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings
 from specllama.config.load_options import Layers
+from specllama.config.option import OptionValues
 from specllama.config.options import as_argument, option_named
 from specllama.config.setting import DRAFT, Setting
 from specllama.config.values import draft_tokens_of, layers_of, of_kind
@@ -98,7 +99,7 @@ def speculative(
     return config.get("model", "auto"), config.get("num_speculative_tokens", "auto")
 
 
-def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+def _known(options: Mapping[str, Any]) -> OptionValues:
     """The options after a check of names and types, in their final form. Raises UsageError, NotFoundError."""
     for name in options:
         if name not in OPTIONS:

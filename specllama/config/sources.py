@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specllama.config.option import OptionValues
 from specllama.config.places import from_variable, home, user_directory, working_directory
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
@@ -45,7 +46,7 @@ class ValueKind(NamedTuple):
 Kinds = Mapping[str, ValueKind]
 
 
-class Values(dict[str, Any]):
+class Values(OptionValues):
     """Option values by name. origins: where a value from a file or the environment was set, as text that can
     start a message. project: the project's file, if it sets any. ignored: variables that are a service's.
     """

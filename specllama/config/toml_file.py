@@ -18,6 +18,7 @@ from typing import Any
 
 from specllama.config.text_file import TextProblem, decoded
 from specllama.errors import ConfigError
+from specllama.json_types import JsonObject
 
 MAX_BYTES = 256 << 10  # of a file
 MAX_PARTS = 8  # of a dotted key
@@ -48,7 +49,7 @@ class TomlFile:
 
     path: Path
     text: str
-    data: dict[str, Any]
+    data: JsonObject
     lines: dict[KeyPath, int]
 
     def where(self, *keys: str | int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 
 ONE_PIECE = 0.001  # seconds within which chunks count as one piece
 
@@ -109,7 +110,7 @@ class StreamReader:
             raise BrokenStreamError("the stream ends in the middle of the answer")
         self._answer.digest = self._text.hexdigest()
 
-    def _counters(self, chunk: dict[str, Any]) -> None:
+    def _counters(self, chunk: JsonObject) -> None:
         """The same counters in three dialects; what a server leaves out stays None."""
         a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
         speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
@@ -144,7 +145,7 @@ def error_text(body: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _text(choice: JsonObject) -> str:
     """The text of a chunk. Reasoning and tool calls count too: the model writes them as well."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
@@ -155,17 +156,17 @@ def _text(choice: dict[str, Any]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def _predictions(details: dict[str, Any]) -> tuple[int | None, int | None]:
+def _predictions(details: JsonObject) -> tuple[int | None, int | None]:
     accept, rest = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
     return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
 
 
-def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+def _part(body: JsonObject, name: str) -> JsonObject:
     part = body.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _count(body: dict[str, Any], name: str) -> int | None:
+def _count(body: JsonObject, name: str) -> int | None:
     value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 

@@ -19,6 +19,7 @@ from specllama.bench.serving import http_errors
 from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader
 from specllama.clock import running_time
 from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
+from specllama.json_types import JsonObject
 
 _HINT = "for example http://127.0.0.1:8080 or https://host/v1"
 _ROUTES = ("/chat/completions", "/completions", "/models")
@@ -224,7 +225,7 @@ class ServerClient:
         )
 
 
-def _models(body: Any, url: str) -> list[dict[str, Any]]:
+def _models(body: Any, url: str) -> list[JsonObject]:
     """The models in the body of GET /v1/models. Raises NotFoundError."""
     data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
-from typing import Any
 
 from specllama.bench.serving.answer import ServedAnswer
 from specllama.bench.serving.client import ServerClient
 from specllama.clock import running_time
+from specllama.json_types import JsonObject
 
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
 Prompt = tuple[str, str]  # workload, text
@@ -69,7 +69,7 @@ def order(series: Sequence[str], settings: SweepSettings, seed: int = 0) -> Iter
             yield from (ServingCell(name, concurrency, run) for name in ordered)
 
 
-def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> dict[str, Any]:
+def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> JsonObject:
     """The JSON of the request `number` (from 0) of a cell.
 
     The prompt starts with a number that differs by concurrency and run, so that a series does not find its
@@ -80,7 +80,7 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
     first = settings.number if cell.series == SERVED else 0
     mark = 10_000 + (first + cell.run * 7919 + cell.concurrency * 613 + number * 31) % MAX_MARK
     text = f"({mark}) {settings.prompts[number][1]}"
-    request: dict[str, Any] = {"model": model} if model else {}
+    request: JsonObject = {"model": model} if model else {}
     request |= {"prompt": text} if settings.raw else {"messages": [{"role": "user", "content": text}]}
     request |= {"max_tokens": settings.n_tokens, "temperature": settings.temperature}
     request |= {"seed": 1000 * cell.run + number, "stream": True, "stream_options": {"include_usage": True}}

@@ -18,6 +18,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError
+from specllama.json_types import JsonObject
 
 
 class LeaveError(Exception):
@@ -135,9 +136,7 @@ class ChatEngine:
         generate(self._client, request, show, result, hold_notices=True)
         return request.id
 
-    def count(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], prefix: str = ""
-    ) -> int | None:
+    def count(self, messages: list[JsonObject], variables: Mapping[str, Any], prefix: str = "") -> int | None:
         """Tokens of a prompt; None where it has more than the context. Raises TemplateError."""
         chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix)
         question = protocol.CountTokens(self._client.next_id(), chat)

@@ -25,6 +25,7 @@ from specllama.config.whole_file import write_whole
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
+from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
@@ -42,10 +43,10 @@ class Saved:
     """
 
     conversation: Conversation
-    params: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, Any] = field(default_factory=dict)
+    params: JsonObject = field(default_factory=dict)
+    models: JsonObject = field(default_factory=dict)
     name: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
 
 
 def write(name: str, saved: Saved) -> Path:
@@ -81,7 +82,7 @@ def as_text(saved: Saved) -> str:
     conversation, params = saved.conversation, dict(saved.params)
     if "logit_bias" in params:  # JSON has no infinity
         params["logit_bias"] = {str(i): max(b, -MAX_BIAS) for i, b in params["logit_bias"].items()}
-    content: dict[str, Any] = {
+    content: JsonObject = {
         "schema": SCHEMA,
         "name": saved.name,
         "system": conversation.system,
@@ -98,8 +99,8 @@ def as_text(saved: Saved) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    messages = list[dict[str, Any]]()
+def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
+    messages = list[JsonObject]()
     for turn in turns:
         messages += turn_messages(turn)
         if turn.answer is not None and turn.cut:
@@ -265,10 +266,10 @@ def _check(where: str, message: Any, role: str) -> None:
         raise UsageError(f"{where}: {' and '.join(_MORE_KEYS['tool'])} must be texts")
 
 
-def _calls(where: str, message: Any) -> list[dict[str, Any]]:
+def _calls(where: str, message: Any) -> list[JsonObject]:
     """The calls in an answer, their arguments as objects. Raises UsageError."""
     try:
-        calls: list[dict[str, Any]] = parsed_arguments([message])[0].get("tool_calls") or []
+        calls: list[JsonObject] = parsed_arguments([message])[0].get("tool_calls") or []
     except UsageError as error:
         raise UsageError(f"{where}: {error.message.removeprefix('messages[0].')}") from None
     if not all(isinstance(call.get("id"), str) for call in calls):

@@ -16,6 +16,7 @@ from typing import Any
 
 from specllama.cli.launch.client import ClientFile
 from specllama.errors import ResourceError, UsageError
+from specllama.json_types import JsonObject
 
 COPY = ".before-specllama"
 _MAX_BYTES = 4 << 20
@@ -97,7 +98,7 @@ def remove_entry(path: Path, entry: Mapping[str, Any]) -> bool:
     return True
 
 
-def parsed_object(text: str) -> dict[str, Any]:
+def parsed_object(text: str) -> JsonObject:
     """A JSON object. Raises UsageError for another text."""
     try:
         parsed = json.loads(text)
@@ -108,7 +109,7 @@ def parsed_object(text: str) -> dict[str, Any]:
     return parsed
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> JsonObject:
     """The old object with the values of the new one, objects within merged."""
     entries = dict(old)
     for name, value in new.items():

@@ -20,6 +20,7 @@ from specllama.cli.launch.client import ModelServer
 from specllama.clock import exited, sleep, wait_until
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.python_command import module_command
 from specllama.server.settings import is_loopback
 
@@ -89,7 +90,7 @@ def _context_of(url: str, key: str, model: str) -> int:
     return lengths[0] if lengths else 0
 
 
-def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, JsonObject]:
     """The status and the JSON object of an answer; 0 if there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
