@@ -340,7 +340,7 @@ def test_options_in_messages_are_arguments(canonical: str, spelling: str) -> Non
 
 class TestPrompts:
     @pytest.mark.parametrize(
-        ("given", "found"),
+        ("given", "expected"),
         [
             ("text", [PromptSource(text="text")]),
             ("", [PromptSource(text="")]),
@@ -359,8 +359,8 @@ class TestPrompts:
         ],
         ids=str,
     )  # fmt: skip
-    def test_forms(self, given: Any, found: list[PromptSource]) -> None:
-        assert prompts.sources(given) == found
+    def test_forms(self, given: Any, expected: list[PromptSource]) -> None:
+        assert prompts.sources(given) == expected
 
     @pytest.mark.parametrize(
         ("given", "needle"),
@@ -389,10 +389,10 @@ class TestPrompts:
 
     def test_messages(self) -> None:
         one = [{"role": "user", "content": "a"}]
-        found = PromptSource(messages=one)
-        assert prompts.conversations(one) == prompts.conversations([one]) == [found]
-        assert prompts.conversations([one, tuple(one)]) == [found, found]
-        assert prompts.prompt_or_messages(one) == found
+        source = PromptSource(messages=one)
+        assert prompts.conversations(one) == prompts.conversations([one]) == [source]
+        assert prompts.conversations([one, tuple(one)]) == [source, source]
+        assert prompts.prompt_or_messages(one) == source
         assert prompts.prompt_or_messages([1, 2]) == PromptSource(ids=(1, 2))
         assert prompts.prompt_or_messages({"prompt": "a"}) == PromptSource(text="a")
 

@@ -91,7 +91,7 @@ def tables(shared: Command) -> Result:
 
 
 @pytest.fixture(scope="module")
-def found(shared: Command) -> Result:
+def measured(shared: Command) -> Result:
     return shared("bench", *TWO, "--json", "--report", "bench.html")
 
 
@@ -121,26 +121,30 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
     assert start in tables.lines  # a busy machine shows before it how far the loading is
 
 
-def test_json_is_one_object(found: Result) -> None:
-    assert found.code == 0, found.err
-    jsonschema.validate(found.json, OBJECT)
-    assert found.json["configurations"] == ["plain", "2", "7", "auto"]
-    assert (found.json["answers"], found.json["planned"], found.json["texts_compared"]) == (64, 64, 48)
-    assert [(row["workload"], row["temperature"]) for row in found.json["rows"]] == [
+def test_json_is_one_object(measured: Result) -> None:
+    assert measured.code == 0, measured.err
+    jsonschema.validate(measured.json, OBJECT)
+    assert measured.json["configurations"] == ["plain", "2", "7", "auto"]
+    assert (measured.json["answers"], measured.json["planned"], measured.json["texts_compared"]) == (
+        64,
+        64,
+        48,
+    )
+    assert [(row["workload"], row["temperature"]) for row in measured.json["rows"]] == [
         ("edit", 0), ("edit", 0.8), ("json", 0), ("json", 0.8), (None, 0), (None, 0.8),
     ]  # fmt: skip
-    total = found.json["total"]["configurations"]
+    total = measured.json["total"]["configurations"]
     assert total["plain"]["n_drafted"] == 0
     assert total["plain"]["speedup"] is None
     assert total["7"]["n_drafted"] > total["2"]["n_drafted"] > 0
     assert len(total["2"]["accept_by_position"]) == 2
-    assert found.json["t_n"][0]["relative"] == 1
+    assert measured.json["t_n"][0]["relative"] == 1
 
 
-def test_the_figures_are_those_of_the_samples(found: Result) -> None:
-    samples = found.json["samples"]
-    assert len(samples) == found.json["answers"]
-    for name, cell in found.json["total"]["configurations"].items():
+def test_the_figures_are_those_of_the_samples(measured: Result) -> None:
+    samples = measured.json["samples"]
+    assert len(samples) == measured.json["answers"]
+    for name, cell in measured.json["total"]["configurations"].items():
         mine = [s for s in samples if s["configuration"] == name]
         assert cell["answers"] == len(mine) == 16
         for counter in ("n_predict", "n_drafted", "n_accept"):
@@ -150,12 +154,12 @@ def test_the_figures_are_those_of_the_samples(found: Result) -> None:
             assert s["decode_tps"] == pytest.approx((s["n_predict"] - 1) / s["decode_seconds"])
 
 
-def test_the_report(shared: Command, found: Result) -> None:
-    assert "report: bench.html" in found.err
+def test_the_report(shared: Command, measured: Result) -> None:
+    assert "report: bench.html" in measured.err
     page = (shared.home / "bench.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    assert page.count('data-chart="') == 3 + (len(found.json["t_n"]) > 1)
-    assert found.json["verdict"][:20] in page
+    assert page.count('data-chart="') == 3 + (len(measured.json["t_n"]) > 1)
+    assert measured.json["verdict"][:20] in page
     assert [p.name for p in shared.home.glob(".bench-*")] == []
 
 
@@ -222,16 +226,16 @@ def test_a_given_text(command: Command) -> None:
     args = ("--k", "3", "--runs", "1", "--json", "--report", "given.html")
     pairs = [{"prompt": "Write it.", "text": text}, {"prompt": "Again.", "text": "# Grüße\n" + text}]
     (command.home / "given.json").write_text(json.dumps({"write": pairs}))
-    found = command("bench", "--text", "given.json", *args)
-    assert found.code == 0, found.err
-    jsonschema.validate(found.json, OBJECT)
-    settings = found.json["settings"]
+    measured = command("bench", "--text", "given.json", *args)
+    assert measured.code == 0, measured.err
+    jsonschema.validate(measured.json, OBJECT)
+    settings = measured.json["settings"]
     assert (settings["text"], settings["n_tokens"], settings["temperatures"]) == ("given.json", None, [0])
-    written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in found.json["samples"]}
+    written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in measured.json["samples"]}
     assert len(written) == 6
     assert written[1, "plain"] == written[1, "3"] == written[1, "auto"] > 30
-    assert found.json["texts_different"] == []
-    assert found.json["total"]["configurations"]["3"]["n_accept"] > 10
+    assert measured.json["texts_different"] == []
+    assert measured.json["total"]["configurations"]["3"]["n_accept"] > 10
     page = (command.home / "given.html").read_text("utf-8")
     assert "each a given text" in page
     part = command("bench", "--text", "given.json", *args, "-n", "5", "--temp", "0.8", "--drafters", "copy")

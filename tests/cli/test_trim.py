@@ -103,9 +103,9 @@ def test_a_head_inside_a_model_becomes_a_file(command: Command, tmp_path: Path) 
     result = command("trim", str(model), str(tmp_path / "head.gguf"), "--head", "--keep", "320", "--json")
     assert result.code == 0, result.err
     assert (result.json["n_kept"], result.json["n_vocab"], result.json["difference"]) == (320, 600, 0.0)
-    found = command("pair-check", str(model), str(tmp_path / "head.gguf"), "--json").json
-    assert found["ok"]
-    assert (found["head"]["in_target"], found["head"]["n_proposed"]) == (False, 320)
+    report = command("pair-check", str(model), str(tmp_path / "head.gguf"), "--json").json
+    assert report["ok"]
+    assert (report["head"]["in_target"], report["head"]["n_proposed"]) == (False, 320)
 
 
 def test_an_eagle3_head_proposes_fewer_tokens(command: Command, tmp_path: Path) -> None:

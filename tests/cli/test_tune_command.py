@@ -105,7 +105,7 @@ def foreign(shared: Command) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(shared: Command, foreign: Path) -> Result:
+def measured(shared: Command, foreign: Path) -> Result:
     """Three drafts: a real one, one that knows nothing, one that does not fit."""
     scramble(EMBEDDED_DRAFT, shared.home / "nothing.gguf")
     shutil.copy(EMBEDDED_DRAFT, shared.home / "real.gguf")
@@ -113,9 +113,9 @@ def found(shared: Command, foreign: Path) -> Result:
     return shared("tune", *drafts, *QUICK, "--json", timeout=240)
 
 
-def test_json_is_one_object(found: Result) -> None:
-    assert found.code == 0, found.err
-    data = found.json
+def test_json_is_one_object(measured: Result) -> None:
+    assert measured.code == 0, measured.err
+    data = measured.json
     jsonschema.validate(data, OBJECT)
     assert (data["stored"], data["interrupted"], data["n_tokens"]) == (True, False, 16)
     assert {name: t["texts"] for name, t in data["texts"].items()} == {"edit": 4, "json": 4}
@@ -133,15 +133,15 @@ def test_json_is_one_object(found: Result) -> None:
     assert "Predicted, not measured" in data["verdict"]
 
 
-def test_stdout_has_only_the_object(found: Result) -> None:
-    assert found.out.count("\n") == 1
-    assert any(line.startswith("measuring takes ") for line in found.lines)
-    assert "\x1b" not in found.err + found.out
-    assert "Traceback" not in found.err
+def test_stdout_has_only_the_object(measured: Result) -> None:
+    assert measured.out.count("\n") == 1
+    assert any(line.startswith("measuring takes ") for line in measured.lines)
+    assert "\x1b" not in measured.err + measured.out
+    assert "Traceback" not in measured.err
 
 
-def test_the_next_run_uses_what_was_measured(shared: Command, found: Result) -> None:
-    data = found.json
+def test_the_next_run_uses_what_was_measured(shared: Command, measured: Result) -> None:
+    data = measured.json
     (file,) = (shared.cache / "calibration").glob("*.json")
     stored = json.loads(file.read_text())
     near = {str(p["rows"]): p["seconds"] for p in data["t_n"][0]["points"]}

@@ -50,9 +50,9 @@ def write(path: Path, text: str) -> Path:
 def test_long_flags_are_names_too(home):
     aliases = {"ctx_size": "n_ctx", "temp": "temperature"}
     write(home / "work/specllama.toml", "ctx-size = 5\ntemp = 0.5\n")
-    found = resolve({}, KINDS, IN_PROJECTS, {"SPECLLAMA_CTX_SIZE": "9"}, home / "work", aliases)
-    assert found == {"n_ctx": 9, "temperature": 0.5}
-    assert found.origins["n_ctx"] == "SPECLLAMA_CTX_SIZE"
+    values = resolve({}, KINDS, IN_PROJECTS, {"SPECLLAMA_CTX_SIZE": "9"}, home / "work", aliases)
+    assert values == {"n_ctx": 9, "temperature": 0.5}
+    assert values.origins["n_ctx"] == "SPECLLAMA_CTX_SIZE"
     twice = {"SPECLLAMA_CTX_SIZE": "9", "SPECLLAMA_N_CTX": "8"}
     with pytest.raises(ConfigError, match="SPECLLAMA_CTX_SIZE and SPECLLAMA_N_CTX set the same option"):
         read_environment(twice, KINDS, aliases)
@@ -71,9 +71,9 @@ def test_variables_of_a_service_are_left_out():
         "SPECLLAMA_API_PORT_80_TCP_ADDR": "10.0.0.1",
         "SPECLLAMA_N_CTX": "4",
     }
-    found = read_environment(environ, KINDS)
-    assert (found, found.ignored) == ({"n_ctx": 4}, tuple(environ)[:3])
-    assert found.overlaid({"model": "x"}).ignored == found.ignored
+    values = read_environment(environ, KINDS)
+    assert (values, values.ignored) == ({"n_ctx": 4}, tuple(environ)[:3])
+    assert values.overlaid({"model": "x"}).ignored == values.ignored
 
 
 # Precedence

@@ -68,8 +68,8 @@ def test_a_sweep_is_summarised_by_series_and_concurrency() -> None:
     assert tps(unfinished) is None
     text = verdict(s, "")
     assert "over without it, by concurrency: 3.00 x at 1. Most tokens per second: 15.0 at" in text
-    found = notes(s, ABOUT)
-    assert [note.partition(" ")[0] for note in found] == ["Interrupted:", "Ended", "1", "2", "The", "Texts:"]
+    shown = notes(s, ABOUT)
+    assert [note.partition(" ")[0] for note in shown] == ["Interrupted:", "Ended", "1", "2", "The", "Texts:"]
     page = report(s, ABOUT, "<so>")
     assert page.count('data-chart="') == 3
     assert "&lt;so&gt;" in page

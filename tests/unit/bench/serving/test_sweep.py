@@ -25,10 +25,10 @@ SETTINGS = SweepSettings([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.text("xyz"), min_size=1), min_size=1),
        st.integers(1, 16))  # fmt: skip
 def test_every_prompt_is_used_and_clients_send_equally_many(works: dict[str, list[str]], most: int) -> None:
-    found = prompts(works, most)
-    assert len(found) % most == 0
+    sent = prompts(works, most)
+    assert len(sent) % most == 0
     every = Counter((name, text) for name, texts in works.items() for text in texts)
-    assert not every - Counter(found)
+    assert not every - Counter(sent)
     assert len(prompts(works, most, 7)) == 7
 
 
