@@ -22,7 +22,7 @@ class PercentilesRecord(TypedDict):
     p99: float
 
 
-class RowRecord(TypedDict):
+class ServingRowRecord(TypedDict):
     """A series at a concurrency; see ServingRow."""
 
     series: str
@@ -42,7 +42,7 @@ class RowRecord(TypedDict):
     prompt_cached: float | None
 
 
-class CellRecord(TypedDict):
+class ServingCellRecord(TypedDict):
     """The answers of a series, a concurrency and a run; see ServingMeasurement."""
 
     series: str
@@ -76,7 +76,7 @@ def record(
     }
 
 
-def _row(row: ServingRow) -> RowRecord:
+def _row(row: ServingRow) -> ServingRowRecord:
     return {
         "series": row.series,
         "concurrency": row.concurrency,
@@ -96,7 +96,7 @@ def _row(row: ServingRow) -> RowRecord:
     }
 
 
-def _cell(m: ServingMeasurement) -> CellRecord:
+def _cell(m: ServingMeasurement) -> ServingCellRecord:
     return {
         "series": m.cell.series,
         "concurrency": m.cell.concurrency,

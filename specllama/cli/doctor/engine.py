@@ -77,7 +77,7 @@ class DemoReport(TypedDict):
     on_disk: bool
 
 
-class PairReport(TypedDict, total=False):
+class EmbeddedPairReport(TypedDict, total=False):
     """The embedded pair: its context with `ok`, else what is wrong."""
 
     ok: bool
@@ -94,7 +94,7 @@ def demo_model(problems: list[Problem]) -> DemoReport:
     return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
 
 
-def embedded_pair(problems: list[Problem]) -> PairReport:
+def embedded_pair(problems: list[Problem]) -> EmbeddedPairReport:
     """Whether the models that come with specllama are intact and fit into memory."""
     from specllama.gguf.header import read_model
     from specllama.heads.check import check_model
