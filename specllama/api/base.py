@@ -20,6 +20,7 @@ from specllama.config.load_options import Layers, LoadOptions
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 
 class BaseLLM(ABC):
@@ -35,7 +36,7 @@ class BaseLLM(ABC):
         max_num_seqs: int = SERVED_SLOTS,
         max_model_len: int | None = None,
         n_gpu_layers: Layers = LAYERS,
-        drafters: Sequence[str] = DRAFTERS,
+        drafters: Sequence[str] | str = DRAFTERS,
         chat_template: str | None = None,
         exact: bool = False,
         seed: int | None = None,
@@ -114,7 +115,7 @@ class BaseLLM(ABC):
     def _request(
         self,
         source: PromptSource,
-        params: dict[str, Any],
+        params: JsonObject,
         n: int,
         speculate: bool,
         variables: Mapping[str, Any],

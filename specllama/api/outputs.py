@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from specllama.core.gain import PlainRate, PlainSource, gain
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 
 NOT_MEASURED = PlainRate(None, "none", 0)
 FinishReason = Literal["stop", "length", "context", "cancel"]
@@ -60,7 +61,7 @@ class CompletionStats(RunStats):
         """The 95 % interval of the speed-up; None where that is."""
         return gain(self, self.plain).range
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """All counters and figures as plain data for JSON."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__ if name not in _INTERNAL}
         names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
@@ -107,9 +108,9 @@ class CompletionOutput:
     stats: CompletionStats
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The answer as a message of the conversation, with its calls."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: JsonObject = {"role": "assistant", "content": self.text}
         if self.tool_calls:
             message["tool_calls"] = [
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}

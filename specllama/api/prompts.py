@@ -12,6 +12,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_CHOICES = 128
 
@@ -39,7 +40,7 @@ class PromptSource:
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[JsonObject] | None = None
 
     def prompt_input(self, variables: Mapping[str, Any], tools: Tools | None) -> protocol.PromptInput:
         """The prompt for the engine. variables, tools: of messages."""
@@ -56,15 +57,15 @@ def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
         return [source(prompts)]
     if not _is_list(prompts):
         raise UsageError(f"prompts must be texts or lists of token ids, not {type(prompts).__name__}")
-    found = []
+    read = []
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, Mapping) and "role" in prompt:
             raise UsageError("these are messages, not prompts", "use chat")
         try:
-            found.append(source(prompt))
+            read.append(source(prompt))
         except UsageError as error:
             raise UsageError(f"prompt {i}: {error.message}", error.hint) from None
-    return found
+    return read
 
 
 def source(prompt: Prompt) -> PromptSource:
@@ -87,13 +88,13 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
         raise UsageError("there are no messages")
     if isinstance(messages[0], Mapping):
         return [conversation(messages)]
-    found = []
+    checked = []
     for i, one in enumerate(messages):
         try:
-            found.append(conversation(one))
+            checked.append(conversation(one))
         except UsageError as error:
             raise UsageError(f"conversation {i}: {error.message}", error.hint) from None
-    return found
+    return checked
 
 
 def conversation(messages: Sequence[Message]) -> PromptSource:
@@ -117,7 +118,7 @@ def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
     return source(given)  # type: ignore[arg-type]
 
 
-def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
+def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject]:
     """The sampling parameters that are set, for each of n requests. Raises UsageError."""
     if isinstance(given, (SamplingParams, Mapping)) or given is None:
         return [_params(given)] * n
@@ -135,7 +136,7 @@ def n_completions(n: int) -> int:
     return n
 
 
-def _params(given: object) -> dict[str, Any]:
+def _params(given: object) -> JsonObject:
     if given is None:
         return {}
     if isinstance(given, SamplingParams):
@@ -152,12 +153,12 @@ def _ids(given: object) -> tuple[int, ...]:
     try:
         if any(isinstance(i, bool) for i in given):
             raise TypeError
-        found = tuple(index(i) for i in given)
+        ids = tuple(index(i) for i in given)
     except TypeError:
         raise UsageError("token ids must be whole numbers") from None
-    if not found:
+    if not ids:
         raise UsageError("the list of token ids is empty")
-    return found
+    return ids
 
 
 def _is_ids(given: object) -> TypeGuard[Sequence[int]]:

@@ -31,12 +31,12 @@ class EngineSession:
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, progress: Progress | None) -> None:
         try:
-            found = prepare.prepare_if_on_disk(Library(_Logged(None)), settings)
+            on_disk = prepare.prepare_if_on_disk(Library(_Logged(None)), settings)
         except SpecllamaError as error:
             raise error.spelled(as_argument) from None
         self.info: Mapping[str, Any] = {}
         self._loaded: LoadInfo | None = None
-        self.settings, self._complete = found or settings, found is not None
+        self.settings, self._complete = on_disk or settings, on_disk is not None
         self._engine_log, self._progress = log, progress
         self._client: EngineClient | None = None
         self._closed = False

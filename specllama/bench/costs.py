@@ -90,11 +90,11 @@ def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
 
 def _by_rows(samples: Iterable[BenchSample], steady: bool) -> dict[int, list[tuple[int, float]]]:
     """(rounds, seconds) of each answer by rows; steady: of decodes that followed two of as many rows."""
-    found: dict[int, list[tuple[int, float]]] = {}
+    by_rows: dict[int, list[tuple[int, float]]] = {}
     for sample in samples:
         for n, timing in (sample.steady_seconds if steady else sample.round_seconds).items():
-            found.setdefault(n, []).append(timing)
-    return found
+            by_rows.setdefault(n, []).append(timing)
+    return by_rows
 
 
 def _points(
@@ -135,7 +135,7 @@ def _means(samples: Iterable[BenchSample]) -> list[DecodeCost]:
             total[0] += stats.rounds
             total[1] += stats.n_drafted + stats.n_forced
             total[2] += stats.verify_seconds
-    found = [
+    means = [
         DecodeCost(1 + n / rounds, seconds / rounds, int(rounds)) for rounds, n, seconds in sums.values()
     ]
-    return sorted(found, key=lambda p: p.rows)
+    return sorted(means, key=lambda p: p.rows)

@@ -64,8 +64,8 @@ def quotient(groups: Sequence[Units], others: Sequence[Units]) -> Estimate | Non
 def _resampled_logs(groups: Sequence[Units], n: int) -> NDArray[np.float64]:
     """Logarithms of the typical value of resamples, shape (draws,); n: values in all groups."""
     rng, draws = np.random.default_rng(0), max(MIN_DRAWS, min(MAX_DRAWS, _MAX_NUMBERS // n))
-    found: NDArray[np.float64] = np.mean([np.log(_resampled_medians(g, draws, rng)) for g in groups], axis=0)
-    return found
+    logs: NDArray[np.float64] = np.mean([np.log(_resampled_medians(g, draws, rng)) for g in groups], axis=0)
+    return logs
 
 
 def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -73,7 +73,7 @@ def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> ND
     counts = np.array([len(unit) for unit in units])
     starts = np.cumsum(counts) - counts
     flat = np.concatenate([np.asarray(unit, dtype=np.float64) for unit in units])
-    most, found = int(counts.max()), np.empty(draws)
+    most, medians = int(counts.max()), np.empty(draws)
     step = max(1, _BATCH // (len(units) * most))
     for begin in range(0, draws, step):
         n = min(step, draws - begin)
@@ -84,5 +84,5 @@ def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> ND
         low, high = (
             np.take_along_axis(values, i, 2) for i in ((counts[chosen] - 1) // 2, counts[chosen] // 2)
         )
-        found[begin : begin + n] = np.median((low + high)[..., 0] / 2, axis=1)
-    return found
+        medians[begin : begin + n] = np.median((low + high)[..., 0] / 2, axis=1)
+    return medians

@@ -5,18 +5,79 @@ null means unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.plan import PLAIN, BenchSample
 from specllama.bench.summary import BenchSummary, SummaryCell, SummaryRow
+from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.bench/1"
 
 
+class EstimateRecord(TypedDict):
+    """A figure from n values, and its 95 % interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class CellRecord(TypedDict):
+    """A configuration in a row; see SummaryCell and RunStats."""
+
+    answers: int
+    decode_tps: EstimateRecord | None
+    speedup: EstimateRecord | None
+    ttft_ms: EstimateRecord | None
+    n_predict: int
+    n_drafted: int
+    n_accept: int
+    n_branch: int
+    n_branch_accept: int
+    n_discarded: int
+    drafted_by: dict[str, int]
+    acceptance: float | None
+    accept_by_position: list[float]
+    accept_by_source: dict[str, list[float | None]]
+    rounds: int
+    decode_seconds: float
+    time: dict[str, float]
+
+
+class RowRecord(TypedDict):
+    """A workload at a temperature, None for all of them; see SummaryRow."""
+
+    workload: str | None
+    temperature: float | None
+    configurations: dict[str, CellRecord]
+    best_fixed: str | None
+    auto_against_best: EstimateRecord | None
+    regret: float | None
+
+
+class SampleRecord(TypedDict):
+    """An answer that was measured."""
+
+    workload: str
+    prompt: int
+    temperature: float
+    run: int
+    configuration: str
+    n_prompt: int
+    n_reused: int
+    n_predict: int
+    n_drafted: int
+    n_accept: int
+    ttft_ms: float
+    decode_seconds: float
+    decode_tps: float | None
+
+
 def record(
     summary: BenchSummary, samples: Sequence[BenchSample], about: Mapping[str, Any], verdict: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """The whole object. about: models, machine and settings under their keys in the object."""
     costs = summary.costs
     return {
@@ -73,7 +134,7 @@ def draft_name(about: Mapping[str, Any]) -> str:
     return f"head {name} ({head})"
 
 
-def _row(row: SummaryRow) -> dict[str, Any]:
+def _row(row: SummaryRow) -> RowRecord:
     return {
         "workload": row.workload,
         "temperature": row.temperature,
@@ -84,7 +145,7 @@ def _row(row: SummaryRow) -> dict[str, Any]:
     }
 
 
-def _cell(name: str, cell: SummaryCell) -> dict[str, Any]:
+def _cell(name: str, cell: SummaryCell) -> CellRecord:
     total = cell.total
     return {
         "answers": cell.answers,
@@ -107,14 +168,14 @@ def _cell(name: str, cell: SummaryCell) -> dict[str, Any]:
     }
 
 
-def _estimate(e: Estimate | None, factor: float = 1) -> dict[str, Any] | None:
+def _estimate(e: Estimate | None, factor: float = 1) -> EstimateRecord | None:
     if e is None:
         return None
     low, high = (None if x is None else x * factor for x in (e.low, e.high))
     return {"value": e.value * factor, "low": low, "high": high, "n": e.n}
 
 
-def _sample(s: BenchSample) -> dict[str, Any]:
+def _sample(s: BenchSample) -> SampleRecord:
     case, stats = s.step.case, s.stats
     return {
         "workload": case.workload,

@@ -52,10 +52,10 @@ def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
 
 def _total(s: BenchSummary) -> Iterator[str]:
     yield "<h2>Speed over plain decoding, all workloads</h2>"
-    found = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
-    if found:
-        labels = [_name(name) for name in found]
-        yield whiskers(labels, list(found.values()), "speed over plain decoding by draft length")
+    speedups = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
+    if speedups:
+        labels = [_name(name) for name in speedups]
+        yield whiskers(labels, list(speedups.values()), "speed over plain decoding by draft length")
     rows = []
     for name, cell in s.total.cells.items():
         accept = cell.total.acceptance_rate
@@ -100,11 +100,13 @@ def _speed(row: SummaryRow, name: str) -> str:
 
 
 def _acceptance(s: BenchSummary) -> Iterator[str]:
-    found = {n: c.total.accept_by_position for n, c in s.total.cells.items() if c.total.accept_by_position}
-    if not found:
+    by_config = {
+        n: c.total.accept_by_position for n, c in s.total.cells.items() if c.total.accept_by_position
+    }
+    if not by_config:
         return
-    names = list(found)[-_MAX_LINES:]  # auto and the longest
-    series = {_name(name): [(float(j), p) for j, p in enumerate(found[name], 1)] for name in names}
+    names = list(by_config)[-_MAX_LINES:]  # auto and the longest
+    series = {_name(name): [(float(j), p) for j, p in enumerate(by_config[name], 1)] for name in names}
     yield "<h2>Accepted by position in the draft</h2>"
     yield lines(series, "share of accepted draft tokens by position", "position", percent=True)
 

@@ -11,6 +11,7 @@ from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult, fold
 from specllama.errors import ContextLengthError
+from specllama.json_types import JsonObject
 
 _FILLER = "Hello"  # prompt between two equal prompts, so that the second is not in the prompt cache
 
@@ -76,7 +77,7 @@ class BenchRunner:
         return BenchSample(step, ids, stats, stats.round_seconds, ties_known, steady)
 
     def _generate(
-        self, client: EngineClient, prompt: str, params: dict[str, Any], text: ForcedText | None
+        self, client: EngineClient, prompt: str, params: JsonObject, text: ForcedText | None
     ) -> GenerationResult:
         id_ = client.next_id()
         forced = text.text if text else None

@@ -110,10 +110,10 @@ def summarise(samples: Sequence[BenchSample], configs: Sequence[str]) -> BenchSu
 def _groups(samples: Iterable[BenchSample]) -> dict[tuple[str, float], list[BenchCase]]:
     """The cases of each workload at each temperature, sorted."""
     cases = dict.fromkeys(s.step.case for s in samples)
-    found: dict[tuple[str, float], list[BenchCase]] = {}
+    groups: dict[tuple[str, float], list[BenchCase]] = {}
     for case in sorted(cases, key=lambda u: (u.workload, u.temperature, u.number)):
-        found.setdefault((case.workload, case.temperature), []).append(case)
-    return found
+        groups.setdefault((case.workload, case.temperature), []).append(case)
+    return groups
 
 
 def _row(
@@ -178,17 +178,17 @@ def _row(
     return SummaryRow(workload, temperature, cells, best, against)
 
 
-def _against(auto: SummaryCell, best: SummaryCell, found: Estimate | None) -> Estimate | None:
+def _against(auto: SummaryCell, best: SummaryCell, paired: Estimate | None) -> Estimate | None:
     """The quotient of the two speed-ups as they are shown, with the interval of the quotient of the answers
     that both wrote.
     """
-    if found is None or auto.speedup is None:
+    if paired is None or auto.speedup is None:
         return None
     value = auto.speedup.value / (best.speedup.value if best.speedup is not None else 1.0)
-    if found.low is None or found.high is None:
-        return replace(found, value=value)
-    by = value / found.value
-    return Estimate(value, found.low * by, found.high * by, found.n)
+    if paired.low is None or paired.high is None:
+        return replace(paired, value=value)
+    by = value / paired.value
+    return Estimate(value, paired.low * by, paired.high * by, paired.n)
 
 
 def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
@@ -228,7 +228,7 @@ def _add(sums: list[int], counts: Sequence[int]) -> None:
 
 
 def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[list[TextDifference], int]:
-    plain, found, compared = by_config.get(PLAIN, {}), [], 0
+    plain, differences, compared = by_config.get(PLAIN, {}), [], 0
     for name, samples in by_config.items():
         for key, sample in samples.items():
             base = plain.get(key)
@@ -239,5 +239,7 @@ def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[li
                 same = zip(base.tokens, sample.tokens, strict=False)
                 shorter = min(len(base.tokens), len(sample.tokens))
                 token = next((i for i, (a, b) in enumerate(same) if a != b), shorter)
-                found.append(TextDifference(*key, name, token))
-    return sorted(found, key=lambda d: (d.case.workload, d.case.temperature, d.case.number, d.run)), compared
+                differences.append(TextDifference(*key, name, token))
+    return sorted(
+        differences, key=lambda d: (d.case.workload, d.case.temperature, d.case.number, d.run)
+    ), compared

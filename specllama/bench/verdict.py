@@ -106,23 +106,23 @@ def why(s: BenchSummary) -> str:
 
 def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
     """What is missing, and whether drafts changed a text. about: as in `record`."""
-    found = []
+    lines = []
     if about["interrupted"]:
-        found.append(f"Interrupted: {s.answers} of {counted(about['planned'], 'answer')} were measured.")
+        lines.append(f"Interrupted: {s.answers} of {counted(about['planned'], 'answer')} were measured.")
     for name, reason in list(about["skipped"].items())[:_MAX_NOTES]:
-        found.append(f"Left out: prompt {name}: {reason}.")
+        lines.append(f"Left out: prompt {name}: {reason}.")
     if len(about["skipped"]) > _MAX_NOTES:
-        found.append(f"Left out: {counted(len(about['skipped']) - _MAX_NOTES, 'more prompt')}.")
+        lines.append(f"Left out: {counted(len(about['skipped']) - _MAX_NOTES, 'more prompt')}.")
     if s.too_short:
-        found.append(f"{counted(s.too_short, 'answer')} ended with the first token, which has no speed.")
+        lines.append(f"{counted(s.too_short, 'answer')} ended with the first token, which has no speed.")
     own = s.total.cells.get(LLAMA_CPP)
     if own is not None and own.speedup is not None:
-        found.append(
+        lines.append(
             f"With llama.cpp's own kernels plain decoding runs at {times(own.speedup)} of this speed."
         )
     if about["settings"]["text"] is not None:
-        return [*found, _FORCED]
-    return found + ([_text_note(s, about["exact"])] if s.compared else [])
+        return [*lines, _FORCED]
+    return lines + ([_text_note(s, about["exact"])] if s.compared else [])
 
 
 def extent(settings: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from specllama.bench.plan import BenchCase, ForcedText
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_PROMPTS = 10_000
 MAX_CHARACTERS = 1 << 20  # of one prompt
@@ -108,9 +109,10 @@ def load_texts(path: str) -> dict[str, tuple[ForcedText, ...]]:
     if not path.lower().endswith(".json"):
         return {TEXT: (_plain_text(text, where),)}
     data = _parse_json(text, where, _TEXTS_SHAPE)
-    found = _check_workloads(data, where, _TEXTS_SHAPE, "entry", _entry_problem)
+    entries_of = _check_workloads(data, where, _TEXTS_SHAPE, "entry", _entry_problem)
     return {
-        name: tuple(ForcedText(e["prompt"], e["text"]) for e in entries) for name, entries in found.items()
+        name: tuple(ForcedText(e["prompt"], e["text"]) for e in entries)
+        for name, entries in entries_of.items()
     }
 
 
@@ -159,12 +161,12 @@ def _parse_json(text: str, where: str, shape: str) -> Any:
         raise UsageError(f"{where} is not JSON: {why}", shape) from None
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} appears twice")
-    return found
+    return unique
 
 
 def _check_workloads(

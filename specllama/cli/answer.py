@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import console
-from specllama.cli.files import mapped_errors
+from specllama.cli.files import mapped_errors, refuse_stdout
 from specllama.cli.progress import Progress
 from specllama.cli.streams import LogFile
 from specllama.client import protocol
@@ -44,7 +44,7 @@ def generate(
     which keeps the text that arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
-    answer, progress = into if into is not None else GenerationResult(), Progress(every=None)
+    answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)
 
     def receive(event: protocol.Message) -> None:
@@ -82,7 +82,7 @@ def load(
 
     Raises what client.load raises.
     """
-    with Progress(delay=1.0, every=None) as progress:
+    with Progress(delay=1.0) as progress:
         return client.load(settings, progress.loading, verbose, measure_when_idle, open_draft)
 
 
@@ -111,6 +111,7 @@ def log_file(values: Mapping[str, Any]) -> IO[str] | None:
     """The file that --log-file names, opened for writing. Raises UsageError."""
     if "log_file" not in values:
         return None
+    refuse_stdout(values["log_file"], "--log-file")
     with mapped_errors(UsageError, f"--log-file: {values['log_file']} cannot be written"):
         return LogFile(
             expanded(values["log_file"]),

@@ -22,10 +22,10 @@ def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
     given = list(separated_keys(v.get("api_key", [])))
     if "api_key_file" in v:
         lines = read_text(v["api_key_file"], "api_key_file").splitlines()
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
+        in_file = [line.strip() for line in lines if line.strip()]
+        if not in_file:
             raise UsageError("--api-key-file holds no key")
-        given += map(checked_key, found)
+        given += map(checked_key, in_file)
     return tuple(given)
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.formatting import age, columns, listing, wrapped
@@ -112,17 +112,30 @@ def _possible(directory: StateDirectory) -> Iterator[None]:
 
 def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
     """The states that a name means: the beginning of one id, or the name of a model. Raises NotFoundError."""
-    found = [state for state in states if state.model == name]
+    matches = [state for state in states if state.model == name]
     by_id = [state for state in states if len(name) >= 4 and state.name.startswith(name)]
-    if not found and len(by_id) == 1:
+    if not matches and len(by_id) == 1:
         return by_id
-    if not found:
+    if not matches:
         problem = "more than one prompt has" if by_id else "no prompt on disk has"
         raise NotFoundError(f"{problem} the id or model {name!r}", "specllama cache lists them")
-    return found
+    return matches
 
 
-def _about(state: ListedState, now: float) -> dict[str, Any]:
+class StateReport(TypedDict):
+    """A prompt on disk. seconds: that evaluating it took; uses: by later requests."""
+
+    id: str
+    model: str
+    kind: str
+    tokens: int
+    bytes: int
+    seconds: float
+    age_seconds: float
+    uses: int
+
+
+def _about(state: ListedState, now: float) -> StateReport:
     return {
         "id": state.id,
         "model": state.model,

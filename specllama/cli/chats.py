@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.chat.library import ChatLibrary, SavedChat, to_remove
@@ -90,7 +90,19 @@ def _remove(library: ChatLibrary, chats: Sequence[SavedChat], given: Mapping[str
     return 0
 
 
-def _about(chat: SavedChat, now: float) -> dict[str, Any]:
+class ChatReport(TypedDict):
+    """A saved conversation. problem: why it cannot be read, None if it can."""
+
+    id: str
+    name: str
+    turns: int
+    model: str
+    age_seconds: float
+    bytes: int
+    problem: str | None
+
+
+def _about(chat: SavedChat, now: float) -> ChatReport:
     return {
         "id": chat.id,
         "name": chat.name,

@@ -27,12 +27,12 @@ def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
         words = [word for word in completes if word not in kinds]
         if LIST in completes:
             return _next_in_list(words, incomplete)
-        found = [word for word in words if word.startswith(incomplete)]
-        found += model_names(incomplete) if GGUF in completes else []
-        found += running_servers(incomplete) if RUNNING in completes else []
-        found += kept_prompts(incomplete) if KEPT in completes else []
-        found += chat_names(incomplete) if CHATS in completes else []
-        return found + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
+        matches = [word for word in words if word.startswith(incomplete)]
+        matches += model_names(incomplete) if GGUF in completes else []
+        matches += running_servers(incomplete) if RUNNING in completes else []
+        matches += kept_prompts(incomplete) if KEPT in completes else []
+        matches += chat_names(incomplete) if CHATS in completes else []
+        return matches + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
 
     return complete
 
@@ -41,12 +41,12 @@ def model_names(incomplete: str) -> list[str]:
     """Values that name a model: paths of GGUF files and of directories on the way to them, also in the hub's
     cache, names of models.toml, and downloaded models.
     """
-    found = list(_below(incomplete))
+    paths = list(_below(incomplete))
     for _ in range(_DEPTH):  # the shell adds a blank to a single match; a directory must get none
-        if len(found) != 1 or not found[0].endswith("/"):
+        if len(paths) != 1 or not paths[0].endswith("/"):
             break
-        found = list(_below(found[0])) or found
-    return _for_shell(incomplete, [*found, *_known(incomplete), *_in_hub_cache(incomplete)])
+        paths = list(_below(paths[0])) or paths
+    return _for_shell(incomplete, [*paths, *_known(incomplete), *_in_hub_cache(incomplete)])
 
 
 def downloaded_names(incomplete: str) -> list[str]:
@@ -81,16 +81,16 @@ def running_servers(incomplete: str) -> list[str]:
     """Addresses of the servers that run, and their ports."""
     from specllama.server.running import running
 
-    found = [name for server in running() for name in (server.url, server.url.rpartition(":")[2])]
-    return _for_shell(incomplete, [name for name in found if name.startswith(incomplete)])
+    addresses = [name for server in running() for name in (server.url, server.url.rpartition(":")[2])]
+    return _for_shell(incomplete, [name for name in addresses if name.startswith(incomplete)])
 
 
 def _for_shell(incomplete: str, words: list[str]) -> list[str]:
-    found = list(dict.fromkeys(words))
+    unique = list(dict.fromkeys(words))
     shell = os.environ.get("_SPECLLAMA_COMPLETE", "").rpartition("_")[2]
-    if shell == "zsh" and (incomplete.startswith("~") or _ZSH_BREAKS.search("".join(found))):
+    if shell == "zsh" and (incomplete.startswith("~") or _ZSH_BREAKS.search("".join(unique))):
         return []  # Typer's script for zsh would change these words; zsh then offers files by itself
-    return [_for_bash(word) for word in found] if shell == "bash" else found
+    return [_for_bash(word) for word in unique] if shell == "bash" else unique
 
 
 def _known(incomplete: str) -> Iterator[str]:
@@ -147,15 +147,15 @@ def _is_model(name: str) -> bool:
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
     """Names in a directory, and whether they are directories themselves."""
-    found = []
+    listed = []
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
                 if entry.name.isprintable():
-                    found.append((entry.name, entry.is_dir()))
+                    listed.append((entry.name, entry.is_dir()))
     except OSError:
         pass
-    return sorted(found)
+    return sorted(listed)
 
 
 def _in_hub_cache(incomplete: str) -> Iterator[str]:

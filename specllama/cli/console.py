@@ -198,12 +198,12 @@ def _message(text: str, before: str = "") -> str:
     """A text for stderr, its lines wrapped at words where the width is known. before: what stands before the
     first line.
     """
-    found, width = list[str](), columns(sys.stderr) if sys.stderr.isatty() else None
+    lines, width = list[str](), columns(sys.stderr) if sys.stderr.isatty() else None
     for line in _shown(sys.stderr, with_flags(text)).split("\n"):
-        first = "" if found else before
+        first = "" if lines else before
         is_long = width is not None and len(first) + len(line) > width
-        found += wrapped(line, width, first, _INDENT) if is_long else [first + line]
-    return "\n".join(found).removeprefix(before)
+        lines += wrapped(line, width, first, _INDENT) if is_long else [first + line]
+    return "\n".join(lines).removeprefix(before)
 
 
 def write(stream: TextIO, text: str) -> None:

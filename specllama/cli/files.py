@@ -9,6 +9,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.config import build, sources
 from specllama.config.escapes import unescaped
+from specllama.config.option import OptionValues
 from specllama.errors import SpecllamaError, UsageError
 
 
@@ -19,6 +20,14 @@ def mapped_errors(kind: type[SpecllamaError], what: str, hint: str = "") -> Iter
         yield
     except (OSError, ValueError) as error:
         raise kind(f"{what}: {getattr(error, 'strerror', None) or error}", hint) from None
+
+
+def refuse_stdout(name: str, what: str) -> None:
+    """Raise UsageError if a file to write is named -, which elsewhere is a standard stream. what: the option
+    or argument that names it.
+    """
+    if name == "-":
+        raise UsageError(f"{what} must be the path of a file: - for standard output is not possible here")
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
@@ -34,15 +43,15 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     return values
 
 
-def _with_escapes(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_escapes(given: Mapping[str, Any]) -> OptionValues:
     """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline."""
     if given.get("escape") and given.get("no_escape"):
         raise UsageError("-e and --no-escape are both given")
-    found = dict(given)
+    values = dict(given)
     if not given.get("no_escape"):
         if "prompt" in given:
-            found["prompt"] = unescaped(given["prompt"], "prompt")
+            values["prompt"] = unescaped(given["prompt"], "prompt")
         for name in ("words", "stop"):
             if name in given:
-                found[name] = [unescaped(text, name) for text in given[name]]
-    return found
+                values[name] = [unescaped(text, name) for text in given[name]]
+    return values

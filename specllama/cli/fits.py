@@ -68,15 +68,15 @@ class Fit:
 
 def this_machine() -> Machine:
     """The memory that is free now. Where there is a GPU, an engine process is asked for its own."""
-    found: tuple[DeviceMemory, ...] = ()
+    gpus: tuple[DeviceMemory, ...] = ()
     if gpus_present():
         from specllama.client.client import EngineClient
 
         apple = platform.system() == "Darwin"
         with contextlib.suppress(SpecllamaError), EngineClient() as client:
             devices = client.inspect().devices
-            found = tuple(DeviceMemory(d.name, d.free, apple) for d in devices if d.gpu)
-    return Machine(available_memory(), found)
+            gpus = tuple(DeviceMemory(d.name, d.free, apple) for d in devices if d.gpu)
+    return Machine(available_memory(), gpus)
 
 
 def fit(header: Header, machine: Machine) -> Fit:

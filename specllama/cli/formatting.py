@@ -101,7 +101,7 @@ def wrapped(text: str, width: int | None, first: str = "", more: str = "") -> li
     """
     if width is None:
         return [first + text]
-    found = textwrap.wrap(
+    lines = textwrap.wrap(
         text,
         width,
         initial_indent=first,
@@ -109,7 +109,7 @@ def wrapped(text: str, width: int | None, first: str = "", more: str = "") -> li
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return found or [""]
+    return lines or [""]
 
 
 def duration(seconds: float) -> str:
@@ -137,8 +137,8 @@ def age(changed: float, now: float) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ "; did you mean X?", "" where no name is similar."""
-    found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def side_by_side(

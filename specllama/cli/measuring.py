@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import specllama
 from specllama.cli import console
@@ -64,7 +64,24 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def provenance(n_threads: int) -> dict[str, Any]:
+class MachineRecord(TypedDict):
+    """The machine of a measurement. n_threads: used for decoding."""
+
+    system: str
+    machine: str
+    cores: int
+    n_threads: int
+
+
+class Provenance(TypedDict):
+    """With what, when and where something was measured."""
+
+    version: str
+    date: str
+    machine: MachineRecord
+
+
+def provenance(n_threads: int) -> Provenance:
     """Version, time and machine, for the head of a report. n_threads: used for decoding."""
     return {
         "version": specllama.__version__,

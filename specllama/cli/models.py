@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
@@ -85,7 +85,7 @@ def remove(given: Mapping[str, Any]) -> int:
         demo.require()
     todo = {model.files: model for name in names for model in select(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
-    removed: list[dict[str, Any]] = []
+    removed: list[RemovedModel] = []
     for model in todo.values():
         removed.append({"name": model.name, "bytes": remove_model(known, model)})
     for repo in sorted(repos):
@@ -108,7 +108,60 @@ def _header(model: InstalledModel) -> Header | None:
     return None
 
 
-def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> dict[str, Any]:
+class RemovedModel(TypedDict):
+    """What was removed, and the bytes that this freed."""
+
+    name: str
+    bytes: int
+
+
+class ModelOnDisk(TypedDict):
+    """A downloaded model. missing: its files that are not there; fits: None where that is not known."""
+
+    name: str
+    alias: str | None
+    repo: str
+    commit: str
+    path: str
+    files: list[str]
+    missing: list[str]
+    bytes: int
+    quant: str
+    params: int | None
+    n_ctx_train: int | None
+    licence: str
+    drafts: list[str]
+    readable: bool
+    fits: bool | None
+    n_ctx_here: int | None
+
+
+class KnownModel(TypedDict):
+    """A model of models.toml."""
+
+    name: str
+    aliases: list[str]
+    repo: str
+    default: str
+    licence: str
+    source: str
+    drafts: list[str]
+    notes: list[str]
+    on_disk: bool
+
+
+class BuiltInModel(TypedDict):
+    """A model that needs no hub. bytes: of the file, of both files of the embedded pair."""
+
+    name: str
+    model: str
+    path: str
+    bytes: int
+    licence: str
+    on_disk: bool
+
+
+def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> ModelOnDisk:
     entry, fits = model.entry, fit(header, machine) if header else Fit()
     return {
         "name": model.name,
@@ -132,7 +185,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, machine
 
 def _entry(
     known: Library, entry: ManifestEntry, there: Sequence[tuple[InstalledModel, Header | None]]
-) -> dict[str, Any]:
+) -> KnownModel:
     pair = known.manifest.pairs.get(entry.name)
     return {
         "name": entry.name,
@@ -147,8 +200,7 @@ def _entry(
     }
 
 
-def _built_in(known: Library) -> list[dict[str, Any]]:
-    """The models that need no hub. bytes: of the file, of both files of the embedded pair."""
+def _built_in(known: Library) -> list[BuiltInModel]:
     demo, pair = DemoStore(known.environ), (EMBEDDED_TARGET, EMBEDDED_DRAFT)
     return [
         {

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
@@ -17,6 +17,7 @@ from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft
+from specllama.json_types import JsonObject
 from specllama.models.installed import installed_models
 from specllama.models.memory.available import UNKNOWN
 from specllama.models.prepare import known_draft
@@ -56,15 +57,15 @@ def show(given: Mapping[str, Any]) -> int:
     AccessError, NetworkError for what cannot be read.
     """
     known = library()
-    found = known.find(given["name"], "NAME")
-    header = known.header(found)
+    model = known.find(given["name"], "NAME")
+    header = known.header(model)
     machine = this_machine()
-    fits, drafts = fit(header, machine), list(_drafts(known, found, header))
+    fits, drafts = fit(header, machine), list(_drafts(known, model, header))
     if given.get("json"):
-        console.data(json.dumps(_object(found, header, machine, fits, drafts)) + "\n")
+        console.data(json.dumps(_object(model, header, machine, fits, drafts)) + "\n")
         return 0
     width = columns(sys.stdout)
-    for label, text in _rows(found, header, machine, fits, drafts):
+    for label, text in _rows(model, header, machine, fits, drafts):
         first = f"{label:<{_LABEL}}"
         for line in wrapped(text, width, first, " " * _LABEL):
             console.data(f"{line}\n")
@@ -72,16 +73,16 @@ def show(given: Mapping[str, Any]) -> int:
 
 
 def _rows(
-    found: ResolvedModel,
+    model: ResolvedModel,
     header: Header,
     machine: Machine,
     fits: Fit,
     drafts: list[DraftFound],
 ) -> Iterator[tuple[str, str]]:
     yield "name", printable(header.name)
-    there = found.path or f"{found.parts[0].path}, not on this disk: specllama pull {found.name}"
+    there = model.path or f"{model.parts[0].path}, not on this disk: specllama pull {model.name}"
     yield "file", printable(there)
-    parts = [header.architecture, params(header.n_params), header.quant, size(_bytes(found, header))]
+    parts = [header.architecture, params(header.n_params), header.quant, size(_bytes(model, header))]
     yield "model", printable(", ".join(part for part in parts if part))
     if is_head_file(header):
         yield "head", "it drafts for its model with -md, and cannot be run alone"
@@ -89,7 +90,7 @@ def _rows(
     yield "context", f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     yield "head", _head(header)
     yield "template", _template(header)
-    yield "licence", printable(_licence(found, header))
+    yield "licence", printable(_licence(model, header))
     yield "memory", printable(f"{fits.sentence(machine)}" if fits.plan or fits.problem else "not known")
     if fits.hint:
         yield "", printable(fits.hint)
@@ -102,31 +103,67 @@ def _rows(
         yield "" if n else "drafts", printable(text)
 
 
+class MemoryReport(TypedDict):
+    """What loading the model takes here, in bytes; available: None where that is not known."""
+
+    n_ctx: int
+    host: int
+    gpu: int
+    gpu_layers: int
+    n_layer: int
+    available: int | None
+
+
+class ModelReport(TypedDict):
+    """The object of `models show --json`, schema specllama.models-show/1."""
+
+    schema: str
+    name: str
+    path: str | None
+    repo: str | None
+    on_disk: bool
+    architecture: str
+    params: int
+    quant: str
+    bytes: int
+    n_ctx_train: int | None
+    is_head: bool
+    head: str
+    chat_template: bool
+    tools: bool
+    thinking: bool
+    licence: str
+    fits: bool | None
+    problem: str
+    memory: MemoryReport | None
+    drafts: list[JsonObject]
+
+
 def _object(
-    found: ResolvedModel,
+    model: ResolvedModel,
     header: Header,
     machine: Machine,
     fits: Fit,
     drafts: list[DraftFound],
-) -> dict[str, Any]:
+) -> ModelReport:
     plan = fits.plan
     return {
         "schema": "specllama.models-show/1",
         "name": header.name,
-        "path": found.path or None,
-        "repo": found.parsed.where.repo if found.parsed.where else None,
-        "on_disk": bool(found.path),
+        "path": model.path or None,
+        "repo": model.parsed.where.repo if model.parsed.where else None,
+        "on_disk": bool(model.path),
         "architecture": header.architecture,
         "params": header.n_params,
         "quant": header.quant,
-        "bytes": _bytes(found, header),
+        "bytes": _bytes(model, header),
         "n_ctx_train": header.n_ctx_train or None,
         "is_head": is_head_file(header),
         "head": _head(header),
         "chat_template": header.chat_template is not None,
         "tools": _mentions(header, "tools"),
         "thinking": _mentions(header, *_THINKS),
-        "licence": _licence(found, header),
+        "licence": _licence(model, header),
         "fits": None if not fits.word else plan is not None,
         "problem": fits.problem,
         "memory": None
@@ -149,8 +186,8 @@ def params(n: int) -> str:
     return f"{n / one:.3g} {unit} weights" if n else "no weights"
 
 
-def _bytes(found: ResolvedModel, header: Header) -> int:
-    return header.file_bytes or sum(file.size for file in found.parts)
+def _bytes(model: ResolvedModel, header: Header) -> int:
+    return header.file_bytes or sum(file.size for file in model.parts)
 
 
 def _head(header: Header) -> str:
@@ -178,44 +215,44 @@ def _mentions(header: Header, *words: str) -> bool:
     return any(word in (header.chat_template or "") for word in words)
 
 
-def _licence(found: ResolvedModel, header: Header) -> str:
-    entry = found.parsed.entry
-    listed = found.listing.licence if found.listing is not None else ""
+def _licence(model: ResolvedModel, header: Header) -> str:
+    entry = model.parsed.entry
+    listed = model.listing.licence if model.listing is not None else ""
     stated = header.text("general.license.name") or header.text("general.license")
     return (entry.licence if entry else "") or listed or stated or "not stated"
 
 
-def _drafts(known: Library, found: ResolvedModel, header: Header) -> Iterator[DraftFound]:
+def _drafts(known: Library, target: ResolvedModel, header: Header) -> Iterator[DraftFound]:
     """What can draft for a model: what -md auto takes, others on this disk, and known ones to download."""
     if is_head_file(header):
         return
-    seen = {os.path.realpath(found.path)} if found.path else set[str]()
-    auto = known_draft(known, found)
-    if auto is not None and auto.path == found.path:
+    seen = {os.path.realpath(target.path)} if target.path else set[str]()
+    auto = known_draft(known, target)
+    if auto is not None and auto.path == target.path:
         yield DraftFound(AUTO, "the head in the model", "")
     elif auto is not None:
         seen.add(os.path.realpath(auto.path))
         yield DraftFound(AUTO, auto.path, "")
-    for name, path in _candidates(known, found):
+    for name, path in _candidates(known, target):
         if (real := os.path.realpath(path)) not in seen:
             seen.add(real)
             with contextlib.suppress(SpecllamaError, OSError):
                 if (why := _fits(header, read_model(path))) is not None:
                     yield DraftFound(name, "on disk", why)
-    entry = found.parsed.entry
+    entry = target.parsed.entry
     for draft in known.manifest.drafts_for(entry) if entry is not None else ():
         name = draft.aliases[0] if draft.aliases else draft.name
         if known.on_disk(known.parse(name, "NAME")) is None:
             yield DraftFound(name, f"specllama pull {name}", "")
 
 
-def _candidates(known: Library, found: ResolvedModel) -> Iterator[tuple[str, str]]:
+def _candidates(known: Library, target: ResolvedModel) -> Iterator[tuple[str, str]]:
     """Names and paths of other models on this disk."""
     for model in installed_models(known):
         if not model.missing:
             yield model.name, str(model.files[0].link)
-    if found.path:
-        folder = os.path.dirname(os.path.abspath(found.path))
+    if target.path:
+        folder = os.path.dirname(os.path.abspath(target.path))
         with contextlib.suppress(OSError):
             for name in sorted(n for n in os.listdir(folder) if n.endswith(".gguf"))[:_MOST_BESIDE]:
                 path = os.path.join(folder, name)

@@ -14,24 +14,23 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.cli.formatting import columns, side_by_side, wrapped
+from specllama.cli.pair_report import report, vocabularies
 from specllama.cli.translation_notes import translation_notes
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
 from specllama.gguf.check import check_tokenizer
 from specllama.gguf.header import Header
-from specllama.gguf.trimmed import read_trim
 from specllama.heads import read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo
-from specllama.models.foreign_drafts import left_out
-from specllama.models.prepare import find_draft, known_draft
+from specllama.models.foreign_drafts import foreign_draft, left_out
+from specllama.models.prepare import find_draft, own_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.source import changed_source
-from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.head_check import HeadVerdict, check_any, check_head, step_bytes
+from specllama.pair.check import PairVerdict
+from specllama.pair.head_check import HeadVerdict, check_any, check_head
 from specllama.pair.overlap import overlap
-from specllama.pair.shared_tokens import Overlap
-from specllama.pair.vocab import Vocab, end_ids, shown
+from specllama.pair.vocab import Vocab, shown
 from specllama.text.terminal import printable
 
 EXAMPLES = """
@@ -65,7 +64,7 @@ def pair_check(given: Mapping[str, Any]) -> int:
     if (name := _draft_name(given)) is not None:
         other = find_draft(known, name, "DRAFT")
     else:
-        other = known_draft(known, main, "auto" if translates else "strict") or main
+        other = _known_draft(known, main, target, translates) or main
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict
     verdict = _inner_head(main.path, target, translates) if other is main else check_any(target, draft)
@@ -82,11 +81,21 @@ def pair_check(given: Mapping[str, Any]) -> int:
     usable = verdict.ok or (shared is not None and translates)
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
-        console.data(json.dumps(_object(target, draft, verdict, usable, shared)) + "\n")
+        console.data(json.dumps(report(target, draft, verdict, usable, shared)) + "\n")
     else:
         lines = _lines(target, draft, verdict, usable, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in lines))
     return 0 if usable else IncompatiblePairError.exit_code
+
+
+def _known_draft(
+    known: Library, main: ResolvedModel, target: Header, translates: bool
+) -> ResolvedModel | None:
+    """The draft with which `run` uses the target. What was measured with one of another vocabulary is in the
+    table or the error; a note says so only where it would be used if tokens were translated.
+    """
+    own = own_draft(known, main, target)
+    return own or foreign_draft(Library() if translates else known, main, target, translates)
 
 
 def _translates(given: Mapping[str, Any]) -> bool:
@@ -150,94 +159,10 @@ def _inner_head(path: str, header: Header, translates: bool) -> HeadVerdict:
     )
 
 
-def _object(
-    target: Header,
-    draft: Header,
-    verdict: PairVerdict | HeadVerdict,
-    usable: bool,
-    shared: Overlap | None,
-) -> dict[str, Any]:
-    """Schema specllama.pair-check/1; texts are null where the vocabulary lacks the id."""
-    v = _vocabularies(verdict, target)
-    return {
-        "schema": "specllama.pair-check/1",
-        "verdict": verdict.verdict,
-        "ok": usable,
-        "reason": verdict.reason,
-        "target": _about(target, v.target),
-        "draft": _about(draft, v.draft),
-        "differing": [d._asdict() for d in v.differing],
-        "n_differing": v.n_differing,
-        "first_difference": v.first_difference._asdict() if v.first_difference else None,
-        "head": _about_head(target, verdict.head) if isinstance(verdict, HeadVerdict) else None,
-        "translation": None
-        if shared is None
-        else {"n_shared": shared.n_shared, "n_tokens": shared.n_ordinary, "share": round(shared.share, 6)},
-        "notes": [str(note) for note in verdict.notes],
-    }
-
-
-def _vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVerdict:
-    """What was found about the vocabularies; a head inside the target has the target's."""
-    if isinstance(verdict, PairVerdict):
-        return verdict
-    return verdict.vocabulary or check_pair(target, target)
-
-
-def _about_head(target: Header, head: HeadInfo) -> dict[str, Any]:
-    return {
-        "kind": head.kind.name,
-        "in_target": not head.own_file,
-        "n_layer": head.n_layer,
-        "n_embd": head.n_embd,
-        "n_embd_target": head.n_embd_target,
-        "target_layers": list(head.target_layers),
-        "n_proposed": head.n_proposed,
-        "n_chained": head.n_chained,
-        "n_draft_max": head.n_draft_max,
-        "block_size": head.block_size or None,
-        "own_embeddings": head.own_embeddings,
-        "own_output": head.own_output,
-        "weight_bytes": head.weight_bytes,
-        "step_bytes": step_bytes(target, head),
-    }
-
-
-def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
-    return {
-        "path": header.path,
-        "name": header.name,
-        "architecture": header.architecture,
-        "quant": header.quant,
-        "params": header.n_params,
-        "bytes_per_token": header.bytes_per_token,
-        "tokenizer": vocab.kind,
-        "pre": vocab.pre,
-        "n_tokens": vocab.n_tokens,
-        "bos_id": vocab.bos_id,
-        "eos_id": vocab.eos_id,
-        "add_bos": vocab.add_bos,
-        "add_eos": vocab.add_eos,
-        "end_ids": sorted(end_ids(header, vocab)),
-        "chat_template": header.chat_template is not None,
-        "n_ctx_train": header.n_ctx_train,
-        "trimmed": _about_trim(header),
-    }
-
-
-def _about_trim(header: Header) -> dict[str, Any] | None:
-    """What a trimmed draft was made from, None for other files."""
-    trim = read_trim(header)
-    if trim is None:
-        return None
-    coverage = None if trim.coverage is None else round(trim.coverage, 6)
-    return {"source": trim.source, "n_kept": trim.n_kept, "n_vocab": trim.n_vocab, "coverage": coverage}
-
-
 def _lines(
     target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, usable: bool, width: int | None
 ) -> Iterator[str]:
-    v, second, other = _vocabularies(verdict, target), "draft", "a draft of the target's own family"
+    v, second, other = vocabularies(verdict, target), "draft", "a draft of the target's own family"
     ours, theirs = _rows(target, v.target, target.n_params), _rows(draft, v.draft, draft.n_params)
     if isinstance(verdict, HeadVerdict):
         second, other = "head", "a head that was made for the target"

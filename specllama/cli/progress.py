@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar redrawn on a terminal, elsewhere a line every few seconds."""
+"""Progress on stderr: a bar redrawn on a terminal. A pipe or a file gets none, whatever the command."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from specllama.clock import running_time
 from specllama.text.terminal import printable
 
 _BAR = 24  # columns of the bar
+_EVERY = 0.1  # seconds between two drawings
 
 
 class Progress:
-    """The progress of one thing, on stderr: redrawn on a terminal, else a line every few seconds.
+    """The progress of one thing, redrawn on a terminal.
 
-    delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn,
-    None for none there. A context manager that clears the line at the end.
+    delay: seconds before anything is shown. A context manager that clears the line at the end.
     """
 
-    def __init__(self, delay: float = 2.0, every: float | None = 5.0) -> None:
-        self._started, self._last, self._delay, self._every = running_time(), 0.0, delay, every
+    def __init__(self, delay: float = 2.0) -> None:
+        self._started, self._last, self._delay = running_time(), 0.0, delay
         self._is_drawn, self._stage = False, ""
 
     def __enter__(self) -> Progress:
@@ -36,20 +36,15 @@ class Progress:
 
         share: from 0 to 1. stage: what is in progress; a new one is shown at once.
         """
-        redraw = console.supports_ansi(sys.stderr)
-        every = 0.1 if redraw else self._every
-        if console.is_quiet() or every is None:
+        if console.is_quiet() or not console.supports_ansi(sys.stderr):
             return
         now = running_time()
-        due = now - self._last >= every
+        due = now - self._last >= _EVERY
         if now - self._started < self._delay or (not due and stage == self._stage):
             return
         self._last, self._stage = now, stage
-        if redraw:
-            console.write(sys.stderr, f"\r\x1b[2K{_drawn(printable(label), share, printable(detail))}")
-            self._is_drawn = True
-        else:
-            console.note(f"{label} {share:4.0%}" + (f" {detail}" if detail else ""))
+        console.write(sys.stderr, f"\r\x1b[2K{_drawn(printable(label), share, printable(detail))}")
+        self._is_drawn = True
 
     def loading(self, name: str, share: float) -> None:
         """Show how much of a model is loaded, or of the kernels compiled."""

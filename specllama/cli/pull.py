@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
@@ -36,14 +36,14 @@ def pull(given: Mapping[str, Any]) -> int:
     known, as_json = library(verify=not given.get("no_verify", False)), given.get("json", False)
     if DEMO in given["names"]:
         return _pull_demo(known, given)
-    found = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
-    todo = plan(known, found)
+    resolved = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
+    todo = plan(known, resolved)
     if given.get("dry_run"):
-        _show_plan(found, todo, as_json)
+        _show_plan(resolved, todo, as_json)
         return 0
-    paths = prepare_models(known, found, pair=len(found) == 2, force=given.get("force", False))
+    paths = prepare_models(known, resolved, pair=len(resolved) == 2, force=given.get("force", False))
     if as_json:
-        models = [{"name": f.name, "path": path} for f, path in zip(found, paths, strict=True)]
+        models = [{"name": f.name, "path": path} for f, path in zip(resolved, paths, strict=True)]
         console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
     else:
         console.data("".join(f"{path}\n" for path in paths))
@@ -98,12 +98,12 @@ def _resolved(known: Library, name: str) -> ResolvedModel:
         return here
 
 
-def _show_plan(found: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -> None:
+def _show_plan(models: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -> None:
     if as_json:
-        console.data(json.dumps(_object(found, todo)) + "\n")
+        console.data(json.dumps(_object(models, todo)) + "\n")
         return
     lines = []
-    for model in found:
+    for model in models:
         if model.path:
             lines.append(f"{model.name}: {model.path} is on disk")
         for file in model.parts:
@@ -119,8 +119,37 @@ def _show_plan(found: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) ->
     console.data("".join(f"{part}\n" for line in lines for part in wrapped(line, width, more="  ")))
 
 
-def _object(found: Sequence[ResolvedModel], todo: PullPlan) -> dict[str, Any]:
-    """Schema specllama.pull-plan/1; bytes."""
+class PlannedFile(TypedDict):
+    """A file of a model, and the bytes of it that are on disk."""
+
+    path: str
+    bytes: int
+    have: int
+    hash: str
+
+
+class PlannedModel(TypedDict):
+    """A model to download. path: None where it is not on disk."""
+
+    name: str
+    path: str | None
+    repo: str | None
+    commit: str | None
+    files: list[PlannedFile]
+
+
+class PlanReport(TypedDict):
+    """The object of `pull --dry-run --json`, schema specllama.pull-plan/1; sizes in bytes."""
+
+    schema: str
+    models: list[PlannedModel]
+    bytes: int
+    missing: int
+    free_disk: int | None
+    cache: str
+
+
+def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> PlanReport:
     have = {item.file.etag: item.have for item in todo.items}
     return {
         "schema": "specllama.pull-plan/1",
@@ -135,7 +164,7 @@ def _object(found: Sequence[ResolvedModel], todo: PullPlan) -> dict[str, Any]:
                     for f in model.parts
                 ],
             }
-            for model in found
+            for model in models
         ],
         "bytes": todo.n_bytes,
         "missing": todo.missing,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specllama.client.model_info import LoadInfo
 from specllama.core.gain import PlainRate, gain
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 
 _SOURCES = {"stored": ", stored", "compared": ", compared"}  # what else the speed of plain decoding is from
@@ -31,17 +31,17 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
 
 def _models(info: LoadInfo) -> list[str]:
     """The head and the draft model in words."""
-    draft, found = info.draft, list[str]()
+    draft, parts = info.draft, list[str]()
     if draft is None:
-        return found
+        return parts
     name = f"{printable(draft.name)} {draft.quant}"
     if info.head_in_target:
-        found.append(f"head of the model ({info.head})")
+        parts.append(f"head of the model ({info.head})")
     elif info.head:
-        found.append(f"head {name} ({info.head})")
+        parts.append(f"head {name} ({info.head})")
     if info.has_draft_model:
-        found.append(f"draft {name} (vocabulary {info.verdict})")
-    return found
+        parts.append(f"draft {name} (vocabulary {info.verdict})")
+    return parts
 
 
 def lines(
@@ -93,13 +93,13 @@ def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") 
     """
     if not _drafted(stats):
         return f"nothing was drafted: {off}" if off else "nothing was drafted"
-    found = gain(stats, plain)
-    if found.speedup is None:
-        return f"cannot tell: {found.reason}{f'; {advice}' if advice else ''}"
-    figure = f"{found.speedup:.2f}x plain ({plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')})"
-    if found.verdict == "alike":
+    measured = gain(stats, plain)
+    if measured.speedup is None:
+        return f"cannot tell: {measured.reason}{f'; {advice}' if advice else ''}"
+    figure = f"{measured.speedup:.2f}x plain ({plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')})"
+    if measured.verdict == "alike":
         return f"cannot tell: {figure} is too close to call"
-    return f"{found.verdict}: {figure}"
+    return f"{measured.verdict}: {figure}"
 
 
 def _drafted(stats: RunStats) -> int:
@@ -132,12 +132,12 @@ def as_json(
     info: LoadInfo,
     off_reason: str,
     ties_known: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
     null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
     ties_known: whether near-ties could be detected.
     """
-    found = gain(stats, plain)
+    measured = gain(stats, plain)
     models = {
         name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}
         if model is not None
@@ -171,9 +171,9 @@ def as_json(
         "plain_tps": _rounded(plain.tps),
         "plain_source": plain.source,
         "plain_rounds": plain.rounds,
-        "speedup": _rounded(found.speedup),
-        "speedup_range": [round(x, 4) for x in found.range] if found.range else None,
-        "verdict": found.verdict,
+        "speedup": _rounded(measured.speedup),
+        "speedup_range": [round(x, 4) for x in measured.range] if measured.range else None,
+        "verdict": measured.verdict,
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
         "near_ties": stats.near_ties if ties_known else None,

@@ -16,6 +16,7 @@ from specllama.client.client import EngineClient
 from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.models.sizes import size
 from specllama.rpc import endpoints as rpc
 
@@ -43,13 +44,13 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
             f"127.0.0.1 through a tunnel (ssh -N -L {port}:127.0.0.1:{port} THIS_MACHINE)"
         )
     with EngineClient(engine_log(None, request.verbose), console.note) as client:
-        found = client.serve(request)
-        for line in _lines(found):
+        serving = client.serve(request)
+        for line in _lines(serving):
             console.note(line)
         if given.get("json"):  # last: a program that waits for it may then end this process
-            console.data(json.dumps({"schema": SCHEMA, **_object(found)}) + "\n")
+            console.data(json.dumps({"schema": SCHEMA, **_object(serving)}) + "\n")
         else:
-            console.data(f"{found.endpoint}\n")
+            console.data(f"{serving.endpoint}\n")
         client.wait()
 
 
@@ -68,22 +69,22 @@ def _request(given: Mapping[str, Any]) -> protocol.Serve:
     )
 
 
-def _object(found: protocol.Serving) -> dict[str, Any]:
+def _object(serving: protocol.Serving) -> JsonObject:
     devices = [
         {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
-        for d in found.devices
+        for d in serving.devices
     ]
-    return {**asdict(found), "devices": devices}
+    return {**asdict(serving), "devices": devices}
 
 
-def _lines(found: protocol.Serving) -> list[str]:
+def _lines(serving: protocol.Serving) -> list[str]:
     """What the worker serves, and how to use it."""
-    lines = [f"RPC worker at {found.endpoint}, protocol {found.protocol}; Ctrl-C ends it"]
-    for d in found.devices:
+    lines = [f"RPC worker at {serving.endpoint}, protocol {serving.protocol}; Ctrl-C ends it"]
+    for d in serving.devices:
         memory = f"{size(d.free)} free of {size(d.total)}"
-        threads = f", threads {found.n_threads}" if d.name == "CPU" else ""
+        threads = f", threads {serving.n_threads}" if d.name == "CPU" else ""
         lines.append(f"{d.name}: {d.description}, {memory}{threads}")
-    if found.cache:
-        lines.append(f"tensors are kept in {found.cache}")
-    lines.append(f"to use it: specllama run --rpc {found.endpoint} -m main.gguf -p '...'")
+    if serving.cache:
+        lines.append(f"tensors are kept in {serving.cache}")
+    lines.append(f"to use it: specllama run --rpc {serving.endpoint} -m main.gguf -p '...'")
     return lines

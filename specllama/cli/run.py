@@ -21,6 +21,7 @@ from specllama.config import build, defaults
 from specllama.config.load import LoadSettings
 from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
@@ -73,7 +74,7 @@ def _loaded(values: Mapping[str, Any]) -> LoadSettings:
     return build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
 
 
-def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Generate:
+def _request(values: Mapping[str, Any], params: JsonObject) -> protocol.Generate:
     prompt = typed_prompt(values)
     if values.get("raw"):
         if "system_prompt" in values:

@@ -14,6 +14,7 @@ from specllama.cli.files import resolved
 from specllama.cli.progress import Progress
 from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
+from specllama.config.option import OptionValues
 from specllama.config.options import OF_ONE_MODEL
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
@@ -83,7 +84,7 @@ def serve(given: Mapping[str, Any]) -> int:
 
 def _settings(v: Mapping[str, Any]) -> ServerSettings:
     """The settings that a command line asks for. Raises UsageError, NotFoundError."""
-    given: dict[str, Any] = {
+    given: OptionValues = {
         "host": v.get("host"),
         "port": v.get("port"),
         "share_cache": v.get("share_cache"),

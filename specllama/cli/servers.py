@@ -34,16 +34,16 @@ _MARGIN_SECONDS = 10.0  # for a server to end after its requests have
 
 def ps(given: Mapping[str, Any]) -> int:
     """Print the servers that run and the models in their memory; returns 0."""
-    found = running()
+    servers = running()
     if given.get("json"):
-        console.data(json.dumps({"schema": "specllama.ps/1", "servers": [asdict(s) for s in found]}) + "\n")
+        console.data(json.dumps({"schema": "specllama.ps/1", "servers": [asdict(s) for s in servers]}) + "\n")
         return 0
     width = columns(sys.stdout)
-    if not found:
+    if not servers:
         lines = wrapped("no server runs; specllama serve starts one", width)
     else:
         head = ("address", "process", "model", "memory", "context", "slots", "unloaded")
-        lines = list(listing(head, [row for server in found for row in _rows(server)], width, (0, 1, 2)))
+        lines = list(listing(head, [row for server in servers for row in _rows(server)], width, (0, 1, 2)))
     console.data("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -84,23 +84,23 @@ def stop(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _chosen(found: Sequence[RunningServer], name: str | None, all_: bool) -> list[RunningServer]:
-    if not found and all_:
+def _chosen(servers: Sequence[RunningServer], name: str | None, all_: bool) -> list[RunningServer]:
+    if not servers and all_:
         console.data("no server runs\n")
-    elif not found:
+    elif not servers:
         raise NotFoundError("no server runs")
     if all_:
         if name is not None:
             raise UsageError(f"--all and {name} are both given")
-        return list(found)
+        return list(servers)
     if name is None:
-        if len(found) > 1:
-            names = ", ".join(server.url for server in found)
-            raise UsageError(f"{len(found)} servers run", f"name one of {names}, or all: --all")
-        return list(found)
-    chosen = [server for server in found if name in _names(server)]
+        if len(servers) > 1:
+            names = ", ".join(server.url for server in servers)
+            raise UsageError(f"{len(servers)} servers run", f"name one of {names}, or all: --all")
+        return list(servers)
+    chosen = [server for server in servers if name in _names(server)]
     if not chosen:
-        names = ", ".join(server.url for server in found)
+        names = ", ".join(server.url for server in servers)
         raise NotFoundError(f"no server {name} runs", f"there is {names}: specllama ps")
     if len(chosen) > 1:
         names = ", ".join(server.url for server in chosen)

@@ -13,6 +13,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.answer import engine_log
 from specllama.cli.download import library
+from specllama.cli.files import refuse_stdout
 from specllama.cli.formatting import columns, wrapped
 from specllama.cli.progress import Progress
 from specllama.client.client import EngineClient
@@ -46,14 +47,14 @@ def trim(given: Mapping[str, Any]) -> int:
     request = _request(given)
     try:
         with EngineClient(engine_log(None, False), console.note) as client, Progress(delay=1.0) as progress:
-            found = client.trim(request, lambda what, share: progress.show(what, share, "", stage=what))
+            trimmed = client.trim(request, lambda what, share: progress.show(what, share, "", stage=what))
     finally:
         Path(request.temporary).unlink(missing_ok=True)
     if given.get("json"):
-        report = {"schema": SCHEMA, "source": request.source, "path": request.out, **asdict(found)}
+        report = {"schema": SCHEMA, "source": request.source, "path": request.out, **asdict(trimmed)}
         console.data(json.dumps(report) + "\n")
         return 0
-    for line in _lines(request, found):
+    for line in _lines(request, trimmed):
         console.data("".join(f"{part}\n" for part in wrapped(line, columns(sys.stdout))))
     return 0
 
@@ -65,6 +66,7 @@ def _request(given: Mapping[str, Any]) -> Trim:
     if not source.path:
         raise UsageError(f"{given['draft']} is not on this disk", f"specllama pull {given['draft']}")
     out = os.path.expanduser(given["out"])
+    refuse_stdout(out, "OUT")
     if not out:
         raise UsageError("OUT is empty", "name the file to write")
     if os.path.isdir(out) or not os.path.basename(out):
@@ -92,26 +94,28 @@ def _request(given: Mapping[str, Any]) -> Trim:
     )
 
 
-def _lines(request: Trim, found: Trimmed) -> list[str]:
+def _lines(request: Trim, trimmed: Trimmed) -> list[str]:
     """What was written, and what is known about it."""
     name = printable(request.out)
     lines = [
-        f"{name}: {found.n_kept} of {found.n_vocab} tokens; a step reads {size(found.step_bytes)} "
-        f"instead of {size(found.source_step_bytes)} of weights"
+        f"{name}: {trimmed.n_kept} of {trimmed.n_vocab} tokens; a step reads {size(trimmed.step_bytes)} "
+        f"instead of {size(trimmed.source_step_bytes)} of weights"
     ]
-    if found.coverage is not None:
-        lines.append(f"its tokens are {100 * found.coverage:.1f} % of those in the given texts")
-    lines.append(_verified(request, found))
-    if not found.exact_context and request.type == "":
+    if trimmed.coverage is not None:
+        lines.append(f"its tokens are {100 * trimmed.coverage:.1f} % of those in the given texts")
+    lines.append(_verified(request, trimmed))
+    if not trimmed.exact_context and request.type == "":
         lines.append("tokens that it lacks are replaced by others in what it reads")
     lines.append(f"to use it: specllama run -m MAIN -md {name} -p '...'")
     return lines
 
 
-def _verified(request: Trim, found: Trimmed) -> str:
-    if found.difference is None:
+def _verified(request: Trim, trimmed: Trimmed) -> str:
+    if trimmed.difference is None:
         return "compared with its source: the same weights; llama.cpp loads it"
-    rows = f"compared with its source: {found.verified} rows of logits are"
+    rows = f"compared with its source: {trimmed.verified} rows of logits are"
     if request.type:
-        return f"{rows} within {found.difference:.2g}, as the output matrix is {request.type} now"
-    return f"{rows} equal, bit for bit" if found.difference == 0 else f"{rows} within {found.difference:.2g}"
+        return f"{rows} within {trimmed.difference:.2g}, as the output matrix is {request.type} now"
+    return (
+        f"{rows} equal, bit for bit" if trimmed.difference == 0 else f"{rows} within {trimmed.difference:.2g}"
+    )

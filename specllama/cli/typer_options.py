@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 import typer.core
@@ -46,16 +46,16 @@ class CommandEntry:
     def table(self) -> Sequence[Option]:
         """The options and arguments of this command."""
         module, _, name = self.options.partition(":")
-        found: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
-        return found
+        options: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
+        return options
 
     def function(self) -> Callable[[Mapping[str, Any]], int | None]:
         """The function that runs it."""
         module, _, name = self.code.partition(":")
-        found: Callable[[Mapping[str, Any]], int | None] = getattr(
+        command: Callable[[Mapping[str, Any]], int | None] = getattr(
             importlib.import_module(f"specllama.cli.{module}"), name
         )
-        return found
+        return command
 
     def examples(self) -> str:
         """Its example command lines, "" without any."""
@@ -179,10 +179,25 @@ def _callback(entry: CommandEntry) -> Callable[..., None]:
     return command
 
 
+class _Shared(TypedDict):
+    """What typer.Option and typer.Argument are both given."""
+
+    help: str
+    metavar: str | None
+    rich_help_panel: str
+    show_default: bool
+    autocompletion: NotRequired[Callable[[str], list[str]]]
+    parser: NotRequired[Callable[[str], Any]]
+
+
 def _annotation(o: Option) -> Any:
     kind: Any = list[o.kind] if o.many else o.kind  # type: ignore[name-defined]
-    shared: dict[str, Any] = {"help": o.help, "metavar": o.metavar, "rich_help_panel": o.panel}
-    shared["show_default"] = False
+    shared: _Shared = {
+        "help": o.help,
+        "metavar": o.metavar,
+        "rich_help_panel": o.panel,
+        "show_default": False,
+    }
     if o.completes:
         from specllama.cli.completion import completer
 
@@ -251,8 +266,8 @@ def format_examples(entry: CommandEntry, formatter: Any) -> None:
         formatter.write_paragraph()
     for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
         part = list(group)
-        found = part if verbatim else wrapped(" ".join(part), formatter.width)
-        formatter.write("".join(f"{line}\n" for line in found))
+        formatted = part if verbatim else wrapped(" ".join(part), formatter.width)
+        formatter.write("".join(f"{line}\n" for line in formatted))
 
 
 def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
@@ -62,6 +62,15 @@ class _File(NamedTuple):
     verify: Callable[[Callable[[int], None]], bool]
 
 
+class VerifiedFile(TypedDict):
+    """A file and whether it is intact, None where its hash is unknown. reason: why it is not, else ""."""
+
+    name: str
+    path: str
+    ok: bool | None
+    reason: str
+
+
 def _files(model: InstalledModel) -> Iterator[_File]:
     for file in model.files:
         yield _File(model.name, file.link, partial(verify_file, file))
@@ -72,8 +81,8 @@ def _verify_demo(demo: DemoStore, progress: Callable[[int], None]) -> bool:
     return True
 
 
-def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
-    """Each file and whether it is intact, None where its hash is unknown. damaged: collects the errors."""
+def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[VerifiedFile]:
+    """The files after their verification. damaged: collects the errors."""
     display = DownloadProgress()
     total, done = sum(file.path.stat().st_size for file in todo), 0
     for file in todo:

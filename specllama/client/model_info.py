@@ -6,7 +6,6 @@ Plain data that crosses the pipe; knows no messages.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from specllama.calls.channels import ChannelReader
 from specllama.calls.formats import choose, named
@@ -14,6 +13,7 @@ from specllama.calls.pieces import CallReader
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled
+from specllama.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ class LoadInfo:
         notes = tuple(note.spelled(spelling) for note in self.notes)
         return replace(self, notes=notes, off_reason=spelled(self.off_reason, spelling))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """As plain data with the keys that `LLM.info` has."""
-        found = {name: value for name, value in asdict(self).items() if name != "details"}
+        fields = {name: value for name, value in asdict(self).items() if name != "details"}
         renamed = {
-            "most_drafted": found.pop("longest_draft"),
-            "reason": found.pop("off_reason"),
-            "chat_template": found.pop("template_works"),
+            "most_drafted": fields.pop("longest_draft"),
+            "reason": fields.pop("off_reason"),
+            "chat_template": fields.pop("template_works"),
         }
-        return found | {
+        return fields | {
             **renamed,
             "drafters": list(self.drafters),
             "notes": [str(note) for note in self.notes],

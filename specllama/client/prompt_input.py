@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.calls.tools import Tools
+from specllama.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class ChatInput:
     process, of these messages or of the first of them.
     """
 
-    messages: list[dict[str, Any]]
-    variables: dict[str, Any] = field(default_factory=dict)
+    messages: list[JsonObject]
+    variables: JsonObject = field(default_factory=dict)
     tools: Tools | None = None
     prefix: str = ""
     prefix_thought: str = ""

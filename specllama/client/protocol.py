@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, TypedDict, get_args
 
 from specllama.client import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
@@ -25,6 +25,7 @@ from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 from specllama.prefix_disk.scopes import LOCAL
 
 
@@ -62,7 +63,8 @@ class Generate:
     request; they take turns with those of other requests. owner: who asks, in words that are no secret.
     Nothing that was cached or kept for an owner is used for another one. memory: whether drafts are made from
     earlier texts of the owner, and later ones from this text. share_cache: reuse the caches of all owners
-    that share theirs, and let them reuse this one's. choices: more answers to the same prompt, which is
+    that share theirs, and let them reuse this one's. reuse: False evaluates all of the prompt, and no request
+    reuses what it caches. choices: more answers to the same prompt, which is
     rendered and tokenised once; each is a generation of its own. text_biases: added to the logits of all
     tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is reported,
     and before it the place in the queue. show_rejected: deltas have the rejected draft tokens. final_probs:
@@ -78,7 +80,7 @@ class Generate:
 
     id: int
     prompt: PromptInput
-    params: dict[str, Any] = field(default_factory=dict)
+    params: JsonObject = field(default_factory=dict)
     speculate: bool = True
     forced: str | list[int] | None = None
     draft_max: int | None = None
@@ -87,6 +89,7 @@ class Generate:
     owner: str = ""
     memory: bool = True
     share_cache: bool = False
+    reuse: bool = True
     choices: list[Choice] = field(default_factory=list)
     text_biases: dict[str, float] = field(default_factory=dict)
     show_prompt: bool = False
@@ -384,11 +387,26 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """From the engine: a generation waits for a slot. place: 1 for the one that gets the next slot."""
+    """From the engine: a generation waits for a slot. queue_rank: 1 for the one that gets the next slot."""
 
     id: int
     n_prompt: int
-    place: int
+    queue_rank: int
+
+
+class CandidateRecord(TypedDict):
+    """A CandidateLogprob as JSON."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+
+
+class PositionRecord(CandidateRecord):
+    """The token that was emitted at a position, with the likeliest ones there."""
+
+    top_logprobs: list[CandidateRecord]
 
 
 class CandidateLogprob(NamedTuple):
@@ -401,9 +419,9 @@ class CandidateLogprob(NamedTuple):
     bytes: list[int]
     logprob: float | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> CandidateRecord:
         """As programs read it."""
-        return self._asdict()
+        return {"id": self.id, "token": self.token, "bytes": self.bytes, "logprob": self.logprob}
 
 
 class PositionLogprobs(NamedTuple):
@@ -415,7 +433,7 @@ class PositionLogprobs(NamedTuple):
     top: list[CandidateLogprob]
     length: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PositionRecord:
         """As `run --json` shows it."""
         return {**self.chosen.to_dict(), "top_logprobs": [c.to_dict() for c in self.top]}
 
@@ -483,7 +501,7 @@ class Done:
 class Failed:
     """From the engine: a request (or, without id, the load) failed. error: SpecllamaError.to_dict()."""
 
-    error: dict[str, Any]
+    error: JsonObject
     id: int | None = None
 
 
@@ -579,7 +597,7 @@ def decode(line: bytes) -> Message:
 def request_id(line: bytes) -> int | None:
     """The id in a line that `decode` refuses, for whoever waits for an answer; None where there is none."""
     try:
-        found = json.loads(line)[1]["id"]
+        id_ = json.loads(line)[1]["id"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, int) else None
+    return id_ if isinstance(id_, int) else None

@@ -71,16 +71,16 @@ class GenerationResult:
         """A delta with the text that the reader has found."""
         if self._collector is None:
             return delta
-        found = self._collector.push(delta.text, delta.runs, last=self.done is not None)
-        return delta._replace(text=found.text, runs=list(found.runs))
+        piece = self._collector.push(delta.text, delta.runs, last=self.done is not None)
+        return delta._replace(text=piece.text, runs=list(piece.runs))
 
     def release(self) -> TextPiece | None:
         """The text that the reader still holds back where no Done has come; None if there is none."""
         if self._collector is None or self.done is not None:
             return None
-        found = self._collector.push("", (), last=True)
-        self.text += found.text
-        return found if found.text else None
+        piece = self._collector.push("", (), last=True)
+        self.text += piece.text
+        return piece if piece.text else None
 
     @property
     def calls(self) -> Sequence[ReadCall]:

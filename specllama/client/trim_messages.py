@@ -32,11 +32,12 @@ class Trim:
 class Trimmed:
     """From the engine: the file is written and verified.
 
-    n_kept, n_vocab: tokens. coverage: share of the tokens of the texts that are kept, None without texts.
-    source_bytes, n_bytes: of the files. source_step_bytes, step_bytes: of the weights that a step reads, of
-    source and copy. verified: rows of logits that are the source's, bit for bit unless the output has another
-    type. difference: the greatest one of logits, None where rows were not compared. exact_context: whether
-    the draft reads tokens that it lacks as its source does.
+    n_kept, n_vocab: tokens of the copy, and of the source's vocabulary. coverage: share of the tokens of
+    the texts that are kept, None without texts. source_bytes, n_bytes: of the files. source_step_bytes,
+    step_bytes: of the weights that a step reads, of source and copy. verified: rows of logits that are
+    the source's, bit for bit unless the output has another type. difference: the greatest one of logits,
+    None where rows were not compared. exact_context: whether the draft reads tokens that it lacks as its
+    source does.
     """
 
     n_kept: int

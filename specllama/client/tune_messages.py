@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.client.model_info import ModelInfo
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
+from specllama.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Tune:
     drafts: list[ModelSettings] = field(default_factory=list)
     n_tokens: int | None = None
     raw: bool = False
-    variables: dict[str, Any] = field(default_factory=dict)
+    variables: JsonObject = field(default_factory=dict)
     ignore_load: bool = False
 
 
@@ -201,7 +201,7 @@ class TuneMeasurement:
     """From the engine: a part of what a Tune has measured, again where there is more of it."""
 
     id: int
-    found: TunePart
+    part: TunePart
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Any, Literal, TypedDict
 from specllama.config.build import assemble
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings
 from specllama.config.load_options import Layers
+from specllama.config.option import OptionValues
 from specllama.config.options import as_argument, option_named
 from specllama.config.setting import DRAFT, Setting
-from specllama.config.values import draft_tokens_of, layers_of, names_of, of_kind
+from specllama.config.values import draft_tokens_of, layers_of, of_kind
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import SpecllamaError, UsageError
 
@@ -48,7 +49,7 @@ def settings_of_arguments(
     max_num_seqs: int,
     max_model_len: int | None,
     n_gpu_layers: Layers,
-    drafters: Sequence[str],
+    drafters: Sequence[str] | str,
     chat_template: str | None,
     exact: bool,
     options: Mapping[str, Any],
@@ -67,7 +68,7 @@ def settings_of_arguments(
             {**target, "n_gpu_layers": layers_of(n_gpu_layers, "n_gpu_layers")},
             draft,
             n_slots=max_num_seqs,
-            drafters=names_of(drafters, "drafters"),
+            drafters=LOAD_SETTINGS["drafters"].accept(drafters, "drafters"),
             draft_max=draft_tokens_of(num_speculative_tokens, "draft_max"),
             exact=of_kind(exact, "exact", "bool"),
             chat_template=LOAD_SETTINGS["chat_template"].accept(chat_template, "chat_template"),
@@ -98,7 +99,7 @@ def speculative(
     return config.get("model", "auto"), config.get("num_speculative_tokens", "auto")
 
 
-def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+def _known(options: Mapping[str, Any]) -> OptionValues:
     """The options after a check of names and types, in their final form. Raises UsageError, NotFoundError."""
     for name in options:
         if name not in OPTIONS:

@@ -15,15 +15,19 @@ from typing import Any
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
-from specllama.config.options import IN_PROJECTS, LONG_FLAGS, STORED
+from specllama.config.option import OptionValues
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS, SEPARATED, STORED
 from specllama.config.setting import DRAFT, Setting
 from specllama.config.text_file import read_text
 from specllama.config.values import disk_bytes
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
+from specllama.json_types import JsonObject
 
-KINDS: sources.Kinds = {name: (o.kind, o.many, o.values) for name, o in STORED.items()}
+KINDS: sources.Kinds = {
+    name: sources.ValueKind(o.kind, o.many, o.values, name in SEPARATED) for name, o in STORED.items()
+}
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
@@ -73,13 +77,13 @@ def assemble(
     )
 
 
-def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
+def sampling(v: Mapping[str, Any]) -> JsonObject:
     """The fields of SamplingParams that are set; the others are the model's or the defaults. v: option values
     by name, as on a command line. Raises UsageError, NotFoundError.
     """
     with _placed(v):
         params = {name: v[name] for name in PARAMETERS if name in v}
-        if params.get("seed") == -1:
+        if "seed" in params and not _is_seed(params["seed"]):
             del params["seed"]
         if "logit_bias" in params:
             params["logit_bias"] = dict(_bias(text) for text in params["logit_bias"])
@@ -88,6 +92,16 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
         params |= _structure(v)
         SamplingParams.merge(params)
         return params
+
+
+def _is_seed(value: int) -> bool:
+    """Whether a value is a seed, and not -1, for which a random one is taken. Raises UsageError."""
+    highest = int(PARAMETERS["seed"].high)
+    if not -1 <= value <= highest:
+        raise UsageError(
+            f"must be a whole number from 0 to {highest}, or -1 for a random one, not {value}", option="seed"
+        )
+    return value != -1
 
 
 @contextlib.contextmanager
@@ -127,13 +141,13 @@ def _model_name(v: Mapping[str, Any], path: str, repo: str, default: str) -> str
     return "hf:" + str(v[repo]).removeprefix("hf:")
 
 
-def _fields(table: Mapping[str, Setting], v: Mapping[str, Any], suffix: str = "") -> dict[str, Any]:
+def _fields(table: Mapping[str, Setting], v: Mapping[str, Any], suffix: str = "") -> OptionValues:
     """The fields that option values set, for the target or (suffix DRAFT) for the draft."""
-    found = {name: (entry, entry.given(v, suffix)) for name, entry in table.items()}
-    return {name: entry.read(given) for name, (entry, given) in found.items() if given}
+    values = {name: (entry, entry.given(v, suffix)) for name, entry in table.items()}
+    return {name: entry.read(given) for name, (entry, given) in values.items() if given}
 
 
-def _structure(v: Mapping[str, Any]) -> dict[str, Any]:
+def _structure(v: Mapping[str, Any]) -> OptionValues:
     """The schema or grammar that is read from a file. Raises UsageError if more than one is given."""
     names = ("json_schema", "json_schema_file", "grammar", "grammar_file")
     given = [name for name in names if name in v]
@@ -150,7 +164,7 @@ def _bias(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
-def _steps(letters: str) -> dict[str, Any]:
+def _steps(letters: str) -> OptionValues:
     """The parameters that --sampling-seq stands for."""
     try:
         return with_steps(letters)

@@ -17,16 +17,16 @@ def unescaped(text: str, name: str) -> str:
     name: of the option. Raises UsageError if the bytes are no text.
     """
     data = text.encode("utf-8", "surrogateescape")  # an argument may have bytes that are not UTF-8
-    found = _ESCAPE.sub(_character, data)
-    if found == data:
+    processed = _ESCAPE.sub(_character, data)
+    if processed == data:
         return text
     problem = UsageError(
         r"has escapes \x that make no text", "each character has to be whole UTF-8", option=name
     )
-    if b"\0" in found:
+    if b"\0" in processed:
         raise problem
     try:
-        return found.decode("utf-8", "strict" if _is_text(text) else "surrogateescape")
+        return processed.decode("utf-8", "strict" if _is_text(text) else "surrogateescape")
     except UnicodeDecodeError:
         raise problem from None
 

@@ -28,8 +28,8 @@ class LoadOptions(TypedDict, total=False):
     n_threads_batch: int
     n_batch: int
     n_ubatch: int
-    devices: Sequence[str]
-    tensor_split: Sequence[float]
+    devices: Sequence[str] | str
+    tensor_split: Sequence[float] | str
     split_mode: str
     tensor_parallel_size: int
     main_gpu: int
@@ -45,7 +45,7 @@ class LoadOptions(TypedDict, total=False):
     n_threads_draft: int
     n_threads_batch_draft: int
     n_gpu_layers_draft: Layers
-    devices_draft: Sequence[str]
+    devices_draft: Sequence[str] | str
     override_tensor_draft: Sequence[tuple[str, str]]
     n_cpu_moe_draft: int
     cache_type_k_draft: str

@@ -255,9 +255,9 @@ def named_template(given: str) -> str:
 
     No template is a single word: it would show no messages.
     """
-    found = _NAMED.get(given)
-    if found is not None:
-        return found.jinja() if isinstance(found, _Turns) else found()
+    template = _NAMED.get(given)
+    if template is not None:
+        return template.jinja() if isinstance(template, _Turns) else template()
     if _NAME.fullmatch(given):
         raise UsageError(
             f"{option('chat_template')}: {given!r} is no template, and no name of one: {', '.join(NAMES)}",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 GGUF, DOWNLOADED, RUNNING, KEPT, CHATS = "*.gguf", "downloaded", "running", "kept", "chats"  # in `completes`
 LIST = ","
+OptionValues = dict[str, Any]
+"""Values of options by name, each of its option's kind; checked when settings are made of them."""
 
 
 class Scope(Enum):

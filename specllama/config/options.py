@@ -24,8 +24,8 @@ def _loading(panel: str, measuring: bool = True) -> list[Option]:
     """The load options of a panel, each followed by the draft's own. measuring: those of commands that
     measure, or else the others.
     """
-    found = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
-    return [option for option in found if option.panel == panel]
+    options = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
+    return [option for option in options if option.panel == panel]
 
 
 PROMPT = table(
@@ -324,6 +324,10 @@ LONG_FLAGS: Mapping[str, str] = {
     if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
 }
 """Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
+SEPARATED = frozenset(
+    o.name for s in _SETTINGS if s.form is not None and s.form.separated for o in (*s.options, *s.draft)
+)
+"""Options whose text has items separated by commas, which files may also write as an array."""
 IN_PROJECTS = frozenset(o.name for o in STORED.values() if o.scope is Scope.PROJECT)
 """Those of STORED that a project's specllama.toml may set."""
 OF_ONE_MODEL = frozenset(o.name for o in STORED.values() if o.scope is Scope.MODEL)

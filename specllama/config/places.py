@@ -44,10 +44,10 @@ def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
         "data": platformdirs.user_data_dir,
     }[kind]
     try:
-        found = Path(find("specllama", appauthor=False))
+        directory = Path(find("specllama", appauthor=False))
     except RuntimeError:
         return NOWHERE
-    return found if found.is_absolute() else NOWHERE
+    return directory if directory.is_absolute() else NOWHERE
 
 
 def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -65,12 +65,12 @@ def close_to_others(path: Path) -> None:
     """Make a directory that others may enter the user's alone. Raises OSError, also for one that belongs to
     somebody else.
     """
-    found = os.stat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    info = os.stat(path)
+    if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(20, "not a directory", str(path))
-    if found.st_uid != os.geteuid():
+    if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user", str(path))
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(info.st_mode) & 0o077:
         path.chmod(0o700)
 
 

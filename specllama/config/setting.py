@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from specllama.config.option import Option, Scope, row
+from specllama.config.option import Option, OptionValues, Scope, row
 from specllama.config.values import NEGATED, Form, of_kind
 from specllama.errors import UsageError
 
@@ -46,7 +46,7 @@ class Setting:
         """The type of the argument, as written in source."""
         return self.type if self.form is None else self.form.hint
 
-    def given(self, values: Mapping[str, Any], suffix: str = "") -> dict[str, Any]:
+    def given(self, values: Mapping[str, Any], suffix: str = "") -> OptionValues:
         """Those of these option values that set it. suffix: DRAFT for the draft's."""
         names = [option.name for option in (self.draft if suffix else self.options)]
         return {name: values[name] for name in names if name in values}

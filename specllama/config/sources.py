@@ -10,8 +10,9 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from specllama.config.option import OptionValues
 from specllama.config.places import from_variable, home, user_directory, working_directory
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
@@ -28,11 +29,24 @@ _OF_SERVICE = re.compile(
     + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*")
-# Option name to (type of a value, whether it is a list, all values in words or "").
-Kinds = Mapping[str, tuple[type, bool] | tuple[type, bool, str]]
 
 
-class Values(dict[str, Any]):
+class ValueKind(NamedTuple):
+    """How files and the environment write an option. type: of a value. many: whether it is a list. words: all
+    values in words, or "". separated: whether a text has items separated by commas, which files may also
+    write as an array.
+    """
+
+    type: type
+    many: bool = False
+    words: str = ""
+    separated: bool = False
+
+
+Kinds = Mapping[str, ValueKind]
+
+
+class Values(OptionValues):
     """Option values by name. origins: where a value from a file or the environment was set, as text that can
     start a message. project: the project's file, if it sets any. ignored: variables that are a service's.
     """
@@ -162,8 +176,7 @@ def read_file(path: Path, kinds: Kinds, aliases: Mapping[str, str] = {}, links: 
             raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds, aliases))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
-        kind, many, *words = kinds[name]
-        values[name] = _checked(value, kind, many, f"{where}: {key}", *words)
+        values[name] = _checked(value, kinds[name], f"{where}: {key}")
         values.origins[name] = f"{where}: {key}"
     return values
 
@@ -185,11 +198,12 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[
             raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds, aliases))
         if name in values:
             raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
-        kind, many = kinds[name][:2]
-        if many:
-            values[name] = [_parsed(part.strip(), kind, variable) for part in text.split(",") if part.strip()]
+        kind = kinds[name]
+        if kind.many:
+            parts = [part.strip() for part in text.split(",")]
+            values[name] = [_parsed(part, kind.type, variable) for part in parts if part]
         else:
-            values[name] = _parsed(text, kind, variable)
+            values[name] = _parsed(text, kind.type, variable)
         values.origins[name] = variable
     return values
 
@@ -207,10 +221,12 @@ def _parsed(text: str, kind: type, where: str) -> Any:
         raise ConfigError(f"{where} must be {_NAMES[kind]}, not {text!r}") from None
 
 
-def _checked(value: Any, kind: type, many: bool, where: str, words: str = "") -> Any:
-    if many:
-        items = value if isinstance(value, list) else [value]
-        return [_checked(item, kind, False, where, words) for item in items]
+def _checked(value: Any, form: ValueKind, where: str) -> Any:
+    kind = form.type
+    if form.many or (form.separated and isinstance(value, list)):
+        one = form._replace(many=False, separated=False)
+        items = [_checked(item, one, where) for item in (value if isinstance(value, list) else [value])]
+        return items if form.many else ",".join(items)
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ConfigError(f"{where} is a number with too many digits")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -218,7 +234,8 @@ def _checked(value: Any, kind: type, many: bool, where: str, words: str = "") ->
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} must be {words or _NAMES[kind]}, not {quoted(value)}")
+        expected = form.words or _NAMES[kind] + (" or a list" if form.separated else "")
+        raise ConfigError(f"{where} must be {expected}, not {quoted(value)}")
     return value
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from specllama.config.places import from_variable, user_directory
 from specllama.config.whole_file import write_whole
+from specllama.json_types import JsonObject
 
 SCHEMA = 1
 # If decodes of this many rows are bit-equal to single rows, wider ones that are not need not be used.
@@ -22,6 +23,20 @@ _MAX_BYTES = 4 << 20  # of a file; specllama writes no larger ones
 def cache_dir() -> Path:
     """The cache directory: SPECLLAMA_CACHE, else the user's cache directory for specllama."""
     return from_variable(os.environ, "SPECLLAMA_CACHE") or user_directory("cache")
+
+
+def stored_object(path: Path) -> JsonObject:
+    """The object in a file of a store. Raises OSError; ValueError and RecursionError for a malformed file,
+    one of another version, and one that is longer than any that specllama writes.
+    """
+    with path.open("rb") as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise ValueError("too long")
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError("not a file of this version")
+    return data
 
 
 class Store:
@@ -38,18 +53,11 @@ class Store:
         text = json.dumps(key, sort_keys=True, default=str)
         return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
-    def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, key: Mapping[str, Any]) -> JsonObject:
         """The values stored under the key; empty if there are none. A malformed file is renamed."""
         path = self.path(key)
         try:
-            if not path.is_file():
-                return {}
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError("too long")
-            data = json.loads(path.read_bytes())
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                raise ValueError("not a calibration file of this version")
-            return data
+            return stored_object(path) if path.is_file() else {}
         except OSError:
             return {}
         except (ValueError, RecursionError):

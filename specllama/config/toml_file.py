@@ -18,6 +18,7 @@ from typing import Any
 
 from specllama.config.text_file import TextProblem, decoded
 from specllama.errors import ConfigError
+from specllama.json_types import JsonObject
 
 MAX_BYTES = 256 << 10  # of a file
 MAX_PARTS = 8  # of a dotted key
@@ -48,7 +49,7 @@ class TomlFile:
 
     path: Path
     text: str
-    data: dict[str, Any]
+    data: JsonObject
     lines: dict[KeyPath, int]
 
     def where(self, *keys: str | int) -> str:
@@ -121,11 +122,11 @@ def quoted(value: Any) -> str:
 
 def _lines(path: Path, text: str) -> dict[KeyPath, int]:
     """The line of each key. Raises ConfigError for too deep nesting; stops where the text cannot be TOML."""
-    found: dict[KeyPath, int] = {}
+    lines: dict[KeyPath, int] = {}
     for line, keys in _Statements(path, text):
         for n in range(1, len(keys) + 1):
-            found.setdefault(keys[:n], line)
-    return found
+            lines.setdefault(keys[:n], line)
+    return lines
 
 
 class _Statements:
@@ -140,7 +141,7 @@ class _Statements:
         line, keys, brackets, depth, n_parts, was_dot = 1, list[str](), 0, 0, 0, False
         in_value = False
         for token in _TOKEN.finditer(self._text):
-            kind, found = token.lastgroup, token[0]
+            kind, text = token.lastgroup, token[0]
             if kind in ("open", "stray"):
                 return  # a text without an end: tomllib gets no further either
             if kind == "blank":
@@ -150,17 +151,17 @@ class _Statements:
                 if n_parts > MAX_PARTS:
                     self._fail(line, f"a key has more than {MAX_PARTS} parts")
                 if not in_value and kind == "key":
-                    keys.append(_unquoted(found))
-            elif found == ".":
+                    keys.append(_unquoted(text))
+            elif text == ".":
                 was_dot = True
-            elif found in "[{":
+            elif text in "[{":
                 depth += 1
                 if depth > MAX_DEPTH:
                     self._fail(line, f"arrays are nested more than {MAX_DEPTH} deep")
                 brackets += not in_value and not keys
-            elif found in "]}":
+            elif text in "]}":
                 depth -= depth > 0
-            elif found == "=" and not in_value:
+            elif text == "=" and not in_value:
                 in_value = True
                 if keys:
                     yield line, (*self._table, *keys)
@@ -168,7 +169,7 @@ class _Statements:
                 if not in_value and brackets and keys:
                     yield line, self._header(keys, brackets == 2)
                 keys, brackets, in_value = [], 0, False
-            line += found.count("\n")
+            line += text.count("\n")
         if not in_value and brackets and keys and depth == 0:
             yield line, self._header(keys, brackets == 2)
 

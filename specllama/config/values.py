@@ -25,12 +25,14 @@ _MOST_BYTES = 2**60
 @dataclass(frozen=True, slots=True)
 class Form:
     """How the values of an option are written. text: from the text on a command line. python: from what
-    Python gives. hint: the type of the latter, as written in source. All raise UsageError.
+    Python gives. hint: the type of the latter, as written in source. Both raise UsageError. separated:
+    whether the text has items separated by commas, which files may also write as an array.
     """
 
     text: Callable[[Any, str], Any]
     python: Callable[[Any, str], Any]
     hint: str
+    separated: bool = False
 
 
 def _layers(text: str, name: str) -> int:
@@ -66,13 +68,13 @@ def names_of(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _overrides(texts: list[str], name: str) -> tuple[tuple[str, str], ...]:
-    found = []
+    overrides = []
     for part in ",".join(texts).split(","):
         pattern, equals, buffer = part.rpartition("=")
         if not equals or not pattern or not buffer:
             raise UsageError(f"must be PATTERN=BUFFER, not {part!r}", option=name)
-        found.append((pattern, buffer))
-    return tuple(found)
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
 
 
 def _shares(text: str, name: str) -> tuple[float, ...]:
@@ -80,6 +82,17 @@ def _shares(text: str, name: str) -> tuple[float, ...]:
         return tuple(float(part) for part in re.split("[,/]", text) if part.strip())
     except ValueError:
         raise UsageError(f"must be numbers separated by commas, not {text!r}", option=name) from None
+
+
+def _separated(text: Callable[[str, str], Any], items: Callable[[Any, str], Any], item: str) -> Form:
+    """The form of a list that Python gives as its items, or as the text of a command line. text, items: read
+    these. item: the type of one.
+    """
+
+    def read(value: Any, name: str) -> Any:
+        return text(value, name) if isinstance(value, str) else items(value, name)
+
+    return Form(text, read, f"Sequence[{item}] | str", separated=True)
 
 
 def _list_of(shape: str, item: Callable[[Any], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
@@ -115,15 +128,15 @@ def _adapters(paths: list[str], name: str) -> tuple[tuple[str, float], ...]:
 
 
 def _scaled_adapters(texts: list[str], name: str) -> tuple[tuple[str, float], ...]:
-    found = []
+    adapters = []
     for text in texts:
         path, _, given = text.rpartition(":")
         try:
             scale = float(given)
         except ValueError:
             raise UsageError(f"must be FILE:SCALE, not {text!r}", option=name) from None
-        found.append((existing_file(path, name), scale))
-    return tuple(found)
+        adapters.append((existing_file(path, name), scale))
+    return tuple(adapters)
 
 
 def existing_file(path: str, name: str) -> str:
@@ -131,17 +144,21 @@ def existing_file(path: str, name: str) -> str:
     if not path or "\0" in path:
         raise UsageError("needs the path of a file", option=name)
     try:
-        found = expanded(path)
-        there = found.exists()
+        file = expanded(path)
+        there = file.exists()
     except OSError as error:
         raise UsageError(f": {path} cannot be used: {error.strerror or error}", option=name) from None
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
-    return str(found)
+    return str(file)
 
 
-def _endpoints(value: Any, name: str) -> tuple[str, ...]:
-    return endpoints(value if isinstance(value, str) else names_of(value, name))
+def _endpoints(text: str, _name: str) -> tuple[str, ...]:
+    return endpoints(text)
+
+
+def _endpoints_of(value: Any, name: str) -> tuple[str, ...]:
+    return endpoints(names_of(value, name))
 
 
 def disk_bytes(text: str, name: str = "cache_disk") -> int:
@@ -176,7 +193,11 @@ def _size(parse: Callable[[str, str], int]) -> Form:
 
 
 def _drafters(text: str, name: str) -> tuple[str, ...]:
-    names = _names(text, name)
+    return _drafters_of(_names(text, name), name)
+
+
+def _drafters_of(value: Any, name: str) -> tuple[str, ...]:
+    names = names_of(value, name)
     if names == ("none",):
         return ()
     for one in names:
@@ -255,13 +276,13 @@ def _tree(given: Any, name: str) -> int | None:
 
 
 LAYERS = Form(_layers, layers_of, "Layers")
-NAMES = Form(_names, names_of, "Sequence[str]")
+NAMES = _separated(_names, names_of, "str")
 OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]")
-SHARES = Form(_shares, _list_of("numbers", float), "Sequence[float]")
+SHARES = _separated(_shares, _list_of("numbers", float), "float")
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]")
-ENDPOINTS = Form(_endpoints, _endpoints, "Sequence[str] | str")
+ENDPOINTS = _separated(_endpoints, _endpoints_of, "str")
 DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(ram_bytes)
-DRAFTER_NAMES = Form(_drafters, names_of, "Sequence[str]")
+DRAFTER_NAMES = _separated(_drafters, _drafters_of, "str")
 DRAFT_TOKENS = Form(_draft_max, draft_tokens_of, 'int | Literal["auto"]')
 TREE = Form(_tree, _tree, 'int | Literal["auto", "off"]')
 TEMPLATE = Form(_template, _template, "str")

@@ -4,7 +4,7 @@ file.
 
 from __future__ import annotations
 
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, UsageError, option
 from specllama.gguf.check import (
     check_architecture,
     check_attention,
@@ -17,26 +17,34 @@ from specllama.gguf.check import (
 )
 from specllama.gguf.header import Header
 from specllama.gguf.tensors import tensor_names
-from specllama.gguf.trimmed import PREFIX, is_trimmed, read_trim
+from specllama.gguf.trimmed import read_trim
 from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head
+
+_NAME_TARGET = (
+    f"Name the model itself with {option('model')}, and this file as its draft with {option('draft_model')}."
+)
 
 
 def check_model(header: Header) -> None:
-    """Raises GGUFError naming the key at fault for a header from which no model can be run.
+    """Raises GGUFError naming the key at fault for a header from which no model can be run, UsageError for a
+    file that is intact and only drafts: a head, a trimmed draft.
 
-    The messages name vocabulary-only files, projectors, adapters, heads and trimmed drafts as such.
+    The messages name vocabulary-only files, projectors and adapters as such.
     """
-    if is_trimmed(header):
-        what = "a trimmed draft, which can write a part of the tokens"
-        header.fail(f"{PREFIX}version", what, "Name the model itself, and this file as its draft.")
+    if (trim := read_trim(header)) is not None:
+        what = "head" if is_head_file(header) else "draft"
+        raise UsageError(
+            f"{header.path} is a trimmed {what}, with {trim.n_kept} of {trim.n_vocab} tokens: "
+            "it drafts for a target",
+            _NAME_TARGET,
+        )
     _check_model(header)
 
 
 def _check_model(header: Header) -> None:
     check_architecture(header)
     if is_head_file(header):
-        what = "a head without a model: it drafts for a target"
-        header.fail("general.architecture", what, "Name the model itself, and this file as its draft.")
+        raise UsageError(f"{header.path} is a head without a model: it drafts for a target", _NAME_TARGET)
     if not header.tensors:
         what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
         raise GGUFError(

@@ -225,18 +225,27 @@ def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "str
     draft of another vocabulary that was measured to pay here. The draft of the embedded target is the
     embedded one, the head of the demo model comes with specllama.
     """
-    if target.parsed.built_in == PYDOC:
-        return _embedded_draft()
-    from specllama.gguf.header import read_model
-    from specllama.heads import read_head, unusable_head
-    from specllama.models.foreign_drafts import foreign_draft
-    from specllama.models.heads_on_disk import head_beside
-    from specllama.pair.head_check import check_any
-
     try:
         header = library.header(target)
     except GGUFError:
         return None  # whoever loads the target says what is wrong
+    own = own_draft(library, target, header)
+    if own is not None:
+        return own
+    from specllama.models.foreign_drafts import foreign_draft
+
+    return foreign_draft(library, target, header, draft_vocab == "auto")
+
+
+def own_draft(library: Library, target: ResolvedModel, header: Header) -> ResolvedModel | None:
+    """As `known_draft`, without drafts of another vocabulary. header: the target's."""
+    if target.parsed.built_in == PYDOC:
+        return _embedded_draft()
+    from specllama.gguf.header import read_model
+    from specllama.heads import read_head, unusable_head
+    from specllama.models.heads_on_disk import head_beside
+    from specllama.pair.head_check import check_any
+
     if read_head(header) is not None:
         return target
     if target.parsed.built_in == DEMO and check_any(header, read_model(str(DEMO_HEAD))).ok:
@@ -250,8 +259,7 @@ def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "str
             return ResolvedModel(ParsedName(path), path)
         if reason:
             library.listener.note(f"a head next to the model does not fit: {reason}")
-    found = _listed_draft(library, target, header)
-    return found or foreign_draft(library, target, header, draft_vocab == "auto")
+    return _listed_draft(library, target, header)
 
 
 def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> ResolvedModel | None:

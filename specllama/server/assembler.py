@@ -83,7 +83,7 @@ class EventAssembler:
         if isinstance(message, protocol.Prefilled) and self._progress_asked:
             return [self._prefill(message, now)]
         if isinstance(message, protocol.Queued) and self._progress_asked:
-            return [Prefill(self.index, 0, message.n_prompt, 0, 0.0, message.place)]
+            return [Prefill(self.index, 0, message.n_prompt, 0, 0.0, message.queue_rank)]
         if delta is None:
             return []
         if isinstance(message, protocol.Done):

@@ -57,6 +57,8 @@ def blaming(param: str) -> Iterator[None]:
 
 def cache_scope(message: protocol.Generate) -> str:
     """Those whose caches a request may reuse."""
+    if not message.reuse:
+        return f"\0{message.id}"  # no owner's
     return "" if message.share_cache else message.owner
 
 

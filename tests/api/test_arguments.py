@@ -16,11 +16,13 @@ from specllama.api import prompts
 from specllama.api.base import BaseLLM
 from specllama.api.prompts import PromptSource
 from specllama.client import wire
+from specllama.config import build
 from specllama.config.arguments import NAMED, OPTIONS
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.load_options import LoadOptions
 from specllama.config.options import as_argument
+from specllama.config.sources import read_file
 from specllama.errors import NotFoundError, UsageError, option, spelled
 from specllama.text.template_variables import template_variables
 
@@ -209,6 +211,33 @@ class TestOptions:
         assert Unloaded(drafters=("copy",)).settings.draft is None
 
     @pytest.mark.parametrize(
+        ("name", "text", "items"),
+        [
+            ("drafters", "model, copy", ["model", "copy"]),
+            ("drafters", "none", []),
+            ("drafters", "none", ["none"]),
+            ("devices", "CUDA0,CUDA1", ["CUDA0", "CUDA1"]),
+            ("tensor_split", "3,1", [3, 1]),
+            ("rpc", "127.0.0.1:1,127.0.0.1:2", ["127.0.0.1:1", "127.0.0.1:2"]),
+        ],
+    )
+    def test_lists_have_the_same_forms_in_python_and_in_files(
+        self, tmp_path: Path, name: str, text: str, items: list[object]
+    ) -> None:
+        def of_file(value: object) -> LoadSettings:
+            file = tmp_path / "config.toml"
+            file.write_text(f"{name} = {json.dumps(value)}\n")
+            return build.load_settings(read_file(file, build.KINDS))
+
+        def values(settings: LoadSettings) -> list[object]:
+            return [getattr(s, name) for s in (settings, settings.target) if hasattr(s, name)]
+
+        expected = values(Unloaded(**{name: items}).settings)
+        assert len(expected) == 1
+        assert values(Unloaded(**{name: text}).settings) == expected
+        assert values(of_file(text)) == values(of_file(items)) == expected
+
+    @pytest.mark.parametrize(
         ("options", "needle"),
         [
             ({"n_treads": 4}, "there is no option 'n_treads'\ndid you mean n_threads"),
@@ -236,8 +265,9 @@ class TestOptions:
             ({"n_gpu_layers": -1}, 'n_gpu_layers must be a number of layers, "auto" or "all", not -1'),
             ({"n_gpu_layers": "99"}, "n_gpu_layers must be"),
             ({"n_gpu_layers_draft": None}, "n_gpu_layers_draft must be"),
-            ({"drafters": "copy"}, "drafters must be a list of names, not 'copy'"),
-            ({"drafters": ["copy", "magic"]}, "magic"),
+            ({"drafters": 5}, "drafters must be a list of names, not 5"),
+            ({"drafters": ["copy", "magic"]}, "drafters: no drafter 'magic'"),
+            ({"drafters": "copy,magic"}, "drafters: no drafter 'magic'"),
             ({"chat_template": 5}, "chat_template must be a text"),
             ({"exact": "yes"}, "exact must be true or false, not 'yes'"),
             ({"calibrate": 1}, "calibrate must be true or false"),
@@ -249,7 +279,7 @@ class TestOptions:
             ({"flash_attn": "maybe"}, "flash_attn must be one of on, off, auto"),
             ({"cache_type_k": "f8"}, "cache_type_k must be one of"),
             ({"rope_freq_base": "10000"}, "rope_freq_base must be a number"),
-            ({"devices": "CUDA0"}, "devices must be a list of names"),
+            ({"devices": 0}, "devices must be a list of names"),
             ({"tensor_split": 1}, "tensor_split must be a list of numbers"),
             ({"override_tensor": ["a=CPU"]}, "override_tensor must be a list of pairs"),
             ({"lora": [("nothing.gguf", 1)]}, "lora: there is no file nothing.gguf"),
@@ -310,7 +340,7 @@ def test_options_in_messages_are_arguments(canonical: str, spelling: str) -> Non
 
 class TestPrompts:
     @pytest.mark.parametrize(
-        ("given", "found"),
+        ("given", "expected"),
         [
             ("text", [PromptSource(text="text")]),
             ("", [PromptSource(text="")]),
@@ -329,8 +359,8 @@ class TestPrompts:
         ],
         ids=str,
     )  # fmt: skip
-    def test_forms(self, given: Any, found: list[PromptSource]) -> None:
-        assert prompts.sources(given) == found
+    def test_forms(self, given: Any, expected: list[PromptSource]) -> None:
+        assert prompts.sources(given) == expected
 
     @pytest.mark.parametrize(
         ("given", "needle"),
@@ -359,10 +389,10 @@ class TestPrompts:
 
     def test_messages(self) -> None:
         one = [{"role": "user", "content": "a"}]
-        found = PromptSource(messages=one)
-        assert prompts.conversations(one) == prompts.conversations([one]) == [found]
-        assert prompts.conversations([one, tuple(one)]) == [found, found]
-        assert prompts.prompt_or_messages(one) == found
+        source = PromptSource(messages=one)
+        assert prompts.conversations(one) == prompts.conversations([one]) == [source]
+        assert prompts.conversations([one, tuple(one)]) == [source, source]
+        assert prompts.prompt_or_messages(one) == source
         assert prompts.prompt_or_messages([1, 2]) == PromptSource(ids=(1, 2))
         assert prompts.prompt_or_messages({"prompt": "a"}) == PromptSource(text="a")
 

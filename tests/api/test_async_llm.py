@@ -54,12 +54,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
     """The output that a request ends with."""
-    found = None
+    latest = None
     async for output in outputs:
-        found = output
-    assert found is not None
-    assert found.finished
-    return found
+        latest = output
+    assert latest is not None
+    assert latest.finished
+    return latest
 
 
 async def text(outputs: AsyncIterator[RequestOutput]) -> str:
@@ -310,8 +310,8 @@ class TestTheEnd:
                 streams = [await begun(llm)]
                 psutil.Process(llm._engine.client().pid).send_signal(signal.SIGKILL)
                 async with asyncio.timeout(FREE):
-                    found = await asyncio.gather(*requests, return_exceptions=True)
-                    for error in found:
+                    errors = await asyncio.gather(*requests, return_exceptions=True)
+                    for error in errors:
                         assert isinstance(error, EngineDiedError)
                         assert "SIGKILL" in str(error)
                     with pytest.raises(EngineDiedError, match="SIGKILL"):

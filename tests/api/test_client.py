@@ -54,12 +54,12 @@ def ask(client: EngineClient, n: int) -> m.Generate:
 
 def until_done(inbox: Inbox) -> list[m.Message]:
     """All that is delivered, to the Done."""
-    found: list[m.Message] = []
-    while not found or not isinstance(found[-1], m.Done):
+    received: list[m.Message] = []
+    while not received or not isinstance(received[-1], m.Done):
         message = inbox.get(timeout=SOON)
         assert not isinstance(message, SpecllamaError)
-        found.append(message)
-    return found
+        received.append(message)
+    return received
 
 
 def until_tokens(inbox: Inbox) -> None:
@@ -74,9 +74,9 @@ class TestDelivery:
         for request, inbox in zip(requests, boxes, strict=True):
             assert client.submit(request, inbox.put).id == request.id
         for request, inbox, n in zip(requests, boxes, (3, 5, 7), strict=True):
-            found = until_done(inbox)
-            assert isinstance(found[0], m.Started)
-            tokens = [message for message in found if isinstance(message, m.Tokens)]
+            received = until_done(inbox)
+            assert isinstance(received[0], m.Started)
+            tokens = [message for message in received if isinstance(message, m.Tokens)]
             assert {item.id for message in tokens for item in message.items} == {request.id}
             assert sum(len(message.items[0].ids) for message in tokens) == n
             assert inbox.empty()

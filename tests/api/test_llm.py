@@ -216,9 +216,9 @@ class TestParameters:
         }
         output = llm.chat(QUESTION, SamplingParams(json_schema=schema, max_tokens=60, seed=1))[0]
         assert output.outputs[0].finish_reason == "stop"
-        found = json.loads(text(output))
-        assert found["name"] in ("zip", "open")
-        assert isinstance(found["size"], bool)
+        parsed = json.loads(text(output))
+        assert parsed["name"] in ("zip", "open")
+        assert isinstance(parsed["size"], bool)
 
     def test_grammar(self, llm: LLM) -> None:
         params = SamplingParams(grammar='root ::= ("yes" | "no") " indeed"', max_tokens=20, seed=1)
@@ -232,8 +232,8 @@ class TestParameters:
         for token, entry in zip(one.token_ids, one.logprobs, strict=True):
             assert len(entry) == 3  # the likeliest token is the emitted one
             assert next(iter(entry)) == token
-            assert [found.rank for found in entry.values()] == [1, 2, 3]
-            assert entry[token].logprob == max(found.logprob for found in entry.values()) <= 0
+            assert [candidate.rank for candidate in entry.values()] == [1, 2, 3]
+            assert entry[token].logprob == max(candidate.logprob for candidate in entry.values()) <= 0
         assert (
             "".join(entry[t].decoded_token for t, entry in zip(one.token_ids, one.logprobs, strict=True))
             == one.text
@@ -411,20 +411,20 @@ class TestThreads:
         wanted = {
             prompt: text(output) for prompt, output in zip(PROMPTS, tiny.generate(PROMPTS, WARM), strict=True)
         }
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
 
         def one(prompt: str) -> None:
             if len(prompt) % 2:
-                found[prompt] = text(tiny.generate(prompt, WARM)[0])
+                texts[prompt] = text(tiny.generate(prompt, WARM)[0])
             else:
-                found[prompt] = "".join(part.text for part in tiny.stream(prompt, WARM))
+                texts[prompt] = "".join(part.text for part in tiny.stream(prompt, WARM))
 
         threads = [threading.Thread(target=one, args=(prompt,)) for prompt in PROMPTS]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(SOON)
-        assert found == wanted
+        assert texts == wanted
 
     def test_close_wakes_waiting_threads(self) -> None:
         llm, errors = LLM(**OPTIONS), []

@@ -209,12 +209,12 @@ class TestSurroundings:
     def test_a_killed_engine(self, program: Program) -> None:
         out = program("""
             from specllama.errors import EngineDiedError
-            found = []
+            errors = []
             def wait():
                 try:
                     llm.generate(["def "] * 6, FOR_EVER)
                 except EngineDiedError as error:
-                    found.append(error)
+                    errors.append(error)
             threads = [threading.Thread(target=wait) for _ in range(3)]
             for thread in threads:
                 thread.start()
@@ -222,7 +222,7 @@ class TestSurroundings:
             os.kill(llm._engine.client().pid, 9)
             for thread in threads:
                 thread.join(1)
-            print(len(found), len({id(error) for error in found}), "SIGKILL" in str(found[0]))
+            print(len(errors), len({id(error) for error in errors}), "SIGKILL" in str(errors[0]))
             try:
                 llm.generate("def ")
             except EngineDiedError as error:

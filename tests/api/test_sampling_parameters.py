@@ -88,14 +88,14 @@ class Route:
         if name in FORMS:
             form = FORMS[name].get(self.path)
             return [] if form is None else [(self.path, {**self.body, **FEW, **form})]
-        found = []
+        bodies = []
         for field in PARAMETERS[name].api_fields:
             given = {field: SAMPLES[name].value}
             few = {} if name == "max_tokens" else FEW
             if self.options:
-                found.append((self.path, {**self.body, "options": {**few, **given}}))
-            found.append((self.path, {**self.body, **few, **given}))
-        return found
+                bodies.append((self.path, {**self.body, "options": {**few, **given}}))
+            bodies.append((self.path, {**self.body, **few, **given}))
+        return bodies
 
 
 OLLAMA = {"stream": False}
@@ -135,9 +135,9 @@ class Record:
 
     def take(self) -> list[dict[str, Any]]:
         """The parameters of the generations since the last call."""
-        found = [json.loads(line)[1]["params"] for line in self.path.read_bytes().splitlines()]
+        params = [json.loads(line)[1]["params"] for line in self.path.read_bytes().splitlines()]
         self.path.unlink()
-        return found
+        return params
 
 
 @pytest.fixture(scope="module")

@@ -61,8 +61,8 @@ def test_calls_in_an_event_loop() -> None:
     async def last() -> Any:
         async with AsyncLLM(model=str(EMBEDDED_TARGET), speculative_model=None) as other:
             async for output in other.chat(ASK, PARAMS, tools=[NOW], tool_choice="required"):
-                found = output.outputs[0]
-            return found
+                completion = output.outputs[0]
+            return completion
 
     assert [call.name for call in asyncio.run(last()).tool_calls][:1] == ["now"]
 

@@ -75,6 +75,6 @@ def test_right_uses_pass_and_wrong_ones_do_not(tmp_path: Path) -> None:
     file.write_text("\n".join(lines) + "\n", "utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
-    found = {int(n) for n in re.findall(r"uses\.py:(\d+): error", done.stdout)}
+    with_errors = {int(n) for n in re.findall(r"uses\.py:(\d+): error", done.stdout)}
     first = len(lines) - len(wrong) + 1
-    assert found == set(range(first, len(lines) + 1)), done.stdout + done.stderr
+    assert with_errors == set(range(first, len(lines) + 1)), done.stdout + done.stderr

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +13,10 @@ import psutil
 import pytest
 
 from tests.support.command import Command, Result
+
+pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+if hasattr(os, "openpty"):
+    from tests.support.under_way import UnderWay, under_way
 
 QUICK = ("--runs", "1", "-n", "8")
 TWO = (*QUICK, "--workloads", "edit,json", "--k", "7,2", "--temp", "0,0.8")
@@ -88,7 +91,7 @@ def tables(shared: Command) -> Result:
 
 
 @pytest.fixture(scope="module")
-def found(shared: Command) -> Result:
+def measured(shared: Command) -> Result:
     return shared("bench", *TWO, "--json", "--report", "bench.html")
 
 
@@ -118,26 +121,30 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
     assert start in tables.lines  # a busy machine shows before it how far the loading is
 
 
-def test_json_is_one_object(found: Result) -> None:
-    assert found.code == 0, found.err
-    jsonschema.validate(found.json, OBJECT)
-    assert found.json["configurations"] == ["plain", "2", "7", "auto"]
-    assert (found.json["answers"], found.json["planned"], found.json["texts_compared"]) == (64, 64, 48)
-    assert [(row["workload"], row["temperature"]) for row in found.json["rows"]] == [
+def test_json_is_one_object(measured: Result) -> None:
+    assert measured.code == 0, measured.err
+    jsonschema.validate(measured.json, OBJECT)
+    assert measured.json["configurations"] == ["plain", "2", "7", "auto"]
+    assert (measured.json["answers"], measured.json["planned"], measured.json["texts_compared"]) == (
+        64,
+        64,
+        48,
+    )
+    assert [(row["workload"], row["temperature"]) for row in measured.json["rows"]] == [
         ("edit", 0), ("edit", 0.8), ("json", 0), ("json", 0.8), (None, 0), (None, 0.8),
     ]  # fmt: skip
-    total = found.json["total"]["configurations"]
+    total = measured.json["total"]["configurations"]
     assert total["plain"]["n_drafted"] == 0
     assert total["plain"]["speedup"] is None
     assert total["7"]["n_drafted"] > total["2"]["n_drafted"] > 0
     assert len(total["2"]["accept_by_position"]) == 2
-    assert found.json["t_n"][0]["relative"] == 1
+    assert measured.json["t_n"][0]["relative"] == 1
 
 
-def test_the_figures_are_those_of_the_samples(found: Result) -> None:
-    samples = found.json["samples"]
-    assert len(samples) == found.json["answers"]
-    for name, cell in found.json["total"]["configurations"].items():
+def test_the_figures_are_those_of_the_samples(measured: Result) -> None:
+    samples = measured.json["samples"]
+    assert len(samples) == measured.json["answers"]
+    for name, cell in measured.json["total"]["configurations"].items():
         mine = [s for s in samples if s["configuration"] == name]
         assert cell["answers"] == len(mine) == 16
         for counter in ("n_predict", "n_drafted", "n_accept"):
@@ -147,12 +154,12 @@ def test_the_figures_are_those_of_the_samples(found: Result) -> None:
             assert s["decode_tps"] == pytest.approx((s["n_predict"] - 1) / s["decode_seconds"])
 
 
-def test_the_report(shared: Command, found: Result) -> None:
-    assert "report: bench.html" in found.err
+def test_the_report(shared: Command, measured: Result) -> None:
+    assert "report: bench.html" in measured.err
     page = (shared.home / "bench.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
-    assert page.count('data-chart="') == 3 + (len(found.json["t_n"]) > 1)
-    assert found.json["verdict"][:20] in page
+    assert page.count('data-chart="') == 3 + (len(measured.json["t_n"]) > 1)
+    assert measured.json["verdict"][:20] in page
     assert [p.name for p in shared.home.glob(".bench-*")] == []
 
 
@@ -219,16 +226,16 @@ def test_a_given_text(command: Command) -> None:
     args = ("--k", "3", "--runs", "1", "--json", "--report", "given.html")
     pairs = [{"prompt": "Write it.", "text": text}, {"prompt": "Again.", "text": "# Grüße\n" + text}]
     (command.home / "given.json").write_text(json.dumps({"write": pairs}))
-    found = command("bench", "--text", "given.json", *args)
-    assert found.code == 0, found.err
-    jsonschema.validate(found.json, OBJECT)
-    settings = found.json["settings"]
+    measured = command("bench", "--text", "given.json", *args)
+    assert measured.code == 0, measured.err
+    jsonschema.validate(measured.json, OBJECT)
+    settings = measured.json["settings"]
     assert (settings["text"], settings["n_tokens"], settings["temperatures"]) == ("given.json", None, [0])
-    written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in found.json["samples"]}
+    written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in measured.json["samples"]}
     assert len(written) == 6
     assert written[1, "plain"] == written[1, "3"] == written[1, "auto"] > 30
-    assert found.json["texts_different"] == []
-    assert found.json["total"]["configurations"]["3"]["n_accept"] > 10
+    assert measured.json["texts_different"] == []
+    assert measured.json["total"]["configurations"]["3"]["n_accept"] > 10
     page = (command.home / "given.html").read_text("utf-8")
     assert "each a given text" in page
     part = command("bench", "--text", "given.json", *args, "-n", "5", "--temp", "0.8", "--drafters", "copy")
@@ -266,6 +273,7 @@ def test_narrow_terminals(command: Command) -> None:
         (("--report", "precious.gguf"), 2, "not overwritten"),
         (("--report", "page.html"), 2, "not overwritten"),
         (("--report", ""), 2, "--report"),
+        (("--report", "-"), 2, "--report must be the path of a file"),
         (("--text", "absent.txt"), 3, "absent.txt"),
         (("--text", "."), 2, "--text"),
         (("--text", "page.html", "--prompts", "page.html"), 2, "both given"),
@@ -296,26 +304,20 @@ def test_a_report_that_may_not_be_written(command: Command) -> None:
     assert (result.code, result.raw) == (2, b"")
 
 
-@contextlib.contextmanager
-def measuring(command: Command, path: Path) -> Iterator[psutil.Popen]:
-    """A long bench, once it is measuring; it is ended whatever becomes of the test."""
-    process = command.start("bench", "--runs", "1000", "--k", "2", "--report", str(path))
-    try:
-        assert process.stderr is not None
-        next(line for line in process.stderr if line.startswith(b"measuring   "))
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
+def measuring(command: Command, path: Path) -> AbstractContextManager[UnderWay]:
+    """A long bench, once it has an answer."""
+    args = ("--runs", "1000", "--k", "2", "--report", str(path))
+    return under_way(command, "bench", *args, until=r"measuring [^\n]*\d%")
 
 
+@pty
 def test_ctrl_c_shows_what_was_measured(command: Command) -> None:
-    with measuring(command, command.home / "part.html") as process:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert b"Interrupted: " in out
-    assert b"Traceback" not in err
+    with measuring(command, command.home / "part.html") as bench:
+        bench.process.send_signal(signal.SIGINT)
+        code, out, err = bench.ended(20)
+    assert code == 130
+    assert "Interrupted: " in out
+    assert "Traceback" not in err
     assert "Interrupted: " in (command.home / "part.html").read_text("utf-8")
 
 
@@ -334,10 +336,11 @@ def test_ctrl_c_before_the_first_figure_says_that_there_is_none(command: Command
     assert err.splitlines()[-1] == b"nothing was measured yet"
 
 
+@pty
 def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:
-    with measuring(command, command.home / "part.html") as process:
-        psutil.Process(process.pid).children()[0].kill()
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 9
-    assert b"Interrupted: " in out
-    assert b"error: the engine process" in err
+    with measuring(command, command.home / "part.html") as bench:
+        psutil.Process(bench.process.pid).children()[0].kill()
+        code, out, err = bench.ended(20)
+    assert code == 9
+    assert "Interrupted: " in out
+    assert "error: the engine process" in err

@@ -91,27 +91,29 @@ class TestSpecllamaServer:
         args = ("--server", f"{served.url}/v1", *FEW, "--runs", "2", "--json", "--report", "serving.html")
         result = shared("bench", *args, env={"SPECLLAMA_API_KEY": "sesame"})
         assert result.code == 0, result.err
-        found = result.json
-        jsonschema.validate(found, OBJECT)
-        assert found["series"] == ["speculative", "plain"]
-        assert found["server"]["model"] == "pydoc-target"
-        assert found["server"]["n_slots"] == 2
-        assert found["settings"]["requests"] == 6  # four prompts, a multiple of three clients
-        assert (found["answers"], found["planned"], found["texts_compared"]) == (48, 48, 24)
-        rows = {(row["series"], row["concurrency"]): row for row in found["rows"]}
+        report = result.json
+        jsonschema.validate(report, OBJECT)
+        assert report["series"] == ["speculative", "plain"]
+        assert report["server"]["model"] == "pydoc-target"
+        assert report["server"]["n_slots"] == 2
+        assert report["settings"]["requests"] == 6  # four prompts, a multiple of three clients
+        assert (report["answers"], report["planned"], report["texts_compared"]) == (48, 48, 24)
+        rows = {(row["series"], row["concurrency"]): row for row in report["rows"]}
         assert list(rows) == [(name, c) for name in ("speculative", "plain") for c in (1, 3)]
         for (name, _), row in rows.items():
             assert (row["answers"], row["failed"], row["refused"], row["runs"]) == (12, 0, 0, 2)
             assert 12 < row["n_predict"] <= 96
             assert row["tps"] > 0
             assert row["ttft_ms"]["p50"] < 1000 * row["seconds"]["p50"]
+            assert row["prompt_cached"] == 0, "neither series finds prompts in the cache"
             assert (row["n_drafted"] > 0) is (name == "speculative")
             assert (row["acceptance"] is None) is (name == "plain")
-        assert [x["concurrency"] for x in found["speculative_against_plain"]] == [1, 3]
-        assert found["tokens_counted_by"] == "server"
+        factors = {x["concurrency"]: x["tps"] for x in report["speculative_against_plain"]}
+        assert factors == {c: rows["speculative", c]["tps"] / rows["plain", c]["tps"] for c in (1, 3)}
+        assert report["tokens_counted_by"] == "server"
         page = (shared.home / "serving.html").read_text("utf-8")
         assert page.count('data-chart="') == 3
-        assert found["verdict"][:40] in page
+        assert report["verdict"][:40] in page
         assert "sesame" not in page + result.out + result.err
 
     def test_the_table(self, shared: Command, served: Server) -> None:
@@ -125,8 +127,8 @@ class TestSpecllamaServer:
         assert lines[0] == f"pydoc-target at {served.url}/v1"
         assert lines[1].startswith("24 of 24 answers, 6 requests at every concurrency, 8 tokens each")
         header = next(i for i, line in enumerate(lines) if line.startswith("clients"))
-        found = [line.split()[0] for line in lines[header + 2 : header + 6]]
-        assert found == ["1", "plain", "3", "plain"]
+        first_words = [line.split()[0] for line in lines[header + 2 : header + 6]]
+        assert first_words == ["1", "plain", "3", "plain"]
         text = " ".join(lines)
         assert "The server answers 2 requests at once" in text
         assert "with speculation over without it, by concurrency: " in text
@@ -168,13 +170,13 @@ class TestOtherServers:
         args = ("--server", plain.url, *FEW, "--json", "--temp", "0.5")
         result = shared("bench", *args)
         assert result.code == 0, result.err
-        found = result.json
-        jsonschema.validate(found, OBJECT)
-        assert found["series"] == ["as served"]
-        assert "owned by 'somebody'" in found["one_series"]
-        assert [row["n_predict"] for row in found["rows"]] == [30, 30]
-        assert [row["acceptance"] for row in found["rows"]] == [None, None]
-        assert found["rows"][0]["inter_token_ms"]["p50"] >= 3
+        report = result.json
+        jsonschema.validate(report, OBJECT)
+        assert report["series"] == ["as served"]
+        assert "owned by 'somebody'" in report["one_series"]
+        assert [row["n_predict"] for row in report["rows"]] == [30, 30]
+        assert [row["acceptance"] for row in report["rows"]] == [None, None]
+        assert report["rows"][0]["inter_token_ms"]["p50"] >= 3
         assert plain.most == 3
         known = {"model", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options"}
         assert {name for body in plain.asked for name in body} == known
@@ -321,10 +323,10 @@ def test_a_server_that_goes_away(command: Command) -> None:
         one.stop()
         out, err = process.communicate(timeout=20)
     assert process.returncode == 5
-    found = json.loads(out)
-    jsonschema.validate(found, OBJECT)
-    assert found["interrupted"]
-    assert found["answers"] > 40
+    report = json.loads(out)
+    jsonschema.validate(report, OBJECT)
+    assert report["interrupted"]
+    assert report["answers"] > 40
     assert b"cannot be reached" in err
     assert b"Traceback" not in err
 

@@ -44,12 +44,12 @@ def test_lists_what_is_there(command: Command, kept: Path) -> None:
 
 
 def test_json(command: Command, kept: Path) -> None:
-    found = command("cache", "--json").json
-    assert (found["schema"], found["path"]) == ("specllama.cache/1", str(kept))
-    assert found["bytes"] == sum((kept / name).stat().st_size for name in states(kept))
-    one = {name: value for name, value in found["states"][0].items() if name not in ("id", "age_seconds")}
+    report = command("cache", "--json").json
+    assert (report["schema"], report["path"]) == ("specllama.cache/1", str(kept))
+    assert report["bytes"] == sum((kept / name).stat().st_size for name in states(kept))
+    one = {name: value for name, value in report["states"][0].items() if name not in ("id", "age_seconds")}
     assert set(one) == {"model", "kind", "tokens", "bytes", "seconds", "uses"}
-    assert sorted(state["tokens"] for state in found["states"]) == [300, 400, 3000]
+    assert sorted(state["tokens"] for state in report["states"]) == [300, 400, 3000]
     assert "someone" not in command("cache", "--json").out, "not whose they are"
 
 
@@ -124,8 +124,8 @@ def test_a_path_that_is_no_directory_is_an_error(command: Command) -> None:
     assert_error(command("cache"), 8, "prefixes cannot be used")
     assert_error(command("cache", "clear"), 8, "prefixes cannot be used")
     for args in (("cache",), ("cache", "clear"), ("cache", "rm", "abcd")):
-        found = command(*args, env={"SPECLLAMA_CACHE": str(command.cache / "prefixes" / "below")})
-        assert_error(found, 8, "cannot be used: Not a directory")
+        refused = command(*args, env={"SPECLLAMA_CACHE": str(command.cache / "prefixes" / "below")})
+        assert_error(refused, 8, "cannot be used: Not a directory")
 
 
 def test_doctor_counts_them(command: Command, kept: Path) -> None:
@@ -149,9 +149,9 @@ def test_a_run_says_what_it_did_not_read_again(command: Command) -> None:
     assert "kept" not in said
     again, said = run()
     assert again == first
-    found = re.search(r"kept +=  ?(\d+) tokens of the prompt from the disk", said)
-    assert found is not None, said
+    match = re.search(r"kept +=  ?(\d+) tokens of the prompt from the disk", said)
+    assert match is not None, said
     (state,) = command("cache", "--json").json["states"]
-    assert 300 < int(found[1]) <= state["tokens"]
+    assert 300 < int(match[1]) <= state["tokens"]
     assert command("cache", "clear").code == 0
     assert "kept" not in run()[1]

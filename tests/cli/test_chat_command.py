@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,11 @@ pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-termin
 
 
 def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any) -> Result:
-    """The lines through a pipe; how far a load is, which a busy machine has time to say, left out."""
+    """The lines through a pipe."""
     result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
     assert "Traceback" not in result.err
     assert "\x1b" not in result.err
-    output = (line for line in result.err.splitlines(keepends=True) if not line.startswith("loading the "))
-    return replace(result, err="".join(output))
+    return result
 
 
 def prompts(text: str) -> list[tuple[int, int]]:
@@ -62,8 +60,8 @@ def prompts(text: str) -> list[tuple[int, int]]:
 
 
 def saved(command: Command, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((command.home / name).read_text())
-    return found
+    content: dict[str, Any] = json.loads((command.home / name).read_text())
+    return content
 
 
 def messages(command: Command, name: str) -> list[str]:
@@ -267,15 +265,15 @@ class TestPipe:
             shared, "/set temperature 0.3", "zip", "/save one.json", "/clear", "/load one.json", "sort"
         )
         assert first.code == 0, first.err
-        found = saved(shared, "one.json")
-        assert list(found) == ["schema", "system", "messages", "params", "models"]
-        assert found["schema"] == "specllama.chat/1"
-        assert found["params"] == {"max_tokens": 24, "seed": 3, "temperature": 0.3}
-        assert found["models"]["target"]["name"] == "pydoc-target"
+        content = saved(shared, "one.json")
+        assert list(content) == ["schema", "system", "messages", "params", "models"]
+        assert content["schema"] == "specllama.chat/1"
+        assert content["params"] == {"max_tokens": 24, "seed": 3, "temperature": 0.3}
+        assert content["models"]["target"]["name"] == "pydoc-target"
         assert (shared.home / "one.json").stat().st_mode & 0o777 == 0o600
         second = chat(shared, "/set", "sort", args=("--no-calibrate", "--load", "one.json"))
         assert re.search(r"temperature +0\.3   \(set\)", second.err)
-        assert second.out == first.out.removeprefix(found["messages"][1]["content"] + "\n")
+        assert second.out == first.out.removeprefix(content["messages"][1]["content"] + "\n")
         flags = chat(shared, "/set", args=("--load", "one.json", "--temp", "0.7", "-sys", "Hm."))
         assert re.search(r"temperature +0\.7   \(set\)", flags.err)
         again = chat(shared, "/load one.json", "sort", "/save", args=("--no-calibrate",))
@@ -418,8 +416,8 @@ def in_library(command: Command) -> dict[str, Any]:
     """The one conversation that was saved as it went."""
     (path,) = (command.home / "data" / "chats").glob("*.json")
     assert path.stat().st_mode & 0o777 == 0o600
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 GOES_ON = r"saved: specllama chat --continue \S.* goes on with it"
@@ -790,9 +788,9 @@ class TestParts:
         path = tmp_path_factory.getbasetemp() / "c.json"
         before = Conversation(a, [Turn(a, b), Turn(b)])
         write(str(path), Saved(before, {"stop": ["x"], "logit_bias": {5: float("-inf")}}))
-        found = read(str(path))
-        assert found.conversation == before
-        assert found.params == {"stop": ("x",), "logit_bias": {5: -1e6}}
+        restored = read(str(path))
+        assert restored.conversation == before
+        assert restored.params == {"stop": ("x",), "logit_bias": {5: -1e6}}
 
     @pytest.mark.parametrize(
         "change",
@@ -813,10 +811,10 @@ class TestParts:
         path.write_text(json.dumps(good))
         assert len(read(str(path)).conversation.turns) == 1
         path.write_text(json.dumps(good | change))
-        with pytest.raises(UsageError, match=r"c\.json") as found:
+        with pytest.raises(UsageError, match=r"c\.json") as caught:
             read(str(path))
-        assert "\n" not in found.value.message
-        assert len(found.value.message) < 400 + len(str(path))
+        assert "\n" not in caught.value.message
+        assert len(caught.value.message) < 400 + len(str(path))
 
     @pytest.mark.parametrize(
         "content", [b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 200_000, b'{"schema": ' + b"9" * 5000 + b"}"]
@@ -890,16 +888,16 @@ def test_results_of_calls_are_typed(shared: Command) -> None:
     assert result.code == 0
     asked = [line for line in result.err.splitlines() if line.startswith("type the result of ")]
     assert asked[:2] == ["type the result of now", "type the result of add"]
-    found = saved(shared, "after.json")["messages"]
-    assert found[:2] == turns
-    assert [(m["role"], m["tool_call_id"], m["name"], m["content"]) for m in found[2:4]] == [
+    messages = saved(shared, "after.json")["messages"]
+    assert messages[:2] == turns
+    assert [(m["role"], m["tool_call_id"], m["name"], m["content"]) for m in messages[2:4]] == [
         ("tool", "a", "now", "12:30"),
         ("tool", "b", "add", "5"),
     ]
-    assert found[4]["role"] == "assistant"
+    assert messages[4]["role"] == "assistant"
     again = chat(shared, "/save again.json", args=(*FEW, "--load", "after.json"))
     assert again.code == 0
-    assert saved(shared, "again.json")["messages"] == found
+    assert saved(shared, "again.json")["messages"] == messages
 
 
 def test_what_is_not_enforced_of_a_schema_is_said_once(command: Command) -> None:

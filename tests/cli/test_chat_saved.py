@@ -35,8 +35,8 @@ def files(command: Command) -> list[Path]:
 
 
 def content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    parsed: dict[str, Any] = json.loads(path.read_text())
+    return parsed
 
 
 def questions(path: Path) -> list[str]:
@@ -61,10 +61,10 @@ def test_what_is_saved_and_listed(command: Command) -> None:
     name = 'Reißverschluss/"zip" 拉链'
     chat(command, "What does zip do?", args=(*FEW, "-sys", "Be brief.", "--name", f"  {name}\n"))
     (path,) = files(command)
-    found = content(path)
-    assert (found["name"], found["system"]) == (name, "Be brief.")
-    assert found["params"] == {"max_tokens": 24, "seed": 3}
-    assert found["options"] == {"model": "pydoc"}
+    written = content(path)
+    assert (written["name"], written["system"]) == (name, "Be brief.")
+    assert written["params"] == {"max_tokens": 24, "seed": 3}
+    assert written["options"] == {"model": "pydoc"}
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     result = chat(command, "And sort?", "/name", args=("--no-calibrate", "--continue", name.upper()[:7]))
@@ -265,12 +265,12 @@ def test_the_oldest_turns_go_where_a_script_says_so(command: Command) -> None:
     )
     assert said
     (path,) = files(command)
-    found = content(path)
-    asked = [m["content"].split()[0] for m in found["dropped"] + found["messages"] if m["role"] == "user"]
+    written = content(path)
+    asked = [m["content"].split()[0] for m in written["dropped"] + written["messages"] if m["role"] == "user"]
     assert asked == ["one", "two", "three", "four", "five"], "what is dropped stays in the file"
     n = sum(int(n) for n, _ in said)
-    assert len([m for m in found["dropped"] if m["role"] == "user"]) == n
-    assert found["system"] == "Be brief."
+    assert len([m for m in written["dropped"] if m["role"] == "user"]) == n
+    assert written["system"] == "Be brief."
     evaluated = [(int(a), int(b)) for a, b in re.findall(LINE, result.err)]
     assert all(reused > 0 for _, reused in evaluated[1:]), "the system message is not read again"
     refused = chat(command, *lines, args=args[:-2])
@@ -396,8 +396,8 @@ class TestTerminal:
             user.type(CTRL_D)
             assert user.wait() == 0
         (path,) = files(command)
-        found = content(path)
-        asked = [m["content"].split()[0] for m in found["dropped"] + found["messages"] if m["role"] == "user"]
+        chat = content(path)
+        asked = [m["content"].split()[0] for m in chat["dropped"] + chat["messages"] if m["role"] == "user"]
         assert asked == ["one", "two", "three"]
 
     def test_no_save_asks_nothing_and_leaves_nothing(self, command: Command) -> None:

@@ -120,8 +120,8 @@ every_shell = pytest.mark.parametrize(
 
 
 def offered(shells: Shells, shell: str, *words: str) -> list[str]:
-    found: list[str] = getattr(shells, shell)(["specllama", *words])
-    return found
+    words_offered: list[str] = getattr(shells, shell)(["specllama", *words])
+    return words_offered
 
 
 @every_shell
@@ -143,8 +143,8 @@ def test_flags_are_completed_in_both_spellings(shells: Shells, shell: str) -> No
 @every_shell
 @pytest.mark.parametrize("flag", ["-md", "--flash-attn", "--drafters", "-ctk"])
 def test_values_of_flags_are_completed(shells: Shells, shell: str, flag: str) -> None:
-    found = [w for w in offered(shells, shell, "run", flag, "") if w not in KNOWN]
-    assert sorted(w for w in found if "." not in w and "/" not in w) == sorted(WORDS[flag])
+    unknown = [w for w in offered(shells, shell, "run", flag, "") if w not in KNOWN]
+    assert sorted(w for w in unknown if "." not in w and "/" not in w) == sorted(WORDS[flag])
 
 
 @every_shell
@@ -182,16 +182,16 @@ def test_in_zsh_tildes_and_quotes_are_left_to_the_shell(shells: Shells, tmp_path
 class TestBash:
     def test_every_flag_is_completed(self, shells: Shells) -> None:
         for flag, words in WORDS.items():
-            found = shells.bash(["specllama", "run", flag, ""])
-            found = [w for w in found if w not in KNOWN]
-            assert [w for w in found if "." not in w and "/" not in w] == words, flag
+            completed = shells.bash(["specllama", "run", flag, ""])
+            completed = [w for w in completed if w not in KNOWN]
+            assert [w for w in completed if "." not in w and "/" not in w] == words, flag
             assert words[-1] in shells.bash(["specllama", "run", flag, words[-1][:-1]])
 
     def test_names_with_special_characters_are_quoted(self, shells: Shells, tmp_path: Path) -> None:
         for name in ("a[1]$b.gguf", "it's.gguf", "new\nline.gguf", "c*.gguf"):
             (tmp_path / name).touch()
-        found = shells.bash(["specllama", "run", "-m", f"{tmp_path}/"])
-        output = shells.say("bash", "-c", f"printf '%s\\n' {' '.join(found)}").splitlines()
+        completed = shells.bash(["specllama", "run", "-m", f"{tmp_path}/"])
+        output = shells.say("bash", "-c", f"printf '%s\\n' {' '.join(completed)}").splitlines()
         assert output == [f"{tmp_path}/{name}" for name in ("a[1]$b.gguf", "c*.gguf", "it's.gguf")]
 
     def test_a_list_is_completed_after_its_comma(self, shells: Shells) -> None:
@@ -200,9 +200,9 @@ class TestBash:
         assert shells.bash(["specllama", "run", "--drafters", "x,y,"])[0] == "x,y,model"
 
     def test_an_empty_word_completes_to_all_models_here(self, shells: Shells) -> None:
-        found = shells.bash(["specllama", "run", "-m", ""])
-        assert found[: len(HERE)] == [name.replace(" ", "\\ ") for name in HERE]
-        assert set(found[len(HERE) :]) == KNOWN
+        completed = shells.bash(["specllama", "run", "-m", ""])
+        assert completed[: len(HERE)] == [name.replace(" ", "\\ ") for name in HERE]
+        assert set(completed[len(HERE) :]) == KNOWN
         assert shells.bash(["specllama", "run", "-md", ""])[:2] == ["auto", "none"]
         assert shells.bash(["specllama", "run", "-m", ".h"]) == [".hidden/h.gguf"]
 
@@ -227,9 +227,9 @@ class TestBash:
         (snapshot / "q4.gguf").symlink_to(blobs / "0123.gguf")
         (snapshot / "README.md").write_text("")
         env = {"HF_HOME": str(shells.home / "hf")}
-        found = shells.bash(["specllama", "run", "-m", ""], **env)
-        assert str(snapshot / "q4.gguf") in found
-        assert not [word for word in found if "0123" in word or "README" in word]
+        completed = shells.bash(["specllama", "run", "-m", ""], **env)
+        assert str(snapshot / "q4.gguf") in completed
+        assert not [word for word in completed if "0123" in word or "README" in word]
         typed = str(snapshot.parents[2]) + "/mo"
         assert str(snapshot / "q4.gguf") in shells.bash(["specllama", "run", "-m", typed], **env)
         shutil.rmtree(shells.home / "hf")

@@ -88,17 +88,17 @@ class Line:
 
     @property
     def commands(self) -> list[list[str]]:
-        found: list[list[str]] = [[]]
+        lines: list[list[str]] = [[]]
         for word in shlex.split(self.text, comments=True):
             if word == "|":
-                found.append([])
+                lines.append([])
             elif word == ">":
-                found[-1].append("")
-            elif found[-1][-1:] == [""]:
-                found[-1].pop()  # the file that the output goes to
-            elif found[-1] or not re.match(r"[A-Z_]+=", word):
-                found[-1].append(word)
-        return found
+                lines[-1].append("")
+            elif lines[-1][-1:] == [""]:
+                lines[-1].pop()  # the file that the output goes to
+            elif lines[-1] or not re.match(r"[A-Z_]+=", word):
+                lines[-1].append(word)
+        return lines
 
     @property
     def bare(self) -> str:
@@ -150,9 +150,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     installed.parent.mkdir()
     installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m specllama "$@"\n', "utf-8")
     installed.chmod(0o755)
-    found = Command(home)
-    found.env |= {"PATH": f"{installed.parent}:{os.environ['PATH']}", "SPECLLAMA_NO_CALIBRATE": "1"}
-    return found
+    made = Command(home)
+    made.env |= {"PATH": f"{installed.parent}:{os.environ['PATH']}", "SPECLLAMA_NO_CALIBRATE": "1"}
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def ran(together: Any) -> dict[str, subprocess.CompletedProcess[str]]:
     texts = [line.text for line in RUN]
     names = "|".join(ON_THE_HUB)
     here = [
-        re.sub(rf"(?<= )(?:{names})(?= )", lambda found: ON_THE_HUB[found[0]], text).replace("scripts/", "")
+        re.sub(rf"(?<= )(?:{names})(?= )", lambda match: ON_THE_HUB[match[0]], text).replace("scripts/", "")
         for text in texts
     ]
     shells = (["bash", "-o", "pipefail", "-c", text] for text in here)
@@ -256,9 +256,9 @@ def test_code_in_sentences_is_there(page: str) -> None:
 
 
 def test_names_in_files_are_there() -> None:
-    found = re.findall(r"`(\w+)` in\s+`([\w/.-]+\.\w+)`", PAGES["docs/development.md"])
-    assert len(found) > 3
-    for name, path in found:
+    pairs = re.findall(r"`(\w+)` in\s+`([\w/.-]+\.\w+)`", PAGES["docs/development.md"])
+    assert len(pairs) > 3
+    for name, path in pairs:
         assert re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8")), (name, path)
 
 
@@ -324,9 +324,9 @@ def test_servers_start_and_answer(command: Command) -> None:
 
 
 def test_settings_and_models_are_read(tmp_path: Path) -> None:
-    found = list(blocks("toml"))
-    assert found
-    for page, block in found:
+    examples = list(blocks("toml"))
+    assert examples
+    for page, block in examples:
         if page == "docs/models.md":
             (tmp_path / manifest.FILE).write_text(block, "utf-8")
             known = manifest.load({"SPECLLAMA_MODELS": str(tmp_path / manifest.FILE)}, tmp_path)
@@ -374,8 +374,8 @@ def code_is_there(page: str, code: str) -> bool:
         return flags <= FLAGS[words[0]]
     elif re.match(r"--?[a-z]", code) and page != "docs/benchmarks.md":
         return words[0] in SOME_FLAG or without_them(["run", words[0]], [])[1] == [words[0]]
-    elif found := re.search(r"\bpython -m (\S+)(.*)", code):
-        flags_are_there(found[1], found[2].split())
+    elif match := re.search(r"\bpython -m (\S+)(.*)", code):
+        flags_are_there(match[1], match[2].split())
     elif re.fullmatch(r"(?:scripts|training|tests)(\.\w+)+", code):
         return module_file(code) is not None
     elif re.fullmatch(r"(?:specllama|scripts|installer|training|tests|docs|\.ci)(?:/[\w.-]+)+", code):

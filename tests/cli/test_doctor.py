@@ -326,9 +326,9 @@ def test_a_hub_that_answers(shared: Command, status: int) -> None:
         address = f"http://127.0.0.1:{hub.server_port}"
         result = shared("doctor", "--json", env=asking(address, HF_TOKEN=SECRET))
     assert result.code == 0
-    found = result.json["hub"]
-    assert (found["endpoint"], found["answers"], found["status"]) == (address, True, status)
-    assert found["token"] == "environment"
+    hub_report = result.json["hub"]
+    assert (hub_report["endpoint"], hub_report["answers"], hub_report["status"]) == (address, True, status)
+    assert hub_report["token"] == "environment"
     assert not [what for what in problems(result) if "hub" in what]
     ((method, path, headers),) = hub.asked
     assert (method, path) == ("HEAD", "/")
@@ -438,9 +438,9 @@ def test_broken_configuration(command: Command) -> None:
     result = command("doctor", "--json", env={**OFFLINE, "SPECLLAMA_TOP_K": "many"})
     assert (result.code, result.json["ok"]) == (2, False)
     assert command("run", "-p", "zip").code == 2
-    found = " ".join(problems(result))
-    assert "specllama.toml, line 3: unknown key 'no_such'" in found
-    assert "SPECLLAMA_TOP_K must be a whole number" in found
+    text = " ".join(problems(result))
+    assert "specllama.toml, line 3: unknown key 'no_such'" in text
+    assert "SPECLLAMA_TOP_K must be a whole number" in text
     assert result.json["engine"]["ok"]
 
 
@@ -512,24 +512,24 @@ def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: py
     shims(tmp_path, llama_cpp="import time; time.sleep(100)")
     monkeypatch.syspath_prepend(str(tmp_path / "shims"))  # the engine gets the search path of this process
     monkeypatch.setattr(engine, "SECONDS", 1.0)
-    found: list[Problem] = []
+    reported: list[Problem] = []
     begin = time.monotonic()
-    assert engine.engine(found) == {
+    assert engine.engine(reported) == {
         "ok": False,
         "error": "the engine process did not start within 1 s",
     }
     assert time.monotonic() - begin < 20
-    assert [problem.exit_code for problem in found] == [9]
+    assert [problem.exit_code for problem in reported] == [9]
 
 
 def test_an_embedded_pair_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = engine.EMBEDDED_TARGET.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr(engine, "EMBEDDED_TARGET", tmp_path / "cut.gguf")
-    found: list[Problem] = []
-    assert engine.embedded_pair(found)["ok"] is False
-    assert [problem.exit_code for problem in found] == [6]
-    assert "embedded pair" in found[0].what
+    reported: list[Problem] = []
+    assert engine.embedded_pair(reported)["ok"] is False
+    assert [problem.exit_code for problem in reported] == [6]
+    assert "embedded pair" in reported[0].what
 
 
 @pytest.mark.parametrize(("usable", "n_problems"), [(False, 1), (True, 0)])
@@ -538,15 +538,15 @@ def test_a_gpu_that_the_build_cannot_use(
 ) -> None:
     monkeypatch.setattr(machine, "gpus_present", lambda: ["cuda"])
     started = {"ok": True, "devices": [{"name": "CUDA0", "description": "a GPU", "gpu": usable}]}
-    found: list[Problem] = []
-    (gpu,) = machine.machine(started, found)["gpus"]
+    reported: list[Problem] = []
+    (gpu,) = machine.machine(started, reported)["gpus"]
     assert gpu == {
         "backend": "cuda",
         "usable": usable,
         "rebuild": "SPECLLAMA_BACKEND=cuda scripts/specllama",
     }
-    assert len(found) == n_problems
-    assert all(gpu["rebuild"] in problem.do and not problem.exit_code for problem in found)
+    assert len(reported) == n_problems
+    assert all(gpu["rebuild"] in problem.do and not problem.exit_code for problem in reported)
 
 
 def test_bad_input(shared: Command) -> None:

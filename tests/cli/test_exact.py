@@ -27,8 +27,8 @@ def line(prompt: str, *args: str, n: int = 90, **env: str) -> CommandLine:
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_the_text_is_the_same_with_and_without_drafts(command: Command, temperature: str) -> None:
     lines = [line(p, "--temp", temperature, *d) for p, d in itertools.product(PROMPTS, DRAFTS)]
-    found = [result.json for result in command.batch(*lines)]
-    for texts in (found[:3], found[3:]):
+    answers = [result.json for result in command.batch(*lines)]
+    for texts in (answers[:3], answers[3:]):
         assert len({tuple(one["tokens"]) for one in texts}) == 1
         assert texts[1]["n_drafted"] > 20
         assert texts[2]["n_drafted"] == 0

@@ -34,18 +34,18 @@ def flags_of(group: Any, line: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("command", RECORD["flags"])
 def test_flags(command: str) -> None:
-    found = flags_of(typer.main.get_command(app), command.split()) | {"--help"}
-    assert set(RECORD["flags"][command]) - found == set()
+    flags = flags_of(typer.main.get_command(app), command.split()) | {"--help"}
+    assert set(RECORD["flags"][command]) - flags == set()
 
 
 def test_toml_keys() -> None:
-    found = {option.name for entry in COMMANDS.values() for option in entry.table() if option.stored}
-    assert set(RECORD["keys"]) - found == set()
+    keys_now = {option.name for entry in COMMANDS.values() for option in entry.table() if option.stored}
+    assert set(RECORD["keys"]) - keys_now == set()
 
 
-def missing(recorded: dict[str, list[str]], found: dict[str, list[str]]) -> dict[str, set[str]]:
+def missing(recorded: dict[str, list[str]], present: dict[str, list[str]]) -> dict[str, set[str]]:
     """What is recorded and was not found, by name."""
-    return {name: gone for name, keys in recorded.items() if (gone := set(keys) - set(found.get(name, ())))}
+    return {name: gone for name, keys in recorded.items() if (gone := set(keys) - set(present.get(name, ())))}
 
 
 def test_python() -> None:

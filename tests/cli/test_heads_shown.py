@@ -34,10 +34,10 @@ def test_an_answer(command: Command, pair: tuple[tuple[str, ...], str, str]) -> 
     assert shown.code == as_json.code == 0, shown.err + as_json.err
     assert f"speculation on: {name} + copy, length up to 3" in shown.err
     assert "head " in next(line for line in shown.lines if line.startswith("n_drafted"))
-    found = as_json.json
-    assert found["head"] == head
-    assert found["drafted_by"]["head"] > 20
-    first, *later = found["accept_by_source"]["head"]
+    answer = as_json.json
+    assert answer["head"] == head
+    assert answer["drafted_by"]["head"] > 20
+    first, *later = answer["accept_by_source"]["head"]
     assert first > 0.8
     assert len(later) == 2
 
@@ -80,9 +80,9 @@ def test_a_head_and_a_draft_model(command: Command) -> None:
     )
     assert [one.code for one in (shown, as_json, plain, off)] == [0] * 4, shown.err + as_json.err
     assert f"speculation on: {names} (vocabulary identical) + copy, length auto" in shown.err
-    found = as_json.json
-    assert (found["head"], found["head_in_target"]) == ("MTP, 1 layer", True)
-    assert Path(found["draft"]["path"]).name == "small.gguf"
+    answer = as_json.json
+    assert (answer["head"], answer["head_in_target"]) == ("MTP, 1 layer", True)
+    assert Path(answer["draft"]["path"]).name == "small.gguf"
     assert shown.out == plain.out == off.out
     assert "speculation on: copy, length auto" in off.err
     few = ("--workloads", "json", "-n", "16", "--runs", "1", "--k", "2", "--temp", "0")
@@ -102,15 +102,15 @@ def test_files_that_do_not_fit(command: Command) -> None:
     tinygguf.llama(command.home / "small.gguf")
     tinygguf.llama(command.home / "other.gguf", n_vocab=500)
     runs = (("big", "other"), ("damaged", "small"), ("promise", "small"))
-    found = command.many(
+    results = command.many(
         *(("run", "-m", f"{a}.gguf", "-md", f"{b}.gguf", *ARGS, "-p", "zip", "-n", "4") for a, b in runs),
         timeout=120,
     )
-    assert [one.code for one in found] == [7, 6, 0]
-    assert "target and draft do not fit together" in found[0].err
-    assert "the header promises 1 MTP layer, which the file does not have" in found[1].err
+    assert [one.code for one in results] == [7, 6, 0]
+    assert "target and draft do not fit together" in results[0].err
+    assert "the header promises 1 MTP layer, which the file does not have" in results[1].err
     reason = (
         "the head of the model is not used: the header promises 1 MTP layer, which the file does not have"
     )
-    assert " ".join(found[2].err.split()).count(reason) == 1
-    assert "speculation on: draft tiny-llama F32 (vocabulary identical) + copy" in found[2].err
+    assert " ".join(results[2].err.split()).count(reason) == 1
+    assert "speculation on: draft tiny-llama F32 (vocabulary identical) + copy" in results[2].err

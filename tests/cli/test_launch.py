@@ -66,8 +66,8 @@ class Home(Command):
     def record(self, name: str) -> dict[str, Any]:
         """How the client was started."""
         path = self.home / f"{client(name).program}.json"
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return found
+        parsed: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return parsed
 
     @property
     def was_started(self) -> bool:
@@ -110,8 +110,8 @@ def settings_of(name: str, home: Home, record: dict[str, Any]) -> tuple[str, str
     if name == "cline":
         assert argv[:2] == ["--data-dir", str(launch / "cline")]
         path = launch / "cline" / "settings" / "providers.json"
-        found = json.loads(path.read_text("utf-8"))["providers"]["openai-compatible"]["settings"]
-        return found["baseUrl"], found["model"]
+        settings = json.loads(path.read_text("utf-8"))["providers"]["openai-compatible"]["settings"]
+        return settings["baseUrl"], settings["model"]
     if name == "continue":
         (model,) = yaml.safe_load((launch / "continue.yaml").read_text("utf-8"))["models"]
         assert argv[:2] == ["--config", str(launch / "continue.yaml")]

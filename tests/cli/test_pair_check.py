@@ -74,18 +74,22 @@ def test_columns_are_aligned(shared: Command) -> None:
 
 def test_json_is_one_object_with_the_findings(shared: Command) -> None:
     result = check(shared, *EMBEDDED, "--json")
-    found = result.json
+    report = result.json
     assert result.code == 0
-    assert found.keys() == KEYS
-    assert (found["schema"], found["verdict"], found["ok"]) == ("specllama.pair-check/1", "identical", True)
-    assert (found["differing"], found["n_differing"], found["first_difference"]) == ([], 0, None)
-    target = found["target"]
+    assert report.keys() == KEYS
+    assert (report["schema"], report["verdict"], report["ok"]) == (
+        "specllama.pair-check/1",
+        "identical",
+        True,
+    )
+    assert (report["differing"], report["n_differing"], report["first_difference"]) == ([], 0, None)
+    target = report["target"]
     assert target["path"] == EMBEDDED[0]
     assert (target["quant"], target["params"], target["architecture"]) == ("Q4_0", 13111808, "llama")
     assert (target["tokenizer"], target["pre"], target["n_tokens"]) == ("bpe", "gpt-2", 4096)
     assert (target["bos_id"], target["eos_id"], target["add_bos"], target["add_eos"]) == (0, 2, True, False)
     assert (target["end_ids"], target["chat_template"], target["n_ctx_train"]) == ([0, 2], True, 2048)
-    assert target["bytes_per_token"] > 5 * found["draft"]["bytes_per_token"] > 0
+    assert target["bytes_per_token"] > 5 * report["draft"]["bytes_per_token"] > 0
 
 
 def test_a_head_inside_the_model(command: Command) -> None:
@@ -99,9 +103,9 @@ def test_a_head_inside_the_model(command: Command) -> None:
     assert rows["params"] == ["0.142", "M", "0.075", "M"]
     assert "identical: the head is a part of the model" in result.out
     assert "each of its 3 layers drafts one token, the last one those after it too" in result.out
-    found = check(command, str(path), "--json").json
-    assert found.keys() == KEYS
-    head = found["head"]
+    report = check(command, str(path), "--json").json
+    assert report.keys() == KEYS
+    head = report["head"]
     assert (head["kind"], head["in_target"], head["n_layer"], head["n_chained"]) == ("mtp", True, 3, 3)
     assert head["weight_bytes"] > head["step_bytes"] > 0
 
@@ -123,10 +127,10 @@ def test_a_head_in_a_file_of_its_own(command: Command) -> None:
     assert rows["layers"] == ["2", "reads", "0,", "1,", "1"]
     assert rows["proposes"] == ["45", "of", "280"]
     assert "note: the head proposes 45 of the 280 tokens" in lines
-    found = check(command, str(target), str(head), "--json").json
-    assert found["head"]["target_layers"] == [0, 1, 1]
-    assert (found["head"]["own_embeddings"], found["head"]["own_output"]) == (False, True)
-    assert (found["verdict"], found["draft"]["architecture"]) == ("identical", "eagle3")
+    report = check(command, str(target), str(head), "--json").json
+    assert report["head"]["target_layers"] == [0, 1, 1]
+    assert (report["head"]["own_embeddings"], report["head"]["own_output"]) == (False, True)
+    assert (report["verdict"], report["draft"]["architecture"]) == ("identical", "eagle3")
 
 
 def test_heads_that_do_not_fit(command: Command) -> None:
@@ -136,9 +140,9 @@ def test_heads_that_do_not_fit(command: Command) -> None:
     assert result.code == 7
     assert "incompatible: the head reads layer 9, the target has 2" in result.out
     assert result.out.endswith("Choose a head that was made for the target, or run without one: -md none.\n")
-    found = check(command, str(target), str(head), "--json").json
-    assert (found["ok"], found["notes"]) == (False, [])
-    assert_error(command("pair-check", str(head), str(target)), 6, "a head without a model")
+    report = check(command, str(target), str(head), "--json").json
+    assert (report["ok"], report["notes"]) == (False, [])
+    assert_error(command("pair-check", str(head), str(target)), 2, "a head without a model")
     assert_error(command("pair-check", str(target)), 2, "has no head of its own", "name a draft too")
     promise = tinymtp.mimo2(command.home / "p.gguf", part="promise")
     assert_error(command("pair-check", str(promise)), 7, "the header promises 1 MTP layer")
@@ -154,11 +158,11 @@ def test_compatible(command: Command, file: Callable[..., str]) -> None:
     at = lines.index("compatible: 25 of 64 token ids differ")
     assert lines[at + 1 : at + 3] == ["  0: target 't0', draft 'x'", "  40: target 't40', draft none"]
     assert lines[at + 20 : at + 22] == ["  58: target 't58', draft none", "  and 5 more"]
-    found = check(command, *pair, "--json").json
-    assert found["ok"] is True
-    assert [d["id"] for d in found["differing"]] == [0, *range(40, 64)]
-    assert found["differing"][1] == {"id": 40, "target": "t40", "draft": None}
-    assert found["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
+    report = check(command, *pair, "--json").json
+    assert report["ok"] is True
+    assert [d["id"] for d in report["differing"]] == [0, *range(40, 64)]
+    assert report["differing"][1] == {"id": 40, "target": "t40", "draft": None}
+    assert report["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
 
 
 SAME_SIZE = (
@@ -180,13 +184,13 @@ def test_incompatible_files_are_refused_with_a_reason(command: Command, file: Ca
         "note: 10 % of tokens shared, can draft with --draft-vocab auto",
         f"warning: {SAME_SIZE}",
     ]
-    found = check(command, *pair, "--json")
-    assert found.code == 7
-    assert (found.json["verdict"], found.json["ok"]) == ("incompatible", False)
-    assert found.json["first_difference"] == {"id": 5, "target": "t5", "draft": "x1"}
-    assert found.json["n_differing"] == 36
+    checked = check(command, *pair, "--json")
+    assert checked.code == 7
+    assert (checked.json["verdict"], checked.json["ok"]) == ("incompatible", False)
+    assert checked.json["first_difference"] == {"id": 5, "target": "t5", "draft": "x1"}
+    assert checked.json["n_differing"] == 36
     notes = [line.removeprefix("note: ") for line in lines[at + 8 :]]
-    assert found.json["notes"] == notes
+    assert checked.json["notes"] == notes
 
 
 def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None:
@@ -372,11 +376,11 @@ def test_a_draft_whose_tokens_can_be_translated(command: Command) -> None:
     assert "incompatible: bos tokens differ: " in auto.out
     assert "note: 100 % of tokens shared, its tokens are translated" in auto.out
     assert "Choose" not in auto.out
-    found = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto", "--json").json
-    assert (found["verdict"], found["ok"]) == ("incompatible", True)
-    assert found["translation"] == {"n_shared": 4093, "n_tokens": 4093, "share": 1.0}
-    found = check(command, EMBEDDED[0], draft, "--json").json
-    assert (found["verdict"], found["ok"]) == ("incompatible", False)
+    report = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto", "--json").json
+    assert (report["verdict"], report["ok"]) == ("incompatible", True)
+    assert report["translation"] == {"n_shared": 4093, "n_tokens": 4093, "share": 1.0}
+    report = check(command, EMBEDDED[0], draft, "--json").json
+    assert (report["verdict"], report["ok"]) == ("incompatible", False)
     assert check(command, *EMBEDDED, "--draft-vocab", "auto", "--json").json["translation"] is None
     wrong = command("pair-check", *EMBEDDED, "--draft-vocab", "some")
     assert_error(wrong, 2, "--draft-vocab", "auto, strict")

@@ -21,10 +21,10 @@ def test_files_of_all_kinds_and_pipes_give_the_same_prompt(shared: Command) -> N
     for name, data in texts.items():
         (shared.home / name).write_bytes(data)
     lines = [("-p", TEXT), TEXT.split(" "), *(("-f", name) for name in texts), ("-f", "~/plain")]
-    found = shared.many(*(("run", *FEW, *line) for line in lines))
-    found += [shared("run", *FEW, *line, stdin=texts["mark"] + b"\n") for line in ((), ("-f", "-"))]
-    assert [result.code for result in found] == [0] * len(found)
-    assert len({(result.json["n_prompt"], *result.json["tokens"]) for result in found}) == 1
+    results = shared.many(*(("run", *FEW, *line) for line in lines))
+    results += [shared("run", *FEW, *line, stdin=texts["mark"] + b"\n") for line in ((), ("-f", "-"))]
+    assert [result.code for result in results] == [0] * len(results)
+    assert len({(result.json["n_prompt"], *result.json["tokens"]) for result in results}) == 1
 
 
 def test_what_is_piped_or_in_a_file_is_appended_to_the_prompt(shared: Command) -> None:
@@ -34,13 +34,13 @@ def test_what_is_piped_or_in_a_file_is_appended_to_the_prompt(shared: Command) -
     expected, both = shared.many(
         [*ask[:-1], "Explain this\n\nprint(1)"], [*ask[:-1], "Explain this\n\nprint(1)\n\nx"]
     )
-    found = [
+    results = [
         shared(*ask, stdin=code),
         shared(*ask, "-f", "code.py"),
         shared("run", *FEW, "Explain", "this", "-f", "-", stdin=code),
     ]
-    assert [result.json["n_prompt"] for result in found] == [expected.json["n_prompt"]] * 3
-    assert len({tuple(result.json["tokens"]) for result in [*found, expected]}) == 1
+    assert [result.json["n_prompt"] for result in results] == [expected.json["n_prompt"]] * 3
+    assert len({tuple(result.json["tokens"]) for result in [*results, expected]}) == 1
     assert shared(*ask, "-f", "code.py", stdin=b"x").json["n_prompt"] == both.json["n_prompt"]
     raw = shared("run", *FEW, "--raw", "-p", "def f():", stdin=b"\n    pass")
     assert raw.json["n_prompt"] == shared("run", *FEW, "--raw", "-p", r"def f():\n    pass").json["n_prompt"]
@@ -120,8 +120,8 @@ def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
 
 
 def test_list_shows_the_models_on_disk(shared: Command) -> None:
-    found = shared.many(["list"], ["models", "list"], ["models"])
-    assert found[0].raw == found[1].raw
-    assert "the embedded pair" in found[0].out
-    assert found[2].out.endswith(found[0].out), "what is on disk comes last, where it is seen"
-    assert len(found[2].out) > 4 * len(found[0].out)
+    results = shared.many(["list"], ["models", "list"], ["models"])
+    assert results[0].raw == results[1].raw
+    assert "the embedded pair" in results[0].out
+    assert results[2].out.endswith(results[0].out), "what is on disk comes last, where it is seen"
+    assert len(results[2].out) > 4 * len(results[0].out)

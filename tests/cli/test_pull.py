@@ -93,13 +93,13 @@ def test_the_layout_is_huggingface_hubs(named: Named) -> None:
         assert ref.read_text() == named.hub.repos[REPOS[which]].commit
     assert (named.cache / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f59")
     asked = len(named.hub.requests)
-    found = named.python(
+    printed = named.python(
         "from huggingface_hub import hf_hub_download, scan_cache_dir\n"
         f"print(hf_hub_download({REPOS[0]!r}, {FILES[0]!r}, local_files_only=True))\n"
         "info = scan_cache_dir()\n"
         "print(info.warnings, sorted(r.repo_id for r in info.repos), info.size_on_disk)"
     )
-    assert found.splitlines() == [
+    assert printed.splitlines() == [
         str(named.link(0)),
         f"[] {sorted(REPOS)} {len(TARGET) + len(DRAFT)}",
     ]
@@ -287,15 +287,15 @@ def test_the_list(named: Named) -> None:
     (row,) = [line for line in lines if REPOS[0] + ":Q4_K_M (8B)" in line]
     assert row.split()[2:] == ["8.1", "MB", "Q4_0", "2048", "yes", "Llama", "3.1", "Community", "License"]
     assert any(line.startswith(f"unfinished: {REPOS[0]}, 5.0 kB") for line in lines)
-    found = named("models", "--json").json
-    assert found["schema"] == "specllama.models/1"
-    by_name = {model["alias"]: model for model in found["on_disk"]}
+    report = named("models", "--json").json
+    assert report["schema"] == "specllama.models/1"
+    by_name = {model["alias"]: model for model in report["on_disk"]}
     assert by_name["8B"]["path"] == str(named.link(0))
     assert (by_name["8B"]["bytes"], by_name["8B"]["drafts"]) == (len(TARGET), ["1B"])
     assert by_name["1B"]["licence"] == "Llama 3.2 Community License"
     assert by_name["1B"]["n_ctx_train"] == 2048
-    assert [u["bytes"] for u in found["unfinished"]] == [5000]
-    known = {entry["name"]: entry for entry in found["known"]}
+    assert [u["bytes"] for u in report["unfinished"]] == [5000]
+    known = {entry["name"]: entry for entry in report["known"]}
     assert known["llama-3.1-8b"]["on_disk"]
     assert not known["qwen3-8b"]["on_disk"]
     assert all(entry["source"] and entry["licence"] for entry in known.values())

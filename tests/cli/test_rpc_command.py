@@ -233,11 +233,11 @@ class TestWorker:
 
     def test_json(self, shared: Command) -> None:
         with rpc_worker(shared, "--json", "-d", "CPU") as worker:
-            found = json.loads(worker.first)
-        assert found["schema"] == "specllama.rpc-worker/1"
-        assert found["n_threads"] == 1
-        assert found["cache"] is None
-        (cpu,) = found["devices"]
+            report = json.loads(worker.first)
+        assert report["schema"] == "specllama.rpc-worker/1"
+        assert report["n_threads"] == 1
+        assert report["cache"] is None
+        (cpu,) = report["devices"]
         assert cpu["name"] == "CPU"
         assert 0 < cpu["free"] < cpu["total"]  # what is available, not the whole machine's memory
 
@@ -367,8 +367,8 @@ ids = model.tokenize("def load(path):" * 20, model.adds_bos, False)
 engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
 while engine.busy:
     engine.step()
-found = measure(context, 0, ids, 2.0, time.perf_counter)
-print(found.unlike, found.epsilon, flush=True)
+rows = measure(context, 0, ids, 2.0, time.perf_counter)
+print(rows.unlike, rows.epsilon, flush=True)
 os._exit(0)
 """
 

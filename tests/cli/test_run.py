@@ -96,50 +96,55 @@ def test_stdout_is_the_text_alone_and_the_same_in_every_form(
 
 def test_json_is_one_object_with_the_documented_keys(answer_json: Result) -> None:
     assert answer_json.raw.count(b"\n") == 1
-    found = answer_json.json
-    assert list(found) == list(OBJECT)
+    answer = answer_json.json
+    assert list(answer) == list(OBJECT)
     for name, kind in OBJECT.items():
-        assert isinstance(found[name], kind), name
-        assert kind is bool or not isinstance(found[name], bool), name
-    assert found["schema"] == "specllama.run/1"
-    assert found["finish_reason"] == "length"
-    assert set(found["time"]) == {"verify", "draft", "sampling", "other"}
-    assert set(found["target"]) == set(found["draft"]) == {"path", "params", "quant", "n_gpu_layers"}
-    assert found["target"]["path"] == str(EMBEDDED_TARGET)
-    assert (found["target"]["quant"], found["draft"]["quant"]) == ("Q4_0", "Q4_0")
+        assert isinstance(answer[name], kind), name
+        assert kind is bool or not isinstance(answer[name], bool), name
+    assert answer["schema"] == "specllama.run/1"
+    assert answer["finish_reason"] == "length"
+    assert set(answer["time"]) == {"verify", "draft", "sampling", "other"}
+    assert set(answer["target"]) == set(answer["draft"]) == {"path", "params", "quant", "n_gpu_layers"}
+    assert answer["target"]["path"] == str(EMBEDDED_TARGET)
+    assert (answer["target"]["quant"], answer["draft"]["quant"]) == ("Q4_0", "Q4_0")
     assert len(answer_json.lines) == 1
     assert re.fullmatch(READ_OUT[0], answer_json.lines[0])
 
 
 def test_the_figures_agree_with_each_other(answer_json: Result) -> None:
-    found = answer_json.json
-    assert found["seed"] == 3
-    assert found["n_predict"] == len(found["tokens"]) == 60
-    assert 0 < found["n_accept"] <= found["n_drafted"] == sum(found["drafted_by"].values())
-    assert found["n_predict"] == 1 + found["rounds"] + found["n_accept"]
-    assert len(found["accept_by_position"]) == 4
-    assert all(0 <= share <= 1 for share in found["accept_by_position"])
-    assert set(found["accept_by_source"]) == set(found["drafted_by"])
-    assert all(len(shares) <= 4 for shares in found["accept_by_source"].values())
-    seconds = sum(found["time"].values())
-    assert seconds == pytest.approx(59 / found["decode_tps"], rel=0.01)
-    if found["speedup"] is not None:
-        assert found["speedup"] == pytest.approx(
-            found["decode_tps"] / found["plain_tps"], rel=0.12
+    answer = answer_json.json
+    assert answer["seed"] == 3
+    assert answer["n_predict"] == len(answer["tokens"]) == 60
+    assert 0 < answer["n_accept"] <= answer["n_drafted"] == sum(answer["drafted_by"].values())
+    assert answer["n_predict"] == 1 + answer["rounds"] + answer["n_accept"]
+    assert len(answer["accept_by_position"]) == 4
+    assert all(0 <= share <= 1 for share in answer["accept_by_position"])
+    assert set(answer["accept_by_source"]) == set(answer["drafted_by"])
+    assert all(len(shares) <= 4 for shares in answer["accept_by_source"].values())
+    seconds = sum(answer["time"].values())
+    assert seconds == pytest.approx(59 / answer["decode_tps"], rel=0.01)
+    if answer["speedup"] is not None:
+        assert answer["speedup"] == pytest.approx(
+            answer["decode_tps"] / answer["plain_tps"], rel=0.12
         )  # but for stalls
     else:
-        assert found["plain_source"] == "none"
+        assert answer["plain_source"] == "none"
 
 
 def test_plain_decoding_reports_no_drafts(plain: Result, shared: Command) -> None:
-    found = plain.json
-    assert (found["n_drafted"], found["n_accept"], found["drafted_by"], found["draft"]) == (0, 0, {}, None)
-    assert (found["speculation"], found["speedup"]) == ("off", None)
-    assert found["plain_rounds"] == found["rounds"] - 2 == 57, "those that followed two others"
+    answer = plain.json
+    assert (answer["n_drafted"], answer["n_accept"], answer["drafted_by"], answer["draft"]) == (
+        0,
+        0,
+        {},
+        None,
+    )
+    assert (answer["speculation"], answer["speedup"]) == ("off", None)
+    assert answer["plain_rounds"] == answer["rounds"] - 2 == 57, "those that followed two others"
     assert plain.lines[0].startswith("speculation off: ")
     zero = shared.generate(*ARGS, "--draft-max", "0", "--json")
     assert zero.json["reason"] == "--draft-max 0"
-    assert zero.json["tokens"] == found["tokens"]
+    assert zero.json["tokens"] == answer["tokens"]
     shown = shared.generate(*ARGS, "--draft-max", "0")
     assert "\nn_drafted = 0\nn_accept  = 0\n" in shown.err
     assert not re.search("n_drafted = [1-9]|accept    =|plain", shown.err)
@@ -194,10 +199,10 @@ def test_the_prompt_comes_from_flag_file_or_pipe(shared: Command, form: str) -> 
     (shared.home / "prompt.txt").write_text(text, encoding="utf-8")
     args = {"-p": ["-p", text], "-f": ["-f", "prompt.txt"], "stdin": []}[form]
     stdin = text.encode() if form == "stdin" else b""
-    found = shared.generate(*args, "--seed", "4", "-n", "6", "--json", stdin=stdin).json
+    answer = shared.generate(*args, "--seed", "4", "-n", "6", "--json", stdin=stdin).json
     expected = shared.generate("-p", text, "--seed", "4", "-n", "6", "--json").json
-    assert found["tokens"] == expected["tokens"]
-    assert found["n_prompt"] == expected["n_prompt"]
+    assert answer["tokens"] == expected["tokens"]
+    assert answer["n_prompt"] == expected["n_prompt"]
 
 
 def test_raw_parses_control_tokens_and_messages_do_not(shared: Command) -> None:
@@ -270,10 +275,10 @@ def test_steps_left_out_of_the_sampling_sequence_are_off(shared: Command) -> Non
         "--temp 1",
     )
     common = ("run", *ARGS, "--no-calibrate", "--draft-max", "0", "--json")
-    found = [result.json["tokens"] for result in shared.many(*((*common, *case.split()) for case in cases))]
-    assert found[0] == found[1] != found[3]
-    assert found[2] == found[3]
-    assert found[4] == found[5]
+    tokens = [result.json["tokens"] for result in shared.many(*((*common, *case.split()) for case in cases))]
+    assert tokens[0] == tokens[1] != tokens[3]
+    assert tokens[2] == tokens[3]
+    assert tokens[4] == tokens[5]
 
 
 def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain: Result) -> None:
@@ -473,12 +478,12 @@ def test_parts_of_the_wrong_type_are_left_out(command: Command) -> None:
 
 
 def test_an_object_says_whether_it_was_drafted_for(answer_json: Result, shared: Command) -> None:
-    found = answer_json.json
-    assert (found["speculation"], found["reason"]) == ("on", "")
+    answer = answer_json.json
+    assert (answer["speculation"], answer["reason"]) == ("on", "")
     line = ("-p", "zip", "--seed", "3", "--ignore-eos", "-n", "300", "--drafters", "copy", "-md", "none")
-    found = shared.generate(*line, "--json").json
-    assert (found["speculation"] == "on") == (found["reason"] == "")
-    assert (found["speculation"] == "on") == (found["n_drafted"] > 9)
+    answer = shared.generate(*line, "--json").json
+    assert (answer["speculation"] == "on") == (answer["reason"] == "")
+    assert (answer["speculation"] == "on") == (answer["n_drafted"] > 9)
 
 
 def test_environment_and_files_set_what_flags_would(command: Command) -> None:
@@ -489,13 +494,13 @@ def test_environment_and_files_set_what_flags_would(command: Command) -> None:
     project.write_text('seed = 2\nmax_tokens = 6\nignore_eos = true\ndrafters = "copy"\n')
     result = command.generate("-p", "zip", "--json")
     assert result.lines[0] == "settings: ./specllama.toml"
-    found = result.json
-    assert (found["seed"], found["n_predict"], found["draft"]) == (2, 6, None)
+    answer = result.json
+    assert (answer["seed"], answer["n_predict"], answer["draft"]) == (2, 6, None)
     env = {"SPECLLAMA_SEED": "3", "SPECLLAMA_DRAFT_MAX": "0"}
-    found = command.generate("-p", "zip", "--json", env=env).json
-    assert (found["seed"], found["n_predict"], found["reason"]) == (3, 6, "--draft-max 0")
-    found = command.generate("-p", "zip", "--json", "-s", "4", "-n", "5", env=env).json
-    assert (found["seed"], found["n_predict"]) == (4, 5)
+    answer = command.generate("-p", "zip", "--json", env=env).json
+    assert (answer["seed"], answer["n_predict"], answer["reason"]) == (3, 6, "--draft-max 0")
+    answer = command.generate("-p", "zip", "--json", "-s", "4", "-n", "5", env=env).json
+    assert (answer["seed"], answer["n_predict"]) == (4, 5)
 
 
 def test_a_projects_file_sets_little(command: Command) -> None:

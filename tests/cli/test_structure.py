@@ -34,20 +34,20 @@ def test_a_schema_is_obeyed_and_drafts_change_nothing(shared: Command) -> None:
         )
     ]
     assert len(set(texts)) == 1
-    found = json.loads(texts[0])
-    assert set(found) == {"name", "module", "pure"}
-    assert found["module"] in ("os", "shutil", "json")
+    parsed = json.loads(texts[0])
+    assert set(parsed) == {"name", "module", "pure"}
+    assert parsed["module"] in ("os", "shutil", "json")
 
 
 def test_the_summary_counts_forced_tokens(shared: Command) -> None:
     result = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7")
     assert "+ grammar + copy, length up to 7" in result.lines[0]
     assert any(line.startswith("n_forced  = ") and "of the text" in line for line in result.lines)
-    found = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7", "--json").json
-    assert found["n_forced"] >= found["n_forced_accept"] > 0
-    assert found["drafted_by"]["grammar"] == found["n_forced"]
-    assert sum(n for name, n in found["drafted_by"].items() if name != "grammar") == found["n_drafted"]
-    assert json.loads(found["text"]).keys() == {"name", "module", "pure"}
+    answer = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7", "--json").json
+    assert answer["n_forced"] >= answer["n_forced_accept"] > 0
+    assert answer["drafted_by"]["grammar"] == answer["n_forced"]
+    assert sum(n for name, n in answer["drafted_by"].items() if name != "grammar") == answer["n_drafted"]
+    assert json.loads(answer["text"]).keys() == {"name", "module", "pure"}
 
 
 def test_without_a_grammar_the_summary_does_not_mention_it(shared: Command) -> None:
@@ -75,8 +75,8 @@ def test_gbnf_is_llama_cpps(shared: Command) -> None:
         'root ::= <[5]> "b"': "#b",
     }
     few = ("-n", "8", "--raw", "--temp", "0", "--json", "--no-calibrate")
-    found = shared.many(*(("run", "-p", "def x(", *few, "--grammar", grammar) for grammar in grammars))
-    assert [result.json["text"] for result in found] == list(grammars.values())
+    results = shared.many(*(("run", "-p", "def x(", *few, "--grammar", grammar) for grammar in grammars))
+    assert [result.json["text"] for result in results] == list(grammars.values())
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,19 @@ SHORT = "\x1b]0;ab\x07\x9b2"  # as long in UTF-8 as the name that it replaces
 
 def check(user: Terminal, *needles: str) -> str:
     """What the terminal got: no sequences but ours, and the needles."""
-    found = OWN.sub("\n", user.seen)
-    assert STEERING.findall(found) == [], user.seen
+    text = OWN.sub("\n", user.seen)
+    assert STEERING.findall(text) == [], user.seen
     for needle in needles:
-        assert needle in found, user.seen
-    return found
+        assert needle in text, user.seen
+    return text
 
 
 def shown(command: Command, verb: str, *args: str, code: int, needles: tuple[str, ...] = ()) -> str:
     with Terminal(command, *args, verb=verb) as user:
         ended = user.wait()
-        found = check(user, *needles)
-    assert ended == code, found
-    return found
+        text = check(user, *needles)
+    assert ended == code, text
+    return text
 
 
 @pytest.fixture

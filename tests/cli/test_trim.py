@@ -70,7 +70,17 @@ def test_a_run_has_the_text_of_a_run_without_it(shared: Command, small: Path) ->
 
 def test_it_is_no_model(shared: Command, small: Path) -> None:
     for args in (("run", "-m", str(small), "-p", "x"), ("pair-check", str(small), str(EMBEDDED_DRAFT))):
-        assert_error(shared(*args), 6, "a trimmed draft", "Name the model itself")
+        result = shared(*args)
+        assert_error(result, 2, "is a trimmed draft, with 1024 of 4096 tokens", "Name the model itself")
+
+
+def test_a_trimmed_head_is_no_model(command: Command, tmp_path: Path) -> None:
+    head = tmp_path / "head.gguf"
+    assert command("trim", str(DEMO_HEAD), str(head), "--keep", "2048").code == 0
+    result = command("run", "-m", str(head), "-p", "x")
+    assert_error(result, 2, "is a trimmed head, with 2048 of 49152 tokens", "as its draft with -md")
+    whole = command("run", "-m", str(DEMO_HEAD), "-p", "x")
+    assert_error(whole, 2, "is a head without a model", "as its draft with -md")
 
 
 def test_a_changed_source_is_said(shared: Command, small: Path) -> None:
@@ -93,17 +103,20 @@ def test_a_head_inside_a_model_becomes_a_file(command: Command, tmp_path: Path) 
     result = command("trim", str(model), str(tmp_path / "head.gguf"), "--head", "--keep", "320", "--json")
     assert result.code == 0, result.err
     assert (result.json["n_kept"], result.json["n_vocab"], result.json["difference"]) == (320, 600, 0.0)
-    found = command("pair-check", str(model), str(tmp_path / "head.gguf"), "--json").json
-    assert found["ok"]
-    assert (found["head"]["in_target"], found["head"]["n_proposed"]) == (False, 320)
+    report = command("pair-check", str(model), str(tmp_path / "head.gguf"), "--json").json
+    assert report["ok"]
+    assert (report["head"]["in_target"], report["head"]["n_proposed"]) == (False, 320)
 
 
 def test_an_eagle3_head_proposes_fewer_tokens(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "head.gguf"
     result = command("trim", str(DEMO_HEAD), str(out), "--keep", "2048", "--type", "q8_0")
     assert result.code == 0, result.err
-    assert "2048 of 8192 tokens" in result.out
+    assert "2048 of 49152 tokens" in result.out
     header = read_header(out)
+    trim = read_trim(header)
+    assert trim is not None
+    assert trim.label.endswith("2048 of 49152 tokens"), "the vocabulary is the source's everywhere"
     shapes = {t.name: (t.shape, t.type) for t in header.tensors}
     assert shapes["d2t"] == ((2048,), "I64")
     assert shapes["output.weight"] == ((576, 2048), "Q8_0")
@@ -119,6 +132,7 @@ BAD: list[tuple[Sequence[str], int, Sequence[str]]] = [
     ((D, "OUT", "--keep", "100"), 2, ["--keep", "always kept"]),
     ((D, D), 2, ["the draft itself"]),
     ((D, "there.txt"), 2, ["is there already", "--force"]),
+    ((D, "-"), 2, ["OUT must be the path of a file", "standard output"]),
     ((D, "."), 2, ["is a folder"]),
     ((D, ""), 2, ["OUT is empty"]),
     ((D, "nowhere/OUT"), 2, ["no such folder"]),

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +18,10 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf, tinymtp
 from tests.support.command import Command, Result
 from tests.support.scrambled import scramble
+
+pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+if hasattr(os, "openpty"):
+    from tests.support.under_way import UnderWay, under_way
 
 QUICK = ("--workloads", "edit,json", "-n", "16", "--ignore-load")  # other tests run beside these
 NUMBER, COUNT, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}
@@ -100,7 +105,7 @@ def foreign(shared: Command) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(shared: Command, foreign: Path) -> Result:
+def measured(shared: Command, foreign: Path) -> Result:
     """Three drafts: a real one, one that knows nothing, one that does not fit."""
     scramble(EMBEDDED_DRAFT, shared.home / "nothing.gguf")
     shutil.copy(EMBEDDED_DRAFT, shared.home / "real.gguf")
@@ -108,9 +113,9 @@ def found(shared: Command, foreign: Path) -> Result:
     return shared("tune", *drafts, *QUICK, "--json", timeout=240)
 
 
-def test_json_is_one_object(found: Result) -> None:
-    assert found.code == 0, found.err
-    data = found.json
+def test_json_is_one_object(measured: Result) -> None:
+    assert measured.code == 0, measured.err
+    data = measured.json
     jsonschema.validate(data, OBJECT)
     assert (data["stored"], data["interrupted"], data["n_tokens"]) == (True, False, 16)
     assert {name: t["texts"] for name, t in data["texts"].items()} == {"edit": 4, "json": 4}
@@ -128,15 +133,15 @@ def test_json_is_one_object(found: Result) -> None:
     assert "Predicted, not measured" in data["verdict"]
 
 
-def test_stdout_has_only_the_object(found: Result) -> None:
-    assert found.out.count("\n") == 1
-    assert any(line.startswith("measuring takes ") for line in found.lines)
-    assert "\x1b" not in found.err + found.out
-    assert "Traceback" not in found.err
+def test_stdout_has_only_the_object(measured: Result) -> None:
+    assert measured.out.count("\n") == 1
+    assert any(line.startswith("measuring takes ") for line in measured.lines)
+    assert "\x1b" not in measured.err + measured.out
+    assert "Traceback" not in measured.err
 
 
-def test_the_next_run_uses_what_was_measured(shared: Command, found: Result) -> None:
-    data = found.json
+def test_the_next_run_uses_what_was_measured(shared: Command, measured: Result) -> None:
+    data = measured.json
     (file,) = (shared.cache / "calibration").glob("*.json")
     stored = json.loads(file.read_text())
     near = {str(p["rows"]): p["seconds"] for p in data["t_n"][0]["points"]}
@@ -257,23 +262,21 @@ def test_a_head_that_is_only_promised_is_no_draft(command: Command) -> None:
     assert "the header promises 1 MTP layer, which the file does not have" in result.err
 
 
-def measuring(command: Command, *args: str) -> psutil.Popen:
+def measuring(command: Command, *args: str) -> AbstractContextManager[UnderWay]:
     """A long tune, once it is writing texts."""
-    process = command.start("tune", "-n", "2000", "--ignore-load", *args)
-    assert process.stderr is not None
-    next(line for line in process.stderr if b"writing texts" in line)
-    return process
+    return under_way(command, "tune", "-n", "2000", "--ignore-load", *args, until="writing texts")
 
 
+@pty
 def test_ctrl_c_stores_and_shows_what_was_measured(command: Command) -> None:
-    process = measuring(command)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"interrupted, what was complete is stored" in out
-    assert b"t(n), a decode of n rows" in out
-    assert b"pydoc-draft was not measured to the end." in out
-    assert b"Traceback" not in err
+    with measuring(command) as tune:
+        tune.process.send_signal(signal.SIGINT)
+        code, out, err = tune.ended(60)
+    assert code == 130
+    assert "interrupted, what was complete is stored" in out
+    assert "t(n), a decode of n rows" in out
+    assert "pydoc-draft was not measured to the end." in out
+    assert "Traceback" not in err
     (file,) = (command.cache / "calibration").glob("*.json")
     assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
 
@@ -297,12 +300,13 @@ def test_figures_of_a_busy_machine_are_not_stored_and_give_no_advice(command: Co
     assert [rows for rows, *_ in stored["widths"]] in ([], [1])  # of the texts, as runs learn it
 
 
+@pty
 def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:
-    process = measuring(command, "--json")
-    psutil.Process(process.pid).children()[0].kill()
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 9
+    with measuring(command, "--json") as tune:
+        psutil.Process(tune.process.pid).children()[0].kill()
+        code, out, err = tune.ended(60)
+    assert code == 9
     data = json.loads(out)
     assert data["interrupted"]
     assert data["t_n"][0]["complete"]
-    assert b"error: the engine process" in err
+    assert "error: the engine process" in err

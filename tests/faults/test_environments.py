@@ -16,7 +16,7 @@ import pytest
 
 from specllama.data import EMBEDDED_TARGET
 from tests.support import ggufbytes as g
-from tests.support.command import MAIN, Command, Result, assert_error, readable
+from tests.support.command import MAIN, Command, Result, assert_error
 from tests.support.hub import LocalHub, Repo
 from tests.support.paths import ROOT
 
@@ -43,7 +43,7 @@ def run(command: Command, *args: str, cwd: Path, **env: str | None) -> Result:
         timeout=60,
         check=False,
     )
-    return Result(done.returncode, done.stdout, readable(done.stderr))
+    return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_deleted_working_directory(command: Command, args: tuple[str, ...]) ->
         ["bash", "-c", line, "bash", *MAIN, *args],
         input=b"", capture_output=True, env=command.env, cwd=command.home, timeout=60, check=False,
     )  # fmt: skip
-    result = Result(done.returncode, done.stdout, readable(done.stderr))
+    result = Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
     if args[-1] in ("x.txt", "y.gguf"):
         assert_error(result, 3, "the working directory is gone", f"there is no file {args[-1]}")
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -51,9 +50,7 @@ class TestSignals:
         assert front.returncode == 9
         assert len(first + out) > 0
         printed = [
-            line
-            for line in err.decode().splitlines()
-            if not line.startswith(("speculation on", "note: ", "loading the "))
+            line for line in err.decode().splitlines() if not line.startswith(("speculation on", "note: "))
         ]
         assert len(printed) == 1
         assert printed[0].startswith("error: the engine process was ended by SIGKILL")
@@ -63,7 +60,7 @@ class TestSignals:
         child_of(front.pid).kill()
         out, err = front.communicate(timeout=SOON)
         assert (front.returncode, out) == (9, b"")
-        assert re.match(r"(loading the .*\n)*error: the engine process was ended by SIGKILL", err.decode())
+        assert err.startswith(b"error: the engine process was ended by SIGKILL")
         assert b"Traceback" not in err
 
     @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.25, None])
@@ -100,9 +97,7 @@ class TestSignals:
     def test_ctrl_c_with_json_is_still_one_object(self, command: Command) -> None:
         front = command.start(*LONG, "--json")
         assert front.stderr is not None
-        while front.stderr.readline().startswith(
-            (b"loading the ", b"note: ")
-        ):  # shown only on a slow machine
+        while front.stderr.readline().startswith(b"note: "):
             pass
         use_cpu(child_of(front.pid), seconds=0.3)
         front.send_signal(signal.SIGINT)

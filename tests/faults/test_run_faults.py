@@ -22,7 +22,7 @@ from specllama.gguf.header import read_model
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
-from tests.support.command import ROOT, Command, CommandLine, Result, assert_error, readable
+from tests.support.command import ROOT, Command, CommandLine, Result, assert_error
 
 GOOD = EMBEDDED_TARGET.read_bytes()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
@@ -186,6 +186,9 @@ FLAGS = [  # added to a valid command line: exit code, and a part of the message
     ("--chat-template a --chat-template-file b", 2, "--chat-template-file"),
     ("--chat-template-file none.jinja", 3, "none.jinja"),
     ("--log-file /nowhere/x.log", 2, "--log-file"),
+    ("--log-file -", 2, "--log-file must be the path of a file"),
+    ("-s -5", 2, f"--seed must be a whole number from 0 to {2**64 - 1}, or -1 for a random one, not -5"),
+    (f"-s {2**64}", 2, "or -1 for a random one"),
     ("--stop=", 2, "--stop must be"),
     ("unexpected", 2, "unexpected"),
 ]
@@ -337,7 +340,7 @@ class TestStreams:
             timeout=60,
             check=False,
         )
-        return Result(done.returncode, done.stdout, readable(done.stderr))
+        return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
 
     def test_a_closed_pipe_ends_the_run(self, shared: Command) -> None:
         result = self.shell(shared, "RUN -n 1500 | head -c 1; exit ${PIPESTATUS[0]}")

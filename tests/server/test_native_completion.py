@@ -276,6 +276,27 @@ def test_progress(server: Server) -> None:
     assert again[0]["prompt_progress"]["cache"] > 0
 
 
+def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
+    prompt = "a prompt that is to be read as often as it is sent " * 8
+    alone = {"prompt": prompt, "n_predict": 2, "temperature": 0, "cache": {"reuse": False}}
+    first, second = (server.post("/completion", alone).json for _ in range(2))
+    after = server.post("/completion", {**alone, "cache": {}}).json
+    again = server.post("/completion", {**alone, "cache": {}}).json
+    n = first["tokens_evaluated"]
+    evaluated = [one["timings"]["prompt_n"] for one in (first, second, after, again)]
+    assert evaluated[:2] == [n, n]
+    assert evaluated[2] > n - 8, "what it may reuse is the beginning of other prompts"
+    assert evaluated[3] < n - 8
+    assert len({one["content"] for one in (first, second, after, again)}) == 1
+    ollama = {"model": "pydoc-target", "prompt": prompt, "stream": False, "options": {"num_predict": 2}}
+    assert server.post("/api/generate", {**ollama, "cache": {"reuse": False}}).status == 200
+    refused = server.post("/completion", {**alone, "cache": {"reuse": False, "keep": True}})
+    assert (refused.status, "cache has the fields store and reuse only" in refused.error["message"]) == (
+        400,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

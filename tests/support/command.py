@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,11 +58,6 @@ class CommandLine:
     args: Sequence[str]
     env: Mapping[str, str | None] = field(default_factory=dict)
     cwd: Path | None = None
-
-
-def readable(err: bytes) -> str:
-    """A command's stderr, without the progress of loading, which appears only on slow machines."""
-    return re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", err.decode("utf-8", "replace"))
 
 
 class Command:
@@ -121,7 +115,7 @@ class Command:
             done = subprocess.run(
                 line, input=stdin, capture_output=True, env=environ, cwd=cwd, timeout=timeout, check=False
             )
-        return Result(done.returncode, done.stdout, readable(done.stderr))
+        return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
 
     def generate(self, *args: str | bytes, **more: Any) -> Result:
         """`specllama run` without calibration; it must succeed."""

@@ -65,7 +65,7 @@ def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) ->
         if isinstance(last, Tuning) and last.label == stop_at and last.share > 0.9:
             front.core.handle(m.Cancel(7))
     assert isinstance(front.messages[-1], Tuned), front.messages[-1]
-    found = [one.found for one in front.messages if isinstance(one, TuneMeasurement)]
+    found = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
     return [part for part in found if isinstance(part, MeasuredDraft)]
 
 

@@ -117,7 +117,7 @@ PARTS = {
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
     """The measurements of this kind as plain data."""
-    found = [one.found for one in front.messages if isinstance(one, TuneMeasurement)]
+    found = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
     return [asdict(part) for part in found if isinstance(part, PARTS[name])]
 
 
@@ -228,7 +228,7 @@ def test_cancelling_keeps_the_completed_measurements(
     tuned(
         one,
         DRAFT,
-        stop=lambda message: isinstance(message, TuneMeasurement) and isinstance(message.found, PARTS[part]),
+        stop=lambda message: isinstance(message, TuneMeasurement) and isinstance(message.part, PARTS[part]),
     )
     assert ended(one).cancelled
     assert not one.core.busy

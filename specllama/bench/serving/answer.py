@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 
 ONE_PIECE = 0.001  # seconds within which chunks count as one piece
 
@@ -109,7 +110,7 @@ class StreamReader:
             raise BrokenStreamError("the stream ends in the middle of the answer")
         self._answer.digest = self._text.hexdigest()
 
-    def _counters(self, chunk: dict[str, Any]) -> None:
+    def _counters(self, chunk: JsonObject) -> None:
         """The same counters in three dialects; what a server leaves out stays None."""
         a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
         speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
@@ -132,14 +133,19 @@ class StreamReader:
 
 def error_text(body: Any) -> str:
     """The message of a server's error, in one line of printable characters."""
-    found = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(found, dict):
-        found = found.get("message") or found.get("detail") or found.get("type") or found
-    text = " ".join(str(found).split())[:300]
+    text_or_object = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(text_or_object, dict):
+        text_or_object = (
+            text_or_object.get("message")
+            or text_or_object.get("detail")
+            or text_or_object.get("type")
+            or text_or_object
+        )
+    text = " ".join(str(text_or_object).split())[:300]
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _text(choice: JsonObject) -> str:
     """The text of a chunk. Reasoning and tool calls count too: the model writes them as well."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
@@ -150,18 +156,18 @@ def _text(choice: dict[str, Any]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def _predictions(details: dict[str, Any]) -> tuple[int | None, int | None]:
+def _predictions(details: JsonObject) -> tuple[int | None, int | None]:
     accept, rest = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
     return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
 
 
-def _part(found: dict[str, Any], name: str) -> dict[str, Any]:
-    part = found.get(name)
+def _part(body: JsonObject, name: str) -> JsonObject:
+    part = body.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _count(found: dict[str, Any], name: str) -> int | None:
-    value = found.get(name)
+def _count(body: JsonObject, name: str) -> int | None:
+    value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

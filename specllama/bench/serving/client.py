@@ -19,6 +19,7 @@ from specllama.bench.serving import http_errors
 from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader
 from specllama.clock import running_time
 from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
+from specllama.json_types import JsonObject
 
 _HINT = "for example http://127.0.0.1:8080 or https://host/v1"
 _ROUTES = ("/chat/completions", "/completions", "/models")
@@ -130,20 +131,20 @@ class ServerClient:
 
         Raises NetworkError, AccessError, NotFoundError.
         """
-        found, base = None, self._address.bases[0]
+        models, base = None, self._address.bases[0]
         for base in self._address.bases:
             try:
-                found = _models(await self._get(f"{base}/models"), f"{base}/models")
+                models = _models(await self._get(f"{base}/models"), f"{base}/models")
                 break
             except NotFoundError:
                 if base == self._address.bases[-1] and not model:
                     raise
-        if found is None:
+        if models is None:
             base = self._address.bases[0]
-        elif not found and not model:
+        elif not models and not model:
             raise NotFoundError(f"{base}/models lists no model", "load one there, or name one with --model")
         self._url = f"{base}/completions" if raw else f"{base}/chat/completions"
-        entry = next((m for m in found or () if m["id"] == model), found[0] if found else {})
+        entry = next((m for m in models or () if m["id"] == model), models[0] if models else {})
         info = ServerInfo(base, model or entry["id"], str(entry.get("owned_by", "")))
         return await self._with_props(info) if info.owner in _WITH_PROPS else info
 
@@ -211,22 +212,22 @@ class ServerClient:
     async def _with_props(self, info: ServerInfo) -> ServerInfo:
         """The same with the fields of /props, if the server lets us read them."""
         try:
-            found = await self._get(f"{info.base.removesuffix('/v1')}/props")
+            props = await self._get(f"{info.base.removesuffix('/v1')}/props")
         except SpecllamaError:
             return info
-        found = found if isinstance(found, dict) else {}
-        slots, speculation = found.get("total_slots"), found.get("speculation")
+        props = props if isinstance(props, dict) else {}
+        slots, speculation = props.get("total_slots"), props.get("speculation")
         return replace(
             info,
-            build=str(found.get("build_info", ""))[:80],
+            build=str(props.get("build_info", ""))[:80],
             n_slots=slots if isinstance(slots, int) and slots > 0 else None,
             speculation=speculation if isinstance(speculation, dict) else {},
         )
 
 
-def _models(found: Any, url: str) -> list[dict[str, Any]]:
+def _models(body: Any, url: str) -> list[JsonObject]:
     """The models in the body of GET /v1/models. Raises NotFoundError."""
-    data = found.get("data") if isinstance(found, dict) else None
+    data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):
         raise http_errors.not_an_api(url, "no list of models")
     return [m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str) and m["id"]]
@@ -234,9 +235,9 @@ def _models(found: Any, url: str) -> list[dict[str, Any]]:
 
 async def _first_bytes(response: httpx2.Response, most: int) -> bytes:
     """At most the first `most` bytes of a body."""
-    found = b""
+    data = b""
     async for part in response.aiter_bytes():
-        found += part
-        if len(found) > most:
+        data += part
+        if len(data) > most:
             break
-    return found[:most]
+    return data[:most]

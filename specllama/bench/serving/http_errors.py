@@ -82,8 +82,8 @@ def retry_seconds(headers: Mapping[str, str]) -> float:
 def _body_text(body: bytes) -> str:
     """The message in the body of an error; "" for an HTML page."""
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):
         text = body.decode("utf-8", "replace").strip()
         return "" if text.startswith("<") else error_text(text)
-    return error_text(found) if found else ""
+    return error_text(parsed) if parsed else ""

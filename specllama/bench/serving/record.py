@@ -5,18 +5,63 @@ ends in ms; null means unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.bench.serving import summary
 from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
 from specllama.bench.serving.sweep import ServingMeasurement
+from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.bench-server/1"
 
 
+class PercentilesRecord(TypedDict):
+    """The median and the 99th percentile."""
+
+    p50: float
+    p99: float
+
+
+class ServingRowRecord(TypedDict):
+    """A series at a concurrency; see ServingRow."""
+
+    series: str
+    concurrency: int
+    runs: int
+    tps: float | None
+    ttft_ms: PercentilesRecord | None
+    inter_token_ms: PercentilesRecord | None
+    seconds: PercentilesRecord | None
+    answers: int
+    failed: int
+    refused: int
+    n_predict: int
+    n_drafted: int | None
+    n_accept: int | None
+    acceptance: float | None
+    prompt_cached: float | None
+
+
+class ServingCellRecord(TypedDict):
+    """The answers of a series, a concurrency and a run; see ServingMeasurement."""
+
+    series: str
+    concurrency: int
+    run: int
+    complete: bool
+    seconds: float
+    tps: float | None
+    ttft_ms: PercentilesRecord | None
+    inter_token_ms: PercentilesRecord | None
+    answer_seconds: PercentilesRecord | None
+    answers: int
+    n_predict: int
+    problems: list[str]
+
+
 def record(
     s: ServingSummary, measured: Sequence[ServingMeasurement], about: Mapping[str, Any], verdict: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """The whole object. about: server and settings under their keys in the object."""
     return {
         "schema": SCHEMA,
@@ -31,7 +76,7 @@ def record(
     }
 
 
-def _row(row: ServingRow) -> dict[str, Any]:
+def _row(row: ServingRow) -> ServingRowRecord:
     return {
         "series": row.series,
         "concurrency": row.concurrency,
@@ -51,7 +96,7 @@ def _row(row: ServingRow) -> dict[str, Any]:
     }
 
 
-def _cell(m: ServingMeasurement) -> dict[str, Any]:
+def _cell(m: ServingMeasurement) -> ServingCellRecord:
     return {
         "series": m.cell.series,
         "concurrency": m.cell.concurrency,
@@ -68,5 +113,5 @@ def _cell(m: ServingMeasurement) -> dict[str, Any]:
     }
 
 
-def _percentiles(t: Percentiles | None, factor: float = 1) -> dict[str, float] | None:
+def _percentiles(t: Percentiles | None, factor: float = 1) -> PercentilesRecord | None:
     return None if t is None else {"p50": t.p50 * factor, "p99": t.p99 * factor}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specllama.bench.serving.sweep import PLAIN, SPECULATIVE, ServingCell, ServingMeasurement
+from specllama.bench.serving.sweep import PLAIN, SPECULATIVE, ServingMeasurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ServingRow:
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
     """rows: by series, then concurrency. ratios: concurrency → tokens per second of the speculative series
-    over the plain one's, median of the runs. compared: requests that both series answered; different: how
+    over the plain one's, those of the rows. compared: requests that both series answered; different: how
     many of those got different texts. counted: whether the server counted all tokens itself.
     """
 
@@ -80,17 +80,17 @@ def percentile(values: Iterable[tuple[float, float]], share: float) -> float | N
 def summarise(measured: Sequence[ServingMeasurement], series: Sequence[str]) -> ServingSummary:
     """All figures of a sweep, which may have been interrupted."""
     concurrencies = sorted({m.cell.concurrency for m in measured})
-    found = [_row(name, c, measured) for name in series for c in concurrencies]
-    rates = {m.cell: rate for m in measured if (rate := tps(m)) is not None}
-    ratios: dict[int, list[float]] = {}
-    for cell, rate in rates.items():
-        base = rates.get(ServingCell(PLAIN, cell.concurrency, cell.run))
-        if cell.series == SPECULATIVE and base:
-            ratios.setdefault(cell.concurrency, []).append(rate / base)
+    rows = [_row(name, c, measured) for name in series for c in concurrencies]
+    rates = {(row.series, row.concurrency): row.tps for row in rows}
+    ratios = {}
+    for c in concurrencies:
+        rate, plain = rates.get((SPECULATIVE, c)), rates.get((PLAIN, c))
+        if rate and plain:
+            ratios[c] = rate / plain
     compared, different = _texts(measured)
     return ServingSummary(
-        rows=[row for row in found if row.answers or row.failed],
-        ratios={c: median(ratios[c]) for c in sorted(ratios)},
+        rows=[row for row in rows if row.answers or row.failed],
+        ratios=ratios,
         compared=compared,
         different=different,
         counted=all(a.n_predict is not None for m in measured for a in m.succeeded),
@@ -150,8 +150,12 @@ def _row(series: str, concurrency: int, measured: Sequence[ServingMeasurement]) 
 def _median(
     measured: Sequence[ServingMeasurement], figure: Callable[[ServingMeasurement], Percentiles | None]
 ) -> Percentiles | None:
-    found = [p for m in measured if (p := figure(m)) is not None]
-    return Percentiles(median(p.p50 for p in found), median(p.p99 for p in found)) if found else None
+    percentiles = [p for m in measured if (p := figure(m)) is not None]
+    return (
+        Percentiles(median(p.p50 for p in percentiles), median(p.p99 for p in percentiles))
+        if percentiles
+        else None
+    )
 
 
 def _percentiles(values: Iterable[tuple[float, float]]) -> Percentiles | None:

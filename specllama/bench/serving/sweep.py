@@ -11,14 +11,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
-from typing import Any
 
 from specllama.bench.serving.answer import ServedAnswer
 from specllama.bench.serving.client import ServerClient
 from specllama.clock import running_time
+from specllama.json_types import JsonObject
 
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
 Prompt = tuple[str, str]  # workload, text
+MAX_MARK = 90_000  # numbers of five digits, which prompts begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class ServingCell:
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
     """What a sweep sends. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
-    messages; first: number of the first run.
+    messages; first: number of the first run; number: of this measurement.
     """
 
     prompts: Sequence[Prompt]
@@ -44,6 +45,7 @@ class SweepSettings:
     raw: bool = False
     ignore_eos: bool = False
     first: int = 1
+    number: int = 0
 
 
 def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[Prompt]:
@@ -67,16 +69,18 @@ def order(series: Sequence[str], settings: SweepSettings, seed: int = 0) -> Iter
             yield from (ServingCell(name, concurrency, run) for name in ordered)
 
 
-def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> dict[str, Any]:
+def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> JsonObject:
     """The JSON of the request `number` (from 0) of a cell.
 
     The prompt starts with a number that differs by concurrency and run, so that a series does not find its
-    own prompts in the server's cache. The series share it, so that they write the same texts; the second one,
-    and another measurement of the same server, may find them there.
+    own prompts in the server's cache, and by measurement where the server's reuse of prompts cannot be
+    switched off. Two series share it, so that they write the same texts, and switch the reuse off, so that
+    both evaluate all of them.
     """
-    mark = 10_000 + (cell.run * 7919 + cell.concurrency * 613 + number * 31) % 90_000
+    first = settings.number if cell.series == SERVED else 0
+    mark = 10_000 + (first + cell.run * 7919 + cell.concurrency * 613 + number * 31) % MAX_MARK
     text = f"({mark}) {settings.prompts[number][1]}"
-    request: dict[str, Any] = {"model": model} if model else {}
+    request: JsonObject = {"model": model} if model else {}
     request |= {"prompt": text} if settings.raw else {"messages": [{"role": "user", "content": text}]}
     request |= {"max_tokens": settings.n_tokens, "temperature": settings.temperature}
     request |= {"seed": 1000 * cell.run + number, "stream": True, "stream_options": {"include_usage": True}}
@@ -84,6 +88,7 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
         request["ignore_eos"] = True
     if cell.series != SERVED:  # with request history the second series would copy the texts of the first
         request["speculation"] = {"enabled": cell.series == SPECULATIVE, "memory": False}
+        request["cache"] = {"reuse": False}
     return request
 
 
@@ -109,13 +114,13 @@ async def warm_up(
     server: ServerClient, series: Sequence[str], settings: SweepSettings, model: str
 ) -> list[ServedAnswer]:
     """One unmeasured answer of each series. Raises its problem, if it has one."""
-    found = []
+    answers = []
     for name in series:
         answer = await server.complete(0, body(settings, ServingCell(name, 0, 0), 0, model))
         if answer.problem is not None:
             raise answer.problem
-        found.append(answer)
-    return found
+        answers.append(answer)
+    return answers
 
 
 async def sweep(

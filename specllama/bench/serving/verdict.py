@@ -52,29 +52,29 @@ def verdict(s: ServingSummary, one_series: str) -> str:
 
 def notes(s: ServingSummary, about: Mapping[str, Any]) -> list[str]:
     """What is missing, what the times include, and whether drafts changed a text."""
-    found = []
+    lines = []
     if about["interrupted"]:
-        found.append(
+        lines.append(
             f"Interrupted: {about['answers']} of {counted(about['planned'], 'answer')} were measured."
         )
     if about["failure"]:
-        found.append(f"Ended by: {about['failure']}.")
+        lines.append(f"Ended by: {about['failure']}.")
     if failed := sum(row.failed for row in s.rows):
         first = next(iter(about["problems"]), "")
-        found.append(f"{counted(failed, 'request')} failed{f', the first one: {first}' if first else ''}.")
+        lines.append(f"{counted(failed, 'request')} failed{f', the first one: {first}' if first else ''}.")
     if refused := sum(row.refused for row in s.rows):
-        found.append(f"{counted(refused, 'time')} the server was busy (429); the times include the waits.")
+        lines.append(f"{counted(refused, 'time')} the server was busy (429); the times include the waits.")
     if not s.counted and any(row.answers for row in s.rows):
-        found.append("The server does not count tokens: each chunk of its streams counts as one.")
+        lines.append("The server does not count tokens: each chunk of its streams counts as one.")
     slots, most = about["server"]["n_slots"], max((row.concurrency for row in s.rows), default=0)
     if slots is not None and slots < most:
-        found.append(f"The server answers {counted(slots, 'request')} at once; more than that wait.")
+        lines.append(f"The server answers {counted(slots, 'request')} at once; more than that wait.")
     cached = [row.cached for row in s.rows if row.cached is not None]
     if cached and max(cached) > _CACHED:
-        found.append(f"The server had up to {100 * max(cached):.0f} % of the prompt tokens cached.")
+        lines.append(f"The server had up to {100 * max(cached):.0f} % of the prompt tokens cached.")
     if s.compared:
-        found.append(_texts(s, about["settings"]["temperature"]))
-    return found
+        lines.append(_texts(s, about["settings"]["temperature"]))
+    return lines
 
 
 def _texts(s: ServingSummary, temperature: float) -> str:

@@ -33,6 +33,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
 from specllama.core.gain import was_busy
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.text.template_variables import reasoning_variables
 from specllama.wording import counted
 
@@ -115,7 +116,7 @@ def _measure(
     own: EngineClient | None,
     settings: LoadSettings,
     plan: BenchPlan,
-    variables: dict[str, Any],
+    variables: JsonObject,
     verbose: bool,
     into: BenchResults,
 ) -> None:
@@ -144,7 +145,7 @@ def _measure(
                 console.note(f"that takes about {rough_duration(seconds)} by the first of them")
             progress.show("warming up", n / len(ways), config.name)
     began = running_time()
-    with Progress(delay=1.0, every=15.0) as progress:
+    with Progress(delay=1.0) as progress:
         for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
             if sample is not None:
                 into.samples.append(sample)
@@ -186,7 +187,7 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
         console.note(f"report: {plan.report}")
 
 
-def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> dict[str, Any]:
+def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> JsonObject:
     """Models, machine and settings of the bench, for its record."""
     info = results.info
     assert info is not None

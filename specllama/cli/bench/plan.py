@@ -59,7 +59,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     if text is None or "n_tokens" in given:
         n_tokens = whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS)
     report = checked_path(given["report"]) if "report" in given else None
-    found: Mapping[str, tuple[str | ForcedText, ...]] = (
+    available: Mapping[str, tuple[str | ForcedText, ...]] = (
         workloads.load_texts(text)
         if text is not None
         else workloads.load_prompts(given["prompts"])
@@ -68,7 +68,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     )
     shared = values.without("temperature", "seed", "max_tokens")
     return BenchPlan(
-        workloads=workloads.select(found, given.get("workloads")),
+        workloads=workloads.select(available, given.get("workloads")),
         temperatures=temperatures,
         lengths=tuple(sorted(set(lengths))),
         runs=runs,
@@ -82,10 +82,10 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
 
 def list_items(flag: str, text: str) -> list[str]:
     """The items of a comma-separated list. Raises UsageError."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    items = [part.strip() for part in text.split(",") if part.strip()]
+    if not items:
         raise UsageError(f"{flag} is an empty list")
-    return found
+    return items
 
 
 def whole_number(flag: str, given: str | int, low: int, high: int) -> int:
@@ -98,7 +98,7 @@ def whole_number(flag: str, given: str | int, low: int, high: int) -> int:
 
 def temperature_list(text: str) -> tuple[float, ...]:
     """The different temperatures in a comma-separated list. Raises UsageError."""
-    found = []
+    temperatures = []
     for part in list_items("--temp", text):
         try:
             value = float(part)
@@ -107,8 +107,8 @@ def temperature_list(text: str) -> tuple[float, ...]:
         if not math.isfinite(value):
             raise UsageError(f"--temp takes numbers separated by commas, not {part!r}")
         SamplingParams.merge({"temperature": value})
-        found.append(abs(value))  # -0.0 is 0
-    unique = tuple(dict.fromkeys(found))
+        temperatures.append(abs(value))  # -0.0 is 0
+    unique = tuple(dict.fromkeys(temperatures))
     if len(unique) > MAX_TEMPERATURES:
         raise UsageError(f"--temp has {len(unique)} temperatures, {MAX_TEMPERATURES} are allowed")
     return unique

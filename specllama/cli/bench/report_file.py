@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from specllama.bench.page import TITLE
-from specllama.cli.files import mapped_errors
+from specllama.cli.files import mapped_errors, refuse_stdout
 from specllama.config.text_file import expanded
 from specllama.errors import ResourceError, UsageError
 
@@ -20,6 +20,7 @@ def checked_path(name: str) -> Path:
     """
     if not name.strip() or "\0" in name:
         raise UsageError("--report needs the path of a file to write")
+    refuse_stdout(name, "--report")
     path = expanded(name)
     with mapped_errors(UsageError, f"--report: {name} cannot be written", "name a file that can be"):
         if path.is_dir():

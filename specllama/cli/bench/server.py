@@ -33,6 +33,7 @@ from specllama.cli.measuring import PartialResults, now
 from specllama.cli.progress import Progress
 from specllama.client.event_loop import run
 from specllama.clock import running_time
+from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
@@ -70,7 +71,7 @@ def bench_server(given: Mapping[str, Any]) -> int:
 
 async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
     agent = f"specllama/{specllama.__version__}"
-    progress = Progress(delay=1.0, every=15.0)
+    progress = Progress(delay=1.0)
     async with ServerClient(plan.address, plan.key, agent, plan.seconds) as server:
         into.about = await server.info(plan.model, plan.sweep.raw)
         into.series, into.why_one = _series(into.about)
@@ -137,7 +138,7 @@ def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
         console.note(f"report: {plan.report}")
 
 
-def _about(plan: ServerPlan, results: ServerBenchResults) -> dict[str, Any]:
+def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:
     """Server and settings of the bench, for its record."""
     about, settings = results.about, plan.sweep
     assert about is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from specllama.bench import workloads
 from specllama.bench.serving.client import ServerAddress, parse_address
-from specllama.bench.serving.sweep import SweepSettings, prompts
+from specllama.bench.serving.sweep import MAX_MARK, SweepSettings, prompts
 from specllama.cli.api_keys import keys
 from specllama.cli.bench.plan import (
     MAX_RUNS,
@@ -62,8 +63,8 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         whole_number("--concurrency", text, 1, MAX_CLIENTS)
         for text in list_items("--concurrency", given.get("concurrency", CONCURRENCY))
     ]
-    found = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
-    chosen = workloads.select(found, given.get("workloads"))
+    available = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    chosen = workloads.select(available, given.get("workloads"))
     n = whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
     if n is not None and n < max(clients):
         raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
@@ -90,6 +91,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
             temperature=temperatures[0],
             raw=given.get("raw", False),
             ignore_eos=given.get("ignore_eos", False),
+            number=secrets.randbelow(MAX_MARK),
         ),
         workloads={name: len(texts) for name, texts in chosen.items()},
         report=checked_path(given["report"]) if "report" in given else None,

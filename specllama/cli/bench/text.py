@@ -116,13 +116,13 @@ def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
     """Acceptance by position: of auto, the best length and the longest one."""
     lengths = [name for name in s.configs if name not in (PLAIN, AUTO, LLAMA_CPP)]
     shown = {*lengths[-1:], AUTO, s.total.best}
-    found = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
-    found = {name: shares for name, shares in found.items() if shares}
-    if not found:
+    by_config = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
+    by_config = {name: shares for name, shares in by_config.items() if shares}
+    if not by_config:
         return
-    most = max(map(len, found.values()))
-    shown_rows: dict[str, list[float | None]] = {name: [*shares] for name, shares in found.items()}
-    if AUTO in found and len(by := s.total.cells[AUTO].total.accept_by_source) > 1:
+    most = max(map(len, by_config.values()))
+    shown_rows: dict[str, list[float | None]] = {name: [*shares] for name, shares in by_config.items()}
+    if AUTO in by_config and len(by := s.total.cells[AUTO].total.accept_by_source) > 1:
         shown_rows |= {f"  {source}": shares[:most] for source, shares in by.items()}
     rows = [
         [name, *("-" if p is None else f"{100 * p:.0f}" for p in shares), *["-"] * (most - len(shares))]

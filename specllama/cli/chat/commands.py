@@ -13,6 +13,7 @@ from specllama.cli.chat.input import FILE
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
+from specllama.cli.files import refuse_stdout
 from specllama.cli.formatting import nearest
 from specllama.errors import UsageError
 from specllama.text.terminal import visible
@@ -96,6 +97,7 @@ def _save(session: ChatSession, rest: str) -> None:
     name = rest or session.file
     if not name:
         raise UsageError("/save needs the name of a file the first time")
+    refuse_stdout(name, "/save")
     session.save(name)
 
 

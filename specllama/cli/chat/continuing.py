@@ -12,6 +12,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.chat.file import Saved
 from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
+from specllama.config.option import OptionValues
 from specllama.config.options import CHAT
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.text.terminal import visible
@@ -66,17 +67,17 @@ def command(name: str) -> str:
     return f"specllama chat --continue{'=' if name.startswith('-') else ' '}{quoted}"
 
 
-def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> OptionValues:
     """The options that a conversation is saved with: its models and whether the draft's tokens are
     translated, wherever they are set, and what flags say of
     templates, tools and the context. given: flags; values: merged with files and the environment.
     """
-    found = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
-    found |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
-    return {name: _absolute(value) if name in _FILES else value for name, value in found.items()}
+    chosen = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
+    chosen |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
+    return {name: _absolute(value) if name in _FILES else value for name, value in chosen.items()}
 
 
-def with_options(given: Mapping[str, Any], chat: SavedChat) -> dict[str, Any]:
+def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
     """The flags, and the options of the conversation where no flag says something else. Raises NotFoundError
     where its model is gone and no other one is given, UsageError.
     """
@@ -96,7 +97,7 @@ def with_options(given: Mapping[str, Any], chat: SavedChat) -> dict[str, Any]:
     return {**kept, **given}
 
 
-def _checked(saved: Saved, path: Path) -> dict[str, Any]:
+def _checked(saved: Saved, path: Path) -> OptionValues:
     """The options that are known. Raises UsageError for values of another kind."""
     known = {
         name: saved.options[name]

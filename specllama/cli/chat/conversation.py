@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.client.protocol import EarlierTurn
+from specllama.json_types import JsonObject
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class Turn:
 
     message: str
     answer: str | None = None
-    results: list[dict[str, Any]] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[JsonObject] = field(default_factory=list)
+    calls: list[JsonObject] = field(default_factory=list)
     n_results: int = 0
     id: int | None = None
     n_regenerated: int = 0
@@ -55,17 +55,17 @@ class Conversation:
         """Whether the last message has no answer."""
         return bool(self.turns) and self.turns[-1].answer is None
 
-    def messages(self, answered: bool = True, first: int = 0) -> list[dict[str, Any]]:
+    def messages(self, answered: bool = True, first: int = 0) -> list[JsonObject]:
         """The messages for the chat template, from the turn `first` on; without `answered` the last answer is
         left out.
         """
-        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[JsonObject] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[first:]:
-            found += turn_messages(turn, answered or turn is not self.turns[-1])
-        return found
+            messages += turn_messages(turn, answered or turn is not self.turns[-1])
+        return messages
 
     @property
-    def open_calls(self) -> list[dict[str, Any]]:
+    def open_calls(self) -> list[JsonObject]:
         """The calls of the last answer, whose results come next."""
         return self.turns[-1].calls if self.turns and self.turns[-1].answer is not None else []
 
@@ -105,13 +105,13 @@ class Conversation:
         return n
 
 
-def turn_messages(turn: Turn, answered: bool = True) -> list[dict[str, Any]]:
+def turn_messages(turn: Turn, answered: bool = True) -> list[JsonObject]:
     """The messages of a turn; without `answered` its answer is left out."""
-    found = list(turn.results) or [{"role": "user", "content": turn.message}]
+    messages = list(turn.results) or [{"role": "user", "content": turn.message}]
     if turn.answer is not None and answered:
         calls = {"tool_calls": turn.calls} if turn.calls else {}
-        found.append({"role": "assistant", "content": turn.answer, **calls})
-    return found
+        messages.append({"role": "assistant", "content": turn.answer, **calls})
+    return messages
 
 
 def _n_to_drop(sizes: Sequence[int]) -> int:

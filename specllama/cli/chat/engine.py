@@ -18,6 +18,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError
+from specllama.json_types import JsonObject
 
 
 class LeaveError(Exception):
@@ -135,9 +136,7 @@ class ChatEngine:
         generate(self._client, request, show, result, hold_notices=True)
         return request.id
 
-    def count(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], prefix: str = ""
-    ) -> int | None:
+    def count(self, messages: list[JsonObject], variables: Mapping[str, Any], prefix: str = "") -> int | None:
         """Tokens of a prompt; None where it has more than the context. Raises TemplateError."""
         chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix)
         question = protocol.CountTokens(self._client.next_id(), chat)
@@ -153,9 +152,9 @@ class ChatEngine:
 
     def notices(self) -> list[str]:
         """Notices of the engine since the last call."""
-        found = list(self._client.notices)
+        notices = list(self._client.notices)
         self._client.notices.clear()
-        return found
+        return notices
 
     def calibrate(self) -> None:
         """Measure costs, at the end of the chat."""

@@ -25,6 +25,7 @@ from specllama.config.whole_file import write_whole
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
+from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
@@ -42,10 +43,10 @@ class Saved:
     """
 
     conversation: Conversation
-    params: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, Any] = field(default_factory=dict)
+    params: JsonObject = field(default_factory=dict)
+    models: JsonObject = field(default_factory=dict)
     name: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
 
 
 def write(name: str, saved: Saved) -> Path:
@@ -81,7 +82,7 @@ def as_text(saved: Saved) -> str:
     conversation, params = saved.conversation, dict(saved.params)
     if "logit_bias" in params:  # JSON has no infinity
         params["logit_bias"] = {str(i): max(b, -MAX_BIAS) for i, b in params["logit_bias"].items()}
-    content: dict[str, Any] = {
+    content: JsonObject = {
         "schema": SCHEMA,
         "name": saved.name,
         "system": conversation.system,
@@ -98,15 +99,15 @@ def as_text(saved: Saved) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    found = list[dict[str, Any]]()
+def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
+    messages = list[JsonObject]()
     for turn in turns:
-        found += turn_messages(turn)
+        messages += turn_messages(turn)
         if turn.answer is not None and turn.cut:
-            found[-1]["finish_reason"] = turn.cut
+            messages[-1]["finish_reason"] = turn.cut
         if turn.answer is not None and turn.n_regenerated:
-            found[-1]["n_regenerated"] = turn.n_regenerated
-    return found
+            messages[-1]["n_regenerated"] = turn.n_regenerated
+    return messages
 
 
 def read(name: str) -> Saved:
@@ -218,20 +219,20 @@ def _turns(path: Path, messages: Any, key: str) -> list[Turn]:
     return turns
 
 
-def _tokens(path: Path, found: Any) -> EarlierTurn | None:
+def _tokens(path: Path, tokens: Any) -> EarlierTurn | None:
     """The ids of the last answer and its prompt. Raises UsageError."""
-    if found is None:
+    if tokens is None:
         return None
-    if not isinstance(found, dict) or set(found) != set(_TOKENS):
-        raise UsageError(f"{path}: tokens must have {', '.join(_TOKENS)}, not {_short(found)}")
-    ids, counts = found["ids"], (found["n_messages"], found["n_prompt"])
+    if not isinstance(tokens, dict) or set(tokens) != set(_TOKENS):
+        raise UsageError(f"{path}: tokens must have {', '.join(_TOKENS)}, not {_short(tokens)}")
+    ids, counts = tokens["ids"], (tokens["n_messages"], tokens["n_prompt"])
     if not isinstance(ids, str) or not re.fullmatch(r"([0-9]{1,9}( [0-9]{1,9})*)?", ids):
         raise UsageError(f"{path}: tokens: ids must be numbers, not {_short(ids)}")
     if not all(map(_is_count, counts)):
         raise UsageError(f"{path}: tokens: n_messages and n_prompt must be numbers")
-    if not isinstance(found["digest"], str) or not isinstance(found["prefix"], str):
+    if not isinstance(tokens["digest"], str) or not isinstance(tokens["prefix"], str):
         raise UsageError(f"{path}: tokens: digest and prefix must be texts")
-    return EarlierTurn(*counts, list(map(int, ids.split())), found["digest"], found["prefix"])
+    return EarlierTurn(*counts, list(map(int, ids.split())), tokens["digest"], tokens["prefix"])
 
 
 def _is_count(value: Any) -> bool:
@@ -265,15 +266,15 @@ def _check(where: str, message: Any, role: str) -> None:
         raise UsageError(f"{where}: {' and '.join(_MORE_KEYS['tool'])} must be texts")
 
 
-def _calls(where: str, message: Any) -> list[dict[str, Any]]:
+def _calls(where: str, message: Any) -> list[JsonObject]:
     """The calls in an answer, their arguments as objects. Raises UsageError."""
     try:
-        found: list[dict[str, Any]] = parsed_arguments([message])[0].get("tool_calls") or []
+        calls: list[JsonObject] = parsed_arguments([message])[0].get("tool_calls") or []
     except UsageError as error:
         raise UsageError(f"{where}: {error.message.removeprefix('messages[0].')}") from None
-    if not all(isinstance(call.get("id"), str) for call in found):
+    if not all(isinstance(call.get("id"), str) for call in calls):
         raise UsageError(f"{where}: each of tool_calls must have an id")
-    return found
+    return calls
 
 
 def _short(value: Any) -> str:

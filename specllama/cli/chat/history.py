@@ -25,7 +25,7 @@ class HistoryFile:
 
     def read(self) -> list[str]:
         """The newest inputs; lines without one are skipped. A file that is too long is cut to the newest."""
-        found: list[str] = []
+        inputs: list[str] = []
         with contextlib.suppress(OSError):
             if not self._keeps or not self._path.is_file():
                 return []
@@ -37,10 +37,10 @@ class HistoryFile:
                 with contextlib.suppress(ValueError, RecursionError):
                     text = json.loads(line)
                     if isinstance(text, str):
-                        found.append(text)
-            if size > MAX_BYTES or len(found) > 2 * MAX_INPUTS:
-                self._replace(found[-MAX_INPUTS:])
-        return found[-MAX_INPUTS:]
+                        inputs.append(text)
+            if size > MAX_BYTES or len(inputs) > 2 * MAX_INPUTS:
+                self._replace(inputs[-MAX_INPUTS:])
+        return inputs[-MAX_INPUTS:]
 
     def append(self, text: str) -> None:
         """Keep an input."""

@@ -74,20 +74,20 @@ class ChatLibrary:
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """The files of conversations, the newest first. Raises ResourceError."""
-        found = list[tuple[Path, os.stat_result]]()
+        files = list[tuple[Path, os.stat_result]]()
         gone = contextlib.suppress(FileNotFoundError)
         with self._possible("read"), gone, os.scandir(self.path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
-        return sorted(found, key=lambda one: (-one[1].st_mtime, one[0].name))
+                        files.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+        return sorted(files, key=lambda one: (-one[1].st_mtime, one[0].name))
 
     def _chats(self) -> Iterator[SavedChat]:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
-        for path, found in self._files():
+        for path, info in self._files():
             with self._possible("read"), contextlib.suppress(FileNotFoundError):
-                yield _chat(path, found)
+                yield _chat(path, info)
 
     def chats(self) -> list[SavedChat]:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
@@ -123,11 +123,11 @@ class ChatLibrary:
     def unused(self, name: str, of: Path | None = None) -> str:
         """The name, with a number where another conversation than `of` has it. Raises ResourceError."""
         taken = set(map(_folded, self.names(other_than=of)))
-        found, n = name, 1
-        while _folded(found) in taken:
+        candidate, n = name, 1
+        while _folded(candidate) in taken:
             n += 1
-            found = f"{name} {n}"
-        return found
+            candidate = f"{name} {n}"
+        return candidate
 
     def new_path(self) -> Path:
         """The file of a new conversation, in a directory that its owner alone may enter. Raises OSError."""
@@ -242,12 +242,12 @@ def _name_in(path: Path) -> str:
     return path.stem
 
 
-def _chat(path: Path, found: os.stat_result) -> SavedChat:
+def _chat(path: Path, info: os.stat_result) -> SavedChat:
     try:
         saved = read(str(path))
     except NotFoundError as error:  # gone meanwhile
         raise FileNotFoundError(2, error.message, str(path)) from None
     except SpecllamaError as error:
         problem = error.message.removeprefix(str(path)).lstrip(": ").removeprefix("cannot be read: ")
-        return SavedChat(path, _name_in(path), found.st_mtime, found.st_size, None, problem)
-    return SavedChat(path, saved.name or path.stem, found.st_mtime, found.st_size, saved)
+        return SavedChat(path, _name_in(path), info.st_mtime, info.st_size, None, problem)
+    return SavedChat(path, saved.name or path.stem, info.st_mtime, info.st_size, saved)

@@ -23,6 +23,7 @@ from specllama.cli.chat.tools import call_text, result_message, show_calls
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
+from specllama.json_types import JsonObject
 from specllama.text.terminal import visible
 from specllama.wording import counted
 
@@ -42,19 +43,19 @@ class ChatSession:
     engine: ChatEngine
     screen: Screen
     conversation: Conversation
-    params: dict[str, Any]
-    variables: dict[str, Any]
+    params: JsonObject
+    variables: JsonObject
     interactive: bool
     saver: ChatSaver
     full: FullContext
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     may_rescue: bool = True
     speculate: bool = True
     file: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
-    results: list[dict[str, Any]] = field(default_factory=list)
-    used: dict[str, Any] = field(default_factory=dict)
+    results: list[JsonObject] = field(default_factory=list)
+    used: JsonObject = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
 
     @property
@@ -185,7 +186,7 @@ class ChatSession:
         if not self._answer(turn, params):
             console.note("note: stopped before anything was written; all is as before")
 
-    def _answer(self, turn: Turn, params: dict[str, Any]) -> bool:
+    def _answer(self, turn: Turn, params: JsonObject) -> bool:
         """Answer the last turn. Where the context is full, before it or in the midst of it, the oldest turns
         may be dropped, and it goes on. False where Ctrl-C came before any text, or the user drops none.
         """

@@ -13,6 +13,7 @@ from specllama.config import build
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 NAMES = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
 _ALIASES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
@@ -31,7 +32,7 @@ def parameter(typed: str) -> str:
     return name
 
 
-def assign(params: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
+def assign(params: Mapping[str, Any], name: str, text: str) -> JsonObject:
     """The parameters with one set from its typed value, or unset (default, none). Raises UsageError."""
     rest = {key: value for key, value in params.items() if key != name}
     if text in UNSET or (name, text) == ("seed", "-1"):

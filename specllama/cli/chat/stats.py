@@ -14,11 +14,11 @@ from specllama.wording import counted
 def turn_line(answer: GenerationResult) -> str:
     """Rate, speed-up, acceptance, prompt tokens evaluated and reused, time to first token, if measured."""
     stats = answer.stats
-    found = gain(stats, answer.plain)
+    measured = gain(stats, answer.plain)
     stored = " (stored)" if answer.plain.source == "stored" else ""
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
-        f"{found.speedup:.2f}x plain{stored}" if found.speedup is not None else found.reason,
+        f"{measured.speedup:.2f}x plain{stored}" if measured.speedup is not None else measured.reason,
         f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
         if stats.n_drafted
         else "",
@@ -55,7 +55,7 @@ class Totals:
         rate, written = "", counted(total.n_predict, "token")
         if total.decode_seconds > 0:
             rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
-        found = [
+        lines = [
             *readout.lines(stats, self.last.plain, self.last.off_reason, self.last.seed),
             f"context   = {used} of {n_ctx} tokens after it",
             "",
@@ -64,5 +64,5 @@ class Totals:
         ]
         if total.n_drafted:
             share = 100 * total.n_accept / total.n_drafted
-            found.append(f"            {total.n_drafted} drafted, {total.n_accept} accepted ({share:.1f} %)")
-        return found
+            lines.append(f"            {total.n_drafted} drafted, {total.n_accept} accepted ({share:.1f} %)")
+        return lines

@@ -138,9 +138,9 @@ class _Commands(Completer):
         if not blank:
             yield from _starting_with(command, self._words)
         elif FILE in (following := tuple(self._words.get(command, ()))):
-            for found in self._paths.get_completions(Document(rest), complete_event):
-                if found.text.isprintable():  # the list of completions is not filtered like other output
-                    yield found
+            for path in self._paths.get_completions(Document(rest), complete_event):
+                if path.text.isprintable():  # the list of completions is not filtered like other output
+                    yield path
         elif " " not in rest:
             yield from _starting_with(rest, following)
 

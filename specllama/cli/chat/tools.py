@@ -13,6 +13,7 @@ from specllama.calls.tools import Tools
 from specllama.cli.chat.screen import Screen
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 
 def read_tools(path: str) -> Tools | None:
@@ -20,40 +21,40 @@ def read_tools(path: str) -> Tools | None:
     "tools". Raises NotFoundError, UsageError.
     """
     try:
-        found = json.loads(read_text(path, "tools"))
+        tools = json.loads(read_text(path, "tools"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f": {path} is no JSON: {str(error)[:100]}", option="tools") from None
-    if isinstance(found, dict):
-        found = found.get("tools")
-    if not isinstance(found, list):
+    if isinstance(tools, dict):
+        tools = tools.get("tools")
+    if not isinstance(tools, list):
         raise UsageError(
             f": {path} has no list of tools",
             'as [{"type": "function", "function": {"name": …, "parameters": …}}]',
             option="tools",
         )
     try:
-        return definitions.tools(found)
+        return definitions.tools(tools)
     except UsageError as error:
         raise UsageError(f": {path}: {error.message}", error.hint, option="tools") from None
 
 
-def result_message(call: Mapping[str, Any], text: str) -> dict[str, Any]:
+def result_message(call: Mapping[str, Any], text: str) -> JsonObject:
     """The message with the result of a call."""
     name = call["function"]["name"]
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
 
 
-def call_text(call: dict[str, Any]) -> str:
+def call_text(call: JsonObject) -> str:
     """A call of a conversation as `show_calls` shows it."""
     function = call.get("function") or {}
     return f"{function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})"
 
 
-def show_calls(screen: Screen, calls: Sequence[ReadCall]) -> list[dict[str, Any]]:
+def show_calls(screen: Screen, calls: Sequence[ReadCall]) -> list[JsonObject]:
     """Show the calls in an answer, each on a line. Returns them as chat templates read them."""
-    found = list[dict[str, Any]]()
+    shown = list[JsonObject]()
     for call in calls:
         screen.line(f"{call.name}({call.arguments})")
         function = {"name": call.name, "arguments": json.loads(call.arguments)}
-        found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
-    return found
+        shown.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+    return shown

@@ -16,6 +16,7 @@ from specllama.cli import console
 from specllama.cli.doctor import Problem
 from specllama.cli.doctor.text import short, whole
 from specllama.cli.formatting import columns
+from specllama.json_types import JsonObject
 
 EXAMPLES = """
 Examples:
@@ -32,12 +33,12 @@ def doctor(given: Mapping[str, Any]) -> int:
     if given.get("json"):
         console.data(json.dumps(report) + "\n")
     else:
-        found = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
-        console.data("\n".join(found) + "\n")
+        lines = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
+        console.data("\n".join(lines) + "\n")
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 
-def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
+def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     """The whole report as plain data, and the problems."""
     from specllama.cli.doctor import engine, files, hub, machine, setup
 

@@ -6,12 +6,13 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from specllama.cli.doctor import Problem, reported
 from specllama.clock import running_time
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ _WITHOUT_KERNELS = (
 SECONDS = 60.0  # for an engine process to start
 
 
-def engine(problems: list[Problem]) -> dict[str, Any]:
+def engine(problems: list[Problem]) -> JsonObject:
     """The build of llama.cpp (BuildInfo) and "start_seconds"; or "ok" False and "error"."""
     from specllama.client.client import EngineClient
 
     started = running_time()
     with reported(problems, "install specllama again") as messages, EngineClient() as client:
         with _time_limit(client):
-            found = client.inspect()
-        if not found.kernels:
-            what = f"specllama's kernels are not used, {found.kernels_reason}: {_WITHOUT_KERNELS}"
+            build = client.inspect()
+        if not build.kernels:
+            what = f"specllama's kernels are not used, {build.kernels_reason}: {_WITHOUT_KERNELS}"
             problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
-        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(found)}
+        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(build)}
     return {"ok": False, "error": messages[0]}
 
 
@@ -68,7 +69,23 @@ def _time_limit(client: EngineClient) -> Iterator[None]:
         timer.cancel()
 
 
-def demo_model(problems: list[Problem]) -> dict[str, Any]:
+class DemoReport(TypedDict):
+    """The demo model and where it is stored."""
+
+    name: str
+    path: str
+    on_disk: bool
+
+
+class EmbeddedPairReport(TypedDict, total=False):
+    """The embedded pair: its context with `ok`, else what is wrong."""
+
+    ok: bool
+    n_ctx: int
+    error: str
+
+
+def demo_model(problems: list[Problem]) -> DemoReport:
     """Where the demo model is stored, and whether it is there; it may be absent."""
     store = DemoStore()
     if store.path.exists() and not store.is_on_disk():
@@ -77,7 +94,7 @@ def demo_model(problems: list[Problem]) -> dict[str, Any]:
     return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
 
 
-def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
+def embedded_pair(problems: list[Problem]) -> EmbeddedPairReport:
     """Whether the models that come with specllama are intact and fit into memory."""
     from specllama.gguf.header import read_model
     from specllama.heads.check import check_model

@@ -3,26 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli.doctor import Problem
 from specllama.clock import running_time
 from specllama.config import store
 from specllama.core.policy.break_even import acceptance_needed
+from specllama.json_types import JsonObject
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 
 _SECONDS = 2.0  # for adding up a directory
 _MIN_SAMPLES = 3  # of a width, to say what it costs
 
 
-def cache(problems: list[Problem]) -> dict[str, Any]:
+class KeptPrompts(TypedDict):
+    """Evaluated prompts on disk, and their bytes."""
+
+    number: int
+    bytes: int
+
+
+class CacheReport(TypedDict):
+    """The cache directory. bytes_complete: whether all of it was added up. calibrations, broken: files."""
+
+    path: str
+    writable: bool
+    bytes: int
+    bytes_complete: bool
+    free_disk: int | None
+    calibrations: int
+    broken: int
+    prompts: KeptPrompts
+
+
+class StoredKey(TypedDict):
+    """The readable parts of a store's key."""
+
+    model: str | None
+    quant: str | None
+    devices: list[str] | None
+    threads: list[Any] | None
+
+
+class StoredExactness(StoredKey):
+    """What a calibration has measured. t1: seconds; epsilon: of logits; rows, behind, alike, unlike, meaning:
+    see `exactness`.
+    """
+
+    t1: float | None
+    epsilon: float | None
+    rows: float | None
+    behind: float | None
+    alike: float | None
+    unlike: float | None
+    meaning: str
+    pays_from: float | None
+    file: str
+
+
+def cache(problems: list[Problem]) -> CacheReport:
     """The cache's path, whether it can be written, its bytes, how many calibrations are usable and broken."""
     path = store.cache_dir()
     if problem := writing_problem(path):
@@ -44,7 +89,7 @@ def cache(problems: list[Problem]) -> dict[str, Any]:
     }
 
 
-def prompts() -> dict[str, int]:
+def prompts() -> KeptPrompts:
     """How many evaluated prompts are on disk, and their bytes."""
     directory = StateDirectory(default_directory())
     try:
@@ -54,13 +99,13 @@ def prompts() -> dict[str, int]:
     return {"number": len(sizes), "bytes": sum(sizes.values())}
 
 
-def exactness() -> list[dict[str, Any]]:
+def exactness() -> list[StoredExactness]:
     """Each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
     compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
     which acceptance copied drafts pay.
     """
-    found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
-    newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
+    stored = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
+    newest = sorted(((f.stat().st_mtime, f, data) for f, data in stored if data), key=lambda x: -x[0])
     return [
         {
             **_key(data.get("key")),
@@ -112,13 +157,12 @@ def meaning(
     return f"{differ}; near-ties are counted, --exact makes all decodes equally wide"
 
 
-def calibration(file: Path) -> dict[str, Any] | None:
+def calibration(file: Path) -> JsonObject | None:
     """The content of a file; None where it is no calibration of this version."""
     try:
-        data = json.loads(file.read_bytes()) if file.suffix == ".json" else None
+        return store.stored_object(file) if file.suffix == ".json" else None
     except (OSError, ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) and data.get("schema") == store.SCHEMA else None
 
 
 def writing_problem(path: Path) -> str:
@@ -142,10 +186,10 @@ def directory_size(path: Path) -> tuple[int, bool]:
     for folder, _, names in os.walk(path):
         for name in names:
             try:
-                found = os.lstat(os.path.join(folder, name))
+                info = os.lstat(os.path.join(folder, name))
             except OSError:
                 continue
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            total += info.st_size if stat.S_ISREG(info.st_mode) else 0
         if running_time() > ends:
             return total, False
     return total, True
@@ -168,7 +212,7 @@ def _files(directory: Path) -> Iterator[Path]:
         return
 
 
-def _key(key: Any) -> dict[str, Any]:
+def _key(key: Any) -> StoredKey:
     """The readable parts of a store key; keys of other versions may lack any of them."""
     key = key if isinstance(key, dict) else {}
     model, threads = key.get("model"), key.get("threads")

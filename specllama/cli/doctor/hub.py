@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from specllama.cli.doctor import Problem
@@ -68,7 +68,23 @@ class Probe:
             self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
 
 
-def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> dict[str, Any]:
+class HubReport(TypedDict):
+    """The hub and its cache. answers: None when offline; status: of its answer; token: where it is from."""
+
+    cache: str
+    cache_writable: bool
+    cache_bytes: int
+    cache_bytes_complete: bool
+    free_disk: int | None
+    endpoint: str
+    offline: bool
+    answers: bool | None
+    status: int | None
+    reason: str
+    token: str | None
+
+
+def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> HubReport:
     """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
     path, offline = hub_cache(environ), is_offline(environ)
     if problem := writing_problem(path):

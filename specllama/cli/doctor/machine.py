@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, TypedDict
 
 import specllama
 from specllama.cli.doctor import Problem
@@ -21,7 +21,38 @@ _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGM
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}
 
 
-def versions(engine: Mapping[str, Any]) -> dict[str, Any]:
+class Versions(TypedDict):
+    """Versions, None for a part that does not load."""
+
+    specllama: str
+    python: str
+    python_path: str
+    system: str
+    llama_cpp_python: str | None
+    llama_cpp: str | None
+    ggml: str | None
+
+
+class GpuReport(TypedDict):
+    """A GPU that is present. usable: by this build of llama.cpp; rebuild: the command that makes it so."""
+
+    backend: str
+    usable: bool
+    rebuild: str
+
+
+class MachineReport(TypedDict):
+    """Processor, bytes of memory and GPUs."""
+
+    cpu: str
+    physical_cores: int
+    logical_cpus: int | None
+    memory_total: int | None
+    memory_available: int | None
+    gpus: list[GpuReport]
+
+
+def versions(engine: Mapping[str, Any]) -> Versions:
     """Versions of specllama, Python, system and llama.cpp; None for a part that does not load."""
     return {
         "specllama": specllama.__version__,
@@ -34,7 +65,7 @@ def versions(engine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def machine(engine: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def machine(engine: Mapping[str, Any], problems: list[Problem]) -> MachineReport:
     """Processor, memory in bytes (None where unknown), the GPUs and whether the build uses them."""
     usable = any(device["gpu"] for device in engine.get("devices", []))
     present = gpus_present()

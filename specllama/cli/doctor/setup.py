@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.cli.doctor import Problem, reported
 from specllama.config import sources
@@ -18,11 +18,45 @@ from specllama.rpc.endpoints import endpoints
 from specllama.rpc.probe import probe_all
 
 
-def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any]:
+class SettingsFile(TypedDict):
+    """A file of settings. ok: whether it can be read; sets: its keys."""
+
+    path: str
+    ok: bool
+    sets: list[str]
+
+
+class ConfigReport(TypedDict):
+    """files: in the order of reading; models: paths of models.toml; environment: names of variables."""
+
+    files: list[SettingsFile]
+    models: list[str]
+    environment: list[str]
+
+
+class WorkerDevice(TypedDict):
+    """Memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+class WorkerReport(TypedDict, total=False):
+    """An RPC worker; with `ok` its address, protocol and devices, else why it cannot be used."""
+
+    endpoint: str
+    ok: bool
+    error: str
+    address: str
+    protocol: str
+    devices: list[WorkerDevice]
+
+
+def config(environ: Mapping[str, str], problems: list[Problem]) -> ConfigReport:
     """Configuration files in the order of reading, with the keys that they set; names of variables; the
     models.toml of user and project.
     """
-    files = []
+    files: list[SettingsFile] = []
     user = _or_problem(lambda: sources.user_file(environ), problems)
     cwd = working_directory()
     if cwd is None:
@@ -55,18 +89,24 @@ def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
         return read()
 
 
-def workers(given: str, problems: list[Problem]) -> list[dict[str, Any]]:
+def workers(given: str, problems: list[Problem]) -> list[WorkerReport]:
     """Each RPC worker with version and memory in bytes, or why it cannot be used.
 
     given: the value of --rpc. Raises UsageError if it is not a list of workers.
     """
-    found = []
+    workers: list[WorkerReport] = []
     for endpoint, answer in probe_all(endpoints(given)):
         if isinstance(answer, SpecllamaError):
             problems.append(Problem(answer.message, answer.hint, answer.exit_code))
-            found.append({"endpoint": endpoint, "ok": False, "error": answer.message})
+            workers.append({"endpoint": endpoint, "ok": False, "error": answer.message})
         else:
-            devices = [{"free": free, "total": total} for free, total in answer.devices]
-            about = {"address": answer.address, "protocol": answer.protocol, "devices": devices}
-            found.append({"endpoint": endpoint, "ok": True, **about})
-    return found
+            workers.append(
+                {
+                    "endpoint": endpoint,
+                    "ok": True,
+                    "address": answer.address,
+                    "protocol": answer.protocol,
+                    "devices": [{"free": free, "total": total} for free, total in answer.devices],
+                }
+            )
+    return workers

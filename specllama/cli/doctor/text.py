@@ -113,10 +113,10 @@ def pays_verdict(pays_from: float | None) -> str:
     return f"copies pay from an acceptance of {max(1.0, 100 * pays_from):.0f} %, drafts of a model from more"
 
 
-def _newest(found: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _newest(measurements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """The newest measurements of each model and number of threads."""
     seen = set()
-    for one in found:
+    for one in measurements:
         key = one["model"], one["quant"], str(one["threads"])
         if key not in seen:
             seen.add(key)
@@ -190,14 +190,14 @@ def _cache(c: Mapping[str, Any]) -> Rows:
     yield "size", f"{_total(c, 'bytes')}, {size(c['free_disk'])} free on the disk"
 
 
-def _exactness(found: Sequence[Mapping[str, Any]]) -> Rows:
-    for one in _newest(found):
+def _exactness(measurements: Sequence[Mapping[str, Any]]) -> Rows:
+    for one in _newest(measurements):
         with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
         figures = [f"t(1) {1000 * one['t1']:.2f} ms"] if one["t1"] is not None else []
         if one["epsilon"] is not None:
             figures.append(f"epsilon {one['epsilon']:.2g}")
         yield _model(one), f"{', '.join([*with_, *figures]) or 'no figures'}: {one['meaning']}"
-    if not found:
+    if not measurements:
         yield "models", "nothing measured yet; `specllama run` does it after an answer"
 
 

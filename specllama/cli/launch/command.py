@@ -44,11 +44,11 @@ def launch(given: Mapping[str, Any]) -> int:
     key = next(iter(keys(values)), "")
     if "api_key" in given:
         console.note(KEY_NOTE)
-    found = _running(given, values, key)
-    own = None if found is not None else serve_command(given, values, client)
+    running = _running(given, values, key)
+    own = None if running is not None else serve_command(given, values, client)
     arguments = given.get("arguments") or client.alone
     if given.get("print_only"):
-        shown = found or _expected(own, key)
+        shown = running or _expected(own, key)
         settings = client.settings(replace(shown, key=SHOWN_KEY if key else ""), os.environ)
         console.data(printed(client, settings, arguments, own))
         return 0
@@ -63,15 +63,15 @@ def launch(given: Mapping[str, Any]) -> int:
             process = stack.enter_context(server.OwnServer(own.flags, {**os.environ, **own.variables}, log))
             if (url := process.url(console.note)) is None:
                 return process.exit_code
-            found = server.find(
+            running = server.find(
                 url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"), key, ""
             )
-        if found is None:
+        if running is None:
             raise EngineError("the server does not answer", "see its log")
-        _check_context(client, found, given, own is not None)
+        _check_context(client, running, given, own is not None)
         if own is None:
-            console.note(f"using {printable(found.model)} at {found.url}")
-        settings = client.settings(found, os.environ)
+            console.note(f"using {printable(running.model)} at {running.url}")
+        settings = client.settings(running, os.environ)
         for path in leftovers.remove_left():
             console.note(f"note: an entry for a server that has ended was removed from {path}")
         for file in settings.files:
@@ -92,12 +92,12 @@ def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> M
 
         (base, *_) = parse_address(given["url"], "--url").bases
         url = base.removesuffix("/v1")
-        found = server.find(url, key, model)
-        if found is None and given.get("print_only"):
+        running = server.find(url, key, model)
+        if running is None and given.get("print_only"):
             return ModelServer(url, model or "NAME", key)
-        if found is None:
+        if running is None:
             raise NotFoundError(f"there is no specllama at {url}", "start it with specllama serve")
-        return found
+        return running
     if serve_options(given):
         return None
     host, port = values.get("host", defaults.HOST), values.get("port", defaults.PORT)
@@ -124,19 +124,19 @@ def _expected(own: ServeCommand | None, key: str) -> ModelServer:
     return ModelServer(f"http://{_address(own.host)}:{own.port}", own.model, key, own.n_ctx)
 
 
-def _check_context(client: Client, found: ModelServer, given: Mapping[str, Any], own: bool) -> None:
+def _check_context(client: Client, running: ModelServer, given: Mapping[str, Any], own: bool) -> None:
     """Raises ContextLengthError if the client needs more tokens, unless --force or -c says to go on. own: the
     server was started for the client.
     """
-    needed, name = client.n_ctx, printable(found.model)
+    needed, name = client.n_ctx, printable(running.model)
     chosen = own and "n_ctx" in given
-    if 0 < found.n_ctx < needed:
-        has = f"has {found.n_ctx}"
+    if 0 < running.n_ctx < needed:
+        has = f"has {running.n_ctx}"
         hint = f"restart it with {option('n_ctx', needed)}"
         if "url" not in given:
             hint = f"{option('n_ctx', needed)} starts another server"
-    elif 0 < found.n_ctx_train < needed and not chosen:
-        has = f"was trained on {found.n_ctx_train}"
+    elif 0 < running.n_ctx_train < needed and not chosen:
+        has = f"was trained on {running.n_ctx_train}"
         hint = f"choose another model, or a context yourself, as {option('n_ctx', needed)}"
     else:
         return

@@ -16,6 +16,7 @@ from typing import Any
 
 from specllama.cli.launch.client import ClientFile
 from specllama.errors import ResourceError, UsageError
+from specllama.json_types import JsonObject
 
 COPY = ".before-specllama"
 _MAX_BYTES = 4 << 20
@@ -97,24 +98,26 @@ def remove_entry(path: Path, entry: Mapping[str, Any]) -> bool:
     return True
 
 
-def parsed_object(text: str) -> dict[str, Any]:
+def parsed_object(text: str) -> JsonObject:
     """A JSON object. Raises UsageError for another text."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is not JSON: {error}", "it was left as it is; correct or move it") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise UsageError("is not a JSON object", "it was left as it is; correct or move it")
-    return found
+    return parsed
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> JsonObject:
     """The old object with the values of the new one, objects within merged."""
-    found = dict(old)
+    entries = dict(old)
     for name, value in new.items():
-        before = found.get(name)
-        found[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return found
+        before = entries.get(name)
+        entries[name] = (
+            merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        )
+    return entries
 
 
 def yaml_item(name: str, item: Mapping[str, Any]) -> Callable[[str | None], str]:
@@ -131,7 +134,7 @@ def yaml_item(name: str, item: Mapping[str, Any]) -> Callable[[str | None], str]
             kept = re.sub(r"(?m)^\[ *\]", "", text).strip()
             return (kept + "\n" if kept else "") + block
         same = [i for i, one in enumerate(old) if isinstance(one, dict) and one.get(name) == item[name]]
-        ends = [found.start() for found in _ITEM.finditer(text)] + [len(text)]
+        ends = [match.start() for match in _ITEM.finditer(text)] + [len(text)]
         if len(ends) != len(old) + 1:
             raise _cannot_extend(block)
         before = text[: ends[same[0]]] if same else text.rstrip("\n") + "\n"
@@ -153,7 +156,7 @@ def yaml_without(entry: Mapping[str, Any]) -> Callable[[str | None], str]:
         text = text or ""
         old = _yaml_list(text)
         same = [i for i, one in enumerate(old) if isinstance(one, dict) and entry.items() <= one.items()]
-        ends = [found.start() for found in _ITEM.finditer(text)] + [len(text)]
+        ends = [match.start() for match in _ITEM.finditer(text)] + [len(text)]
         if not same or len(ends) != len(old) + 1:
             return text
         after = text[: ends[same[0]]] + text[ends[same[0] + 1] :]
@@ -170,12 +173,12 @@ def _yaml_list(text: str) -> list[Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        found = yaml.safe_load(text)
+        items = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"is not YAML: {reason}", "it was left as it is; correct or move it") from None
-    if found is None:
+    if items is None:
         return []
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise UsageError("is not a list", "it was left as it is; correct or move it")
-    return found
+    return items

@@ -63,9 +63,9 @@ def remove_left() -> list[Path]:
         ):
             with lock.acquire(blocking=False):
                 if record.stat().st_size <= _MAX_BYTES:
-                    found = json.loads(record.read_text("utf-8"))
-                    path = Path(found["path"])
-                    changed += [path] if files.remove_entry(path, found["entry"]) else []
+                    left = json.loads(record.read_text("utf-8"))
+                    path = Path(left["path"])
+                    changed += [path] if files.remove_entry(path, left["entry"]) else []
                 record.unlink()
             record.with_suffix(".lock").unlink(missing_ok=True)
     return changed

@@ -26,5 +26,5 @@ def client(name: str) -> Client:
     if name not in _CLIENTS:
         raise UsageError(f"there is no client {name!r}", f"there are: {', '.join(NAMES)}")
     module, _, variable = _CLIENTS[name].partition(":")
-    found: Client = getattr(importlib.import_module(f"specllama.cli.launch.clients.{module}"), variable)
-    return found
+    client: Client = getattr(importlib.import_module(f"specllama.cli.launch.clients.{module}"), variable)
+    return client

@@ -11,6 +11,7 @@ from specllama.cli.launch import server
 from specllama.cli.launch.client import Client
 from specllama.cli.launch.options import OF_SERVER
 from specllama.config import defaults
+from specllama.config.option import OptionValues
 
 KEYS = ("api_key", "api_key_file", "admin_key", "metrics_key")
 _SECRETS = ("api_key", "admin_key", "metrics_key")  # which go by variables, not by flags
@@ -35,7 +36,7 @@ def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: C
     """The server for a client. given: the command line of `launch`; values: the same with configuration files
     and environment.
     """
-    more: dict[str, Any] = {}
+    more: OptionValues = {}
     host = values.get("host", defaults.HOST)
     port = values["port"] if "port" in given else server.free_port(host, values.get("port", defaults.PORT))
     more["port"] = port

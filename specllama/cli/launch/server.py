@@ -20,6 +20,7 @@ from specllama.cli.launch.client import ModelServer
 from specllama.clock import exited, sleep, wait_until
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.python_command import module_command
 from specllama.server.settings import is_loopback
 
@@ -77,8 +78,8 @@ def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str
 def _is_of_file(url: str, key: str, model: str, path: str) -> bool:
     """Whether a model in the server's memory is this file: others may have the same name."""
     status, props = _ask(url, "GET", f"/props?{urlencode({'model': model})}", key)
-    found = props.get("model_path")
-    return status == 200 and isinstance(found, str) and os.path.realpath(found) == os.path.realpath(path)
+    served = props.get("model_path")
+    return status == 200 and isinstance(served, str) and os.path.realpath(served) == os.path.realpath(path)
 
 
 def _context_of(url: str, key: str, model: str) -> int:
@@ -89,7 +90,7 @@ def _context_of(url: str, key: str, model: str) -> int:
     return lengths[0] if lengths else 0
 
 
-def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, JsonObject]:
     """The status and the JSON object of an answer; 0 if there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -99,8 +100,8 @@ def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[
         data = None if body is None else json.dumps(body).encode()
         link.request(method, parts.path.rstrip("/") + path, data, headers)
         answer = link.getresponse()
-        found = json.loads(answer.read(_MAX_BYTES))
-        return answer.status, found if isinstance(found, dict) else {}
+        parsed = json.loads(answer.read(_MAX_BYTES))
+        return answer.status, parsed if isinstance(parsed, dict) else {}
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return 0, {}
     finally:

@@ -22,6 +22,7 @@ from specllama.cli.tune.verdict import verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning
+from specllama.json_types import JsonObject
 from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
@@ -58,7 +59,7 @@ def tune(given: Mapping[str, Any]) -> int:
 
 
 def _measure(
-    client: EngineClient, plan: TunePlan, variables: dict[str, Any], verbose: bool, into: TuneResults
+    client: EngineClient, plan: TunePlan, variables: JsonObject, verbose: bool, into: TuneResults
 ) -> None:
     into.info = info = load(client, plan.settings, verbose, open_draft=False)
     for note in info.notes:
@@ -80,9 +81,9 @@ def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> 
         left = f"{event.label}, about {rough_duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
     elif isinstance(event, TuneMeasurement):
-        into.add(event.found)
-        if isinstance(event.found, TuneAgenda):
-            _announce(event.found.seconds)
+        into.add(event.part)
+        if isinstance(event.part, TuneAgenda):
+            _announce(event.part.seconds)
     elif isinstance(event, Tuned):
         into.seconds, into.interrupted = event.seconds, event.cancelled
 
@@ -102,7 +103,7 @@ def _show(results: TuneResults, plan: TunePlan, as_json: bool) -> None:
     console.data("".join(f"{line}\n" for line in report_lines))
 
 
-def _object(results: TuneResults, plan: TunePlan) -> dict[str, Any]:
+def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
     """Schema specllama.tune/1: times in seconds unless named ms; unknown values are null or left out."""
     info = results.info
     return {

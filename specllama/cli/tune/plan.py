@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specllama.cli import console
 from specllama.cli.bench.plan import make_plan as bench_plan
 from specllama.cli.download import library, prepared
 from specllama.config import build
@@ -19,11 +20,16 @@ from specllama.heads.check import check_draft, check_model
 from specllama.models.foreign_drafts import foreign_candidates
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
+from specllama.pair.check import PairVerdict
 from specllama.pair.head_check import own_head
-from specllama.pair.overlap import check_translated
+from specllama.pair.overlap import check_translated, overlap
+from specllama.text.terminal import printable
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
+
+
+_TRANSLATED = console.as_flag("draft_vocab", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def _prepared(values: Values, draft: str) -> LoadSettings:
 
 def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:
     """The drafts of these names, "none" left out. Raises UsageError."""
-    found: list[ModelSettings] = []
+    drafts: list[ModelSettings] = []
     for name in _with_candidates(names, values, target):
         settings = _prepared(values, name)
         if not settings.wants_draft_model and name not in ("auto", "none"):
@@ -93,24 +99,29 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
                     f"-md {name} is the target itself, which has no head", "a draft is a smaller model"
                 )
             draft = replace(draft, path=target)
-        if any(os.path.samefile(draft.path, other.path) for other in found):
+        if any(os.path.samefile(draft.path, other.path) for other in drafts):
             raise UsageError(f"-md {name} is given twice")
-        found.append(draft)
-    return found
+        drafts.append(draft)
+    return drafts
 
 
 def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[str]:
     """The names of drafts to try. Where "auto" finds none, and tokens may be translated, drafts of another
-    vocabulary that can draft for the target stand for it.
+    vocabulary that can draft for the target stand for it; a note names them where tokens may not.
     """
     strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
-    if "auto" not in names or values.get("draft_vocab") != "auto" or not strict.wants_draft_model:
+    if "auto" not in names or not strict.wants_draft_model:
         return list(names)
     known = prepare_if_on_disk(Library(), strict)
     if known is None or known.draft is not None:
         return list(names)
-    candidates = foreign_candidates(library(), read_model(target))
-    return [*(name for name in names if name != "auto"), *candidates]
+    candidates = list(foreign_candidates(library(), read_model(target)))
+    if values.get("draft_vocab") == "auto":
+        return [*(name for name in names if name != "auto"), *candidates]
+    if candidates:
+        left_out = ", ".join(printable(os.path.basename(name)) for name in candidates)
+        console.note(f"note: left out, as of another vocabulary: {left_out}; {_TRANSLATED} measures it")
+    return list(names)
 
 
 def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str, str]:
@@ -119,7 +130,7 @@ def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str,
         return {}
     header = read_model(target)
     check_model(header)
-    found = {}
+    reasons = {}
     for path in drafts:
         if path == target:
             reason = _head_problem(header)
@@ -128,9 +139,12 @@ def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str,
             check_draft(draft)
             verdict = check_translated(header, draft, translates)
             reason = "" if verdict.ok else verdict.reason
+            if isinstance(verdict, PairVerdict) and not verdict.ok and not translates:
+                shared = overlap(header, draft)[0]
+                reason += f", or {_TRANSLATED}: {shared.label}" if shared is not None else ""
         if reason:
-            found[path] = reason
-    return found
+            reasons[path] = reason
+    return reasons
 
 
 def _head_problem(target: Header) -> str:

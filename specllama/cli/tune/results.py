@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from specllama.cli.measuring import PartialResults
 from specllama.client.model_info import LoadInfo, ModelInfo
@@ -24,6 +23,7 @@ from specllama.client.tune_messages import (
 )
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
+from specllama.json_types import JsonObject
 
 COPY = "copy alone"
 OWN_HEAD = "head of the model"
@@ -57,8 +57,8 @@ class DraftResult:
         """Predicted, relative to plain decoding; None without a prediction."""
         return self.forecast.speedup if self.forecast else None
 
-    def to_dict(self) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"speedup": None, "acceptance": None, "workloads": {}}
+    def to_dict(self) -> JsonObject:
+        nothing: JsonObject = {"speedup": None, "acceptance": None, "workloads": {}}
         return {
             "name": self.name,
             "path": self.path,
@@ -112,28 +112,28 @@ class TuneResults(PartialResults):
     def info(self, info: LoadInfo) -> None:
         self._info = info
 
-    def add(self, found: TunePart) -> None:
+    def add(self, part: TunePart) -> None:
         """Add a part that the engine process reports."""
-        match found:
+        match part:
             case TuneAgenda():
-                self.agenda = found
+                self.agenda = part
             case TimedCurve():
-                self.curves += [found] if found.points else []
+                self.curves += [part] if part.points else []
             case ThreadsComparison():
-                self.threads = found
+                self.threads = part
             case RowsComparison():
-                self.rows = found
+                self.rows = part
             case WrittenTexts():
-                self.texts = found.workloads
+                self.texts = part.workloads
             case MeasuredDraft():
-                self._add_draft(found)
+                self._add_draft(part)
 
-    def _add_draft(self, found: MeasuredDraft) -> None:
-        draft = self.drafts[found.index]
-        draft.problem, draft.model, draft.step = found.problem, found.model, found.step
-        draft.points, draft.break_even = found.points, found.break_even
-        draft.head, draft.forecast, draft.trimmed = found.head, found.forecast, found.trimmed
-        draft.translated = found.translated
+    def _add_draft(self, measured: MeasuredDraft) -> None:
+        draft = self.drafts[measured.index]
+        draft.problem, draft.model, draft.step = measured.problem, measured.model, measured.step
+        draft.points, draft.break_even = measured.points, measured.break_even
+        draft.head, draft.forecast, draft.trimmed = measured.head, measured.forecast, measured.trimmed
+        draft.translated = measured.translated
 
     @property
     def t1(self) -> float | None:
@@ -159,15 +159,15 @@ class TuneResults(PartialResults):
     @property
     def ranking(self) -> list[DraftResult]:
         """Drafts with a prediction, the best first; copying alone precedes a draft that is no better."""
-        found = [e for e in self.drafts.values() if e.speedup is not None]
-        return sorted(found, key=lambda e: (-(e.speedup or 0.0), e.path is not None))
+        ranked = [e for e in self.drafts.values() if e.speedup is not None]
+        return sorted(ranked, key=lambda e: (-(e.speedup or 0.0), e.path is not None))
 
     @property
     def others(self) -> list[DraftResult]:
         """Drafts that cannot be used, and those that were not measured."""
         return [*(e for e in self.drafts.values() if e.speedup is None), *self.unusable]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {
             "seconds": self.seconds,
             "interrupted": self.is_partial,
@@ -184,16 +184,16 @@ class TuneResults(PartialResults):
         }
 
 
-def _curve_to_dict(curve: TimedCurve) -> dict[str, Any]:
+def _curve_to_dict(curve: TimedCurve) -> JsonObject:
     first = next((p.seconds for p in curve.points if p.rows == 1), None)
     points = [{**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points]
     return {**asdict(curve), "points": points}
 
 
-def _rows_to_dict(rows: RowsComparison) -> dict[str, Any]:
-    found = asdict(rows)
-    renamed = {"alike": found.pop("equal_up_to"), "unlike": found.pop("unequal_from")}
-    return found | renamed
+def _rows_to_dict(rows: RowsComparison) -> JsonObject:
+    fields = asdict(rows)
+    renamed = {"alike": fields.pop("equal_up_to"), "unlike": fields.pop("unequal_from")}
+    return fields | renamed
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:

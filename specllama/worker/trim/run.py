@@ -87,7 +87,7 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     _sync_folder(Path(request.out).parent)
     return Trimmed(
         n_kept=len(ids),
-        n_vocab=len(_possible(source)),
+        n_vocab=header.n_vocab,
         coverage=coverage,
         source_bytes=header.file_bytes,
         n_bytes=written.file_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import Header, read_header, read_source
 from tests.fuzz import gguf_pieces
 from tests.fuzz.gguf_pieces import Entry, Pieces
@@ -47,7 +47,7 @@ class Headers:
         return data + (b"\0" if rng.random() < 0.1 else bytes(pieces.n_data + _PAGE))
 
     def run(self, data: bytes) -> str:
-        from specllama.cli import pair_check
+        from specllama.cli import pair_check, pair_report
         from specllama.gguf.check import check_tokenizer
         from specllama.heads.check import check_model
         from specllama.pair.check import check_pair
@@ -59,12 +59,12 @@ class Headers:
             other = _plain(self._files[0])
             verdict = check_pair(header, other)
             lines = list(pair_check._lines(header, other, verdict, verdict.ok, 80))
-        except GGUFError as error:
+        except (GGUFError, UsageError) as error:
             assert error.hint
             assert error.message.isprintable(), error.message[:500]
             return "refused"
         assert all(line.isprintable() for line in lines)
-        json.dumps(pair_check._object(header, other, verdict, verdict.ok, None))
+        json.dumps(pair_report.report(header, other, verdict, verdict.ok, None))
         return verdict.verdict
 
     def close(self) -> None:

@@ -124,8 +124,8 @@ def test_every_text_is_escaped(where: str) -> None:
 def chart(html: str) -> dict[str, Any]:
     """What the script gets of a chart."""
     ((_, attributes),) = (tag for tag in Tags(html).tags if "data-chart" in tag[1])
-    found: dict[str, Any] = json.loads(attributes["data-chart"] or "")
-    return found
+    parsed: dict[str, Any] = json.loads(attributes["data-chart"] or "")
+    return parsed
 
 
 def test_a_chart_has_its_values_and_shows_them_as_text_without_scripts() -> None:

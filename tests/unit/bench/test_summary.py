@@ -158,12 +158,12 @@ def test_counters_of_answers_are_added() -> None:
 
 def test_the_record_has_the_figures_and_the_samples() -> None:
     s = bench()
-    found = record(s, [sample("plain", 10)], {"interrupted": False}, "so")
-    assert found["schema"] == "specllama.bench/1"
-    assert found["rows"][0]["best_fixed"] == "4"
-    assert found["rows"][0]["configurations"]["4"]["speedup"]["value"] == pytest.approx(2.5)
-    assert found["total"]["workload"] is None
-    assert found["samples"][0]["decode_tps"] == 10
+    written = record(s, [sample("plain", 10)], {"interrupted": False}, "so")
+    assert written["schema"] == "specllama.bench/1"
+    assert written["rows"][0]["best_fixed"] == "4"
+    assert written["rows"][0]["configurations"]["4"]["speedup"]["value"] == pytest.approx(2.5)
+    assert written["total"]["workload"] is None
+    assert written["samples"][0]["decode_tps"] == 10
 
 
 def test_auto_against_the_best_agrees_with_their_speed_ups() -> None:
@@ -188,6 +188,6 @@ def test_auto_against_the_best_of_answers_that_both_wrote() -> None:
     samples = [
         sample(name, 10 * k, number=i) for k, name in ((1, "plain"), (3, "4"), (2, "auto")) for i in (1, 2, 3)
     ]
-    found = summarise(samples[:-1], ["plain", "4", "auto"]).rows[0].auto_against_best
-    assert found is not None
-    assert (found.value, found.n) == (pytest.approx(2 / 3), 2)
+    against = summarise(samples[:-1], ["plain", "4", "auto"]).rows[0].auto_against_best
+    assert against is not None
+    assert (against.value, against.n) == (pytest.approx(2 / 3), 2)

@@ -17,8 +17,8 @@ from specllama.errors import NotFoundError, UsageError
 
 def test_the_built_in_workloads_pass_the_check_of_prompt_files() -> None:
     assert list(workloads.WORKLOADS) == ["explain", "source", "json", "edit", "free"]
-    found = {name: list(prompts) for name, prompts in workloads.WORKLOADS.items()}
-    assert workloads.check_prompts(found, "here") == workloads.WORKLOADS
+    built_in = {name: list(prompts) for name, prompts in workloads.WORKLOADS.items()}
+    assert workloads.check_prompts(built_in, "here") == workloads.WORKLOADS
     every = [p for prompts in workloads.WORKLOADS.values() for p in prompts]
     assert len(set(every)) == len(every) == 20
 
@@ -26,10 +26,10 @@ def test_the_built_in_workloads_pass_the_check_of_prompt_files() -> None:
 def test_a_file_of_prompts_is_read_and_workloads_are_selected(tmp_path: Path) -> None:
     path = tmp_path / "prompts.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"chat": ["Grüße", "b"], "c": ["d"]}).encode())
-    found = workloads.load_prompts(str(path))
-    assert found == {"chat": ("Grüße", "b"), "c": ("d",)}
-    assert workloads.select(found, " c , chat") == {"c": ("d",), "chat": ("Grüße", "b")}
-    assert workloads.select(found, None) == found
+    loaded = workloads.load_prompts(str(path))
+    assert loaded == {"chat": ("Grüße", "b"), "c": ("d",)}
+    assert workloads.select(loaded, " c , chat") == {"c": ("d",), "chat": ("Grüße", "b")}
+    assert workloads.select(loaded, None) == loaded
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_a_text_is_cut_after_a_line_or_before_a_word_if_possible(text: str, prom
 def test_a_plain_text_file_is_one_raw_case(tmp_path: Path) -> None:
     path = tmp_path / "edited.py"
     path.write_bytes(b"\xef\xbb\xbf" + "é = 1\nb = 2\nc = 3\nd = 4\n".encode())
-    found = workloads.load_texts(str(path))
-    assert found == {"text": (ForcedText("é = 1\n", "b = 2\nc = 3\nd = 4\n", True),)}
-    (case,) = workloads.cases(found, (0.0,))
-    assert case == BenchCase("text", 1, "é = 1\n", 0.0, found["text"][0])
+    loaded = workloads.load_texts(str(path))
+    assert loaded == {"text": (ForcedText("é = 1\n", "b = 2\nc = 3\nd = 4\n", True),)}
+    (case,) = workloads.cases(loaded, (0.0,))
+    assert case == BenchCase("text", 1, "é = 1\n", 0.0, loaded["text"][0])
 
 
 def test_a_json_file_has_prompts_and_texts_by_workload(tmp_path: Path) -> None:
     path = tmp_path / "mine.JSON"
     edit = [{"prompt": "p", "text": "t"}] * 2
     path.write_text(json.dumps({"edit": edit, "b": [{"text": "u", "prompt": "q"}]}))
-    found = workloads.load_texts(str(path))
-    assert found == {"edit": (ForcedText("p", "t"), ForcedText("p", "t")), "b": (ForcedText("q", "u"),)}
-    assert [u.number for u in workloads.cases(workloads.select(found, "edit"), (0.0, 1.0))] == [1, 2, 1, 2]
+    loaded = workloads.load_texts(str(path))
+    assert loaded == {"edit": (ForcedText("p", "t"), ForcedText("p", "t")), "b": (ForcedText("q", "u"),)}
+    assert [u.number for u in workloads.cases(workloads.select(loaded, "edit"), (0.0, 1.0))] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,11 @@ def test_messages_are_wrapped_at_words_on_a_terminal(
     text += "/a/path/that/is/never/broken/to/copy\nnext"
     stream = attach(True)
     show(text)
-    found = stream.got().splitlines()
-    assert found[0].startswith(f"{first}a sentence that")
-    assert " ".join(line.strip() for line in found) == f"{first}{text}".replace("\n", " ")
-    assert all(len(line) <= 40 or line.strip() == "/a/path/that/is/never/broken/to/copy" for line in found)
-    assert found[-1] == "next"
+    lines = stream.got().splitlines()
+    assert lines[0].startswith(f"{first}a sentence that")
+    assert " ".join(line.strip() for line in lines) == f"{first}{text}".replace("\n", " ")
+    assert all(len(line) <= 40 or line.strip() == "/a/path/that/is/never/broken/to/copy" for line in lines)
+    assert lines[-1] == "next"
 
 
 def test_messages_in_pipes_keep_their_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,40 +1,58 @@
-"""Progress where lines cannot be redrawn: a line every few seconds, and one for each new stage."""
+"""Progress: redrawn on a terminal, and none elsewhere."""
 
 from __future__ import annotations
 
 import pytest
 
+from specllama.cli import console
+from specllama.cli.download import DownloadProgress
 from specllama.cli.progress import Progress
+from specllama.clock import running_time
+from specllama.models.progress import DownloadState
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "supports_ansi", lambda _: True)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().err.splitlines()
+    """The drawings that stderr got."""
+    return [text.strip() for text in capsys.readouterr().err.split("\r\x1b[2K")[1:] if text]
 
 
-def test_a_line_is_shown_only_after_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(delay=0.0, every=3600.0)
-    progress._last = -7200.0
-    for share in (0.1, 0.2, 0.3):
-        progress.show("loading", share)
-    assert shown(capsys) == ["loading  10%"]
+def show(progress: Progress, *stages: str) -> None:
+    for n, stage in enumerate(stages):
+        progress.show("tuning", n / 10, f"{stage}, soon", stage)
 
 
+@pytest.mark.usefixtures("terminal")
+def test_a_line_is_redrawn_only_after_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(delay=0.0)
+    for last, n_drawn in ((-7200.0, 1), (running_time() + 7200, 0), (-7200.0, 1)):
+        progress._last = last
+        show(progress, "a")
+        assert len(shown(capsys)) == n_drawn
+
+
+@pytest.mark.usefixtures("terminal")
 def test_a_new_stage_is_shown_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(delay=0.0, every=3600.0)
-    progress._last = -7200.0
-    for share, stage in ((0.1, "a"), (0.2, "a"), (0.3, "b"), (0.4, "b"), (0.5, "c")):
-        progress.show("tuning", share, f"{stage}, soon", stage)
-    assert shown(capsys) == ["tuning  10% a, soon", "tuning  30% b, soon", "tuning  50% c, soon"]
+    show(Progress(delay=0.0), "a", "a", "b", "b", "c")
+    assert [text.split()[-2] for text in shown(capsys)] == ["a,", "b,", "c,"]
 
 
+@pytest.mark.usefixtures("terminal")
 def test_nothing_is_shown_before_the_delay(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(delay=3600.0)
-    progress.show("tuning", 0.5, stage="a")
+    show(Progress(delay=3600.0), "a")
     assert shown(capsys) == []
 
 
-def test_without_an_interval_there_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(delay=0.0, every=None)
-    progress._last = -7200.0
-    progress.show("loading", 0.5, stage="a")
-    assert shown(capsys) == []
+def test_a_pipe_gets_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(delay=0.0) as progress:
+        show(progress, "a", "b")
+        progress.loading("target", 0.5)
+    download = DownloadProgress()
+    for phase in ("downloading", "verifying"):
+        download.state(DownloadState(phase, "a.gguf", 1, 2))
+    download.clear()
+    assert capsys.readouterr().err == ""

@@ -49,33 +49,33 @@ def draft(
     index: int, step: float, costs: dict[int, float], predicted: DraftPrediction | None
 ) -> MeasuredDraft:
     curve = CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in costs.items()]})
-    found = break_evens(curve, step * T1, LENGTHS)
-    return MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=predicted)
+    needed = break_evens(curve, step * T1, LENGTHS)
+    return MeasuredDraft(index, step=step * T1 if step else None, break_even=needed, forecast=predicted)
 
 
-def found(
+def results(
     costs: dict[int, float] = COSTS,
     good: float = 1.62,
     bad: float = 1.21,
     copied: float = 1.3,
     t1: float = T1,
 ) -> TuneResults:
-    found = TuneResults(
+    made = TuneResults(
         [ModelSettings(path=BAD), ModelSettings(path=GOOD)], {FOREIGN: "the vocabularies differ at id 7"}
     )
-    found.info = load_info()
-    found.seconds = 12.3
-    found.add(TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
+    made.info = load_info()
+    made.seconds = 12.3
+    made.add(TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
     points = [TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
-    found.add(TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
+    made.add(TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
     threads = [TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]
-    found.add(ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
-    found.add(replace(ROWS, value=0.0, n_rows=1200))
-    found.add(TEXTS)
-    found.add(draft(-1, 0.0, costs, forecast(copied, None)))
-    found.add(draft(0, 0.2, costs, forecast(bad, 0.31)))
-    found.add(draft(1, 0.1, costs, forecast(good, 0.72)))
-    return found
+    made.add(ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
+    made.add(replace(ROWS, value=0.0, n_rows=1200))
+    made.add(TEXTS)
+    made.add(draft(-1, 0.0, costs, forecast(copied, None)))
+    made.add(draft(0, 0.2, costs, forecast(bad, 0.31)))
+    made.add(draft(1, 0.1, costs, forecast(good, 0.72)))
+    return made
 
 
 def agenda(one: TuneResults) -> TuneAgenda:
@@ -88,7 +88,7 @@ def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
 
 
 def test_the_text_has_all_tables_notes_and_the_verdict():
-    shown = text(found())
+    shown = text(results())
     assert shown.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
     assert "t(n), a decode of n rows after 128 tokens:" in shown
     assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in shown
@@ -103,51 +103,51 @@ def test_the_text_has_all_tables_notes_and_the_verdict():
     assert rows[at + 2] == ["copy", "alone", "-", "1.30", "1.30", "1.30"]
     assert rows[at + 3] == ["bad-draft", "31", "%", "1.21", "1.21", "1.21"]
     assert "foreign cannot be used: the vocabularies differ at id 7." in shown
-    assert shown.replace("\n", " ").endswith(verdict(found()))
+    assert shown.replace("\n", " ").endswith(verdict(results()))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_line_is_too_long(width):
-    assert max(map(len, text(found(), width).splitlines())) <= width
+    assert max(map(len, text(results(), width).splitlines())) <= width
 
 
 def test_a_draft_of_another_vocabulary_that_auto_leaves_out():
-    one = found(good=1.24, copied=1.2)
+    one = results(good=1.24, copied=1.2)
     one.add(replace(draft(1, 0.1, COSTS, forecast(1.24, 0.5)), translated=True))
     shown = verdict(one)
     assert f"Best: -md {GOOD}, predicted 1.24 x plain decoding. That is 1.03 x copying alone" in shown
     assert "from 1.05 x and leaves this one out" in shown
-    assert "leaves this one out" not in verdict(found(good=1.24, copied=1.2)), "one of its own vocabulary"
+    assert "leaves this one out" not in verdict(results(good=1.24, copied=1.2)), "one of its own vocabulary"
     one.add(replace(draft(1, 0.1, COSTS, forecast(1.27, 0.5)), translated=True))
     assert "leaves this one out" not in verdict(one)
 
 
 def test_the_verdict_names_the_best_draft_as_predicted_not_measured():
-    shown = verdict(found())
+    shown = verdict(results())
     assert shown.startswith(f"Best: -md {GOOD}, predicted 1.62 x plain decoding.")
     assert "Predicted, not measured: `specllama bench` measures." in shown
     assert "leaves out" not in shown
-    shown = verdict(found(good=1.25, bad=1.2))
+    shown = verdict(results(good=1.25, bad=1.2))
     assert shown.startswith("Best: copying alone (-md none), predicted 1.30 x plain decoding.")
-    assert verdict(found(good=1.3, bad=1.3)).startswith("Best: copying alone")
+    assert verdict(results(good=1.3, bad=1.3)).startswith("Best: copying alone")
 
 
 def test_the_verdict_is_plain_decoding_and_says_why_if_nothing_pays():
-    shown = verdict(found(EXPENSIVE, 0.99, 0.98, 0.99))
+    shown = verdict(results(EXPENSIVE, 0.99, 0.98, 0.99))
     assert shown.startswith("Best: plain decoding. The best draft, copying alone (-md none), is predicted")
     assert "a decode of 2 rows takes 2.10 x one row's time, so that no draft can pay." in shown
-    shown = verdict(found(good=1.005, bad=0.9, copied=0.98))
+    shown = verdict(results(good=1.005, bad=0.9, copied=0.98))
     assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft 0.10 x" in shown
     assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in shown
-    one = found(good=0.9, bad=0.9, copied=1.0)
+    one = results(good=0.9, bad=0.9, copied=1.0)
     assert "60 % of the copied tokens were right." in verdict(one)
     one.add(draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
     assert "there was hardly anything to copy." in verdict(one)
 
 
 def test_the_verdict_says_what_the_prediction_leaves_out():
-    assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
-    one = found()
+    assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(results(t1=0.0003))
+    one = results()
     one.add(replace(agenda(one), replays=True))
     assert "It leaves out replays" in verdict(one)
     one.add(WrittenTexts({"edit": TextCount(1, 30)}))
@@ -155,15 +155,15 @@ def test_the_verdict_says_what_the_prediction_leaves_out():
 
 
 def test_signs_of_other_load_are_mentioned():
-    assert "kept the machine busy" not in text(found())
-    one = found()
+    assert "kept the machine busy" not in text(results())
+    one = results()
     one.curves[0] = replace(one.curves[0], disturbed=True)
     assert "kept the machine busy" in text(one)
 
 
 @pytest.mark.parametrize("part", ["curve", "threads"])
 def test_figures_that_are_off_give_no_advice_and_are_not_called_stored(part: str):
-    one = found()
+    one = results()
     assert one.threads is not None
     one.threads = replace(one.threads, disturbed=True, fastest=1, gain=20.0, clear=True)
     if part == "curve":
@@ -191,13 +191,13 @@ def test_figures_that_are_off_give_no_advice_and_are_not_called_stored(part: str
     ],
 )
 def test_the_verdict_on_threads(change, expected):
-    threads = found().threads
+    threads = results().threads
     assert threads is not None
     assert threads_verdict(replace(threads, **change)) == expected
 
 
 def test_the_text_says_what_was_not_measured():
-    one = found()
+    one = results()
     one.add(replace(ROWS, reach=0, reason="the model's memory cannot be rolled back"))
     one.curves[0] = replace(one.curves[0], left_out=[48, 64])
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
@@ -228,7 +228,7 @@ def test_an_interrupted_tune_says_what_is_missing():
 
 
 def test_a_draft_that_failed_is_not_ranked():
-    one = found()
+    one = results()
     one.add(MeasuredDraft(1, "not enough memory"))
     assert "good-draft cannot be used: not enough memory." in text(one)
     assert verdict(one).startswith("Best: copying alone")
@@ -260,7 +260,7 @@ def test_control_characters_in_names_are_escaped():
 
 
 def test_the_results_are_plain_data_for_programs():
-    data = found().to_dict()
+    data = results().to_dict()
     assert json.loads(json.dumps(data)) == data
     assert [e["path"] for e in data["ranking"]] == [GOOD, None, BAD]
     assert [e["path"] for e in data["not_ranked"]] == [FOREIGN]

@@ -14,8 +14,8 @@ def test_lines_that_arrive_in_any_parts() -> None:
     text = b"one\n\ntwo three\nfour\nend"
     for size in range(1, len(text) + 1):
         buffer = LineBuffer()
-        found = [line for i in range(0, len(text), size) for line in buffer.add(text[i : i + size])]
-        assert found == [b"one", b"", b"two three", b"four"], size
+        lines = [line for i in range(0, len(text), size) for line in buffer.add(text[i : i + size])]
+        assert lines == [b"one", b"", b"two three", b"four"], size
 
 
 def test_a_long_line_takes_linear_time() -> None:

@@ -12,17 +12,18 @@ import platformdirs
 import pytest
 
 from specllama.config import build, toml_file
-from specllama.config.sources import project_file, read_environment, read_file, resolve, user_file
+from specllama.config.sources import ValueKind, project_file, read_environment, read_file, resolve, user_file
 from specllama.config.toml_file import parse_toml
 from specllama.errors import ConfigError
 
 KINDS = {
-    "model": (str, False),
-    "n_ctx": (int, False),
-    "temperature": (float, False),
-    "mlock": (bool, False),
-    "drafters": (str, True),
-    "tensor_split": (float, True),
+    "model": ValueKind(str),
+    "n_ctx": ValueKind(int),
+    "temperature": ValueKind(float),
+    "mlock": ValueKind(bool),
+    "drafters": ValueKind(str, many=True),
+    "tensor_split": ValueKind(float, many=True),
+    "devices": ValueKind(str, separated=True),
 }
 IN_PROJECTS = {"n_ctx", "temperature", "drafters"}
 
@@ -49,9 +50,9 @@ def write(path: Path, text: str) -> Path:
 def test_long_flags_are_names_too(home):
     aliases = {"ctx_size": "n_ctx", "temp": "temperature"}
     write(home / "work/specllama.toml", "ctx-size = 5\ntemp = 0.5\n")
-    found = resolve({}, KINDS, IN_PROJECTS, {"SPECLLAMA_CTX_SIZE": "9"}, home / "work", aliases)
-    assert found == {"n_ctx": 9, "temperature": 0.5}
-    assert found.origins["n_ctx"] == "SPECLLAMA_CTX_SIZE"
+    values = resolve({}, KINDS, IN_PROJECTS, {"SPECLLAMA_CTX_SIZE": "9"}, home / "work", aliases)
+    assert values == {"n_ctx": 9, "temperature": 0.5}
+    assert values.origins["n_ctx"] == "SPECLLAMA_CTX_SIZE"
     twice = {"SPECLLAMA_CTX_SIZE": "9", "SPECLLAMA_N_CTX": "8"}
     with pytest.raises(ConfigError, match="SPECLLAMA_CTX_SIZE and SPECLLAMA_N_CTX set the same option"):
         read_environment(twice, KINDS, aliases)
@@ -70,9 +71,9 @@ def test_variables_of_a_service_are_left_out():
         "SPECLLAMA_API_PORT_80_TCP_ADDR": "10.0.0.1",
         "SPECLLAMA_N_CTX": "4",
     }
-    found = read_environment(environ, KINDS)
-    assert (found, found.ignored) == ({"n_ctx": 4}, tuple(environ)[:3])
-    assert found.overlaid({"model": "x"}).ignored == found.ignored
+    values = read_environment(environ, KINDS)
+    assert (values, values.ignored) == ({"n_ctx": 4}, tuple(environ)[:3])
+    assert values.overlaid({"model": "x"}).ignored == values.ignored
 
 
 # Precedence
@@ -286,6 +287,13 @@ def test_a_single_value_is_a_list_of_one(home):
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"), [('"a,b"', "a,b"), ('["a", "b"]', "a,b"), ("[]", ""), ("[3, 1.5]", "3,1.5")]
+)
+def test_a_text_of_items_may_be_an_array(home, value, expected):
+    assert read_file(write(home / "a.toml", f"devices = {value}"), KINDS) == {"devices": expected}
+
+
+@pytest.mark.parametrize(
     ("text", "line", "names"),
     [
         ('model = "a"\n\ntemprature = 1\n', 3, "unknown key 'temprature'"),
@@ -301,6 +309,8 @@ def test_a_single_value_is_a_list_of_one(home):
         ("model = 1979-05-27", 1, "model must be a text"),
         ('tensor_split = [1, "x"]', 1, "tensor_split must be a number, not 'x'"),
         ("drafters = {a = 1}", 1, "drafters must be a text"),
+        ("devices = {a = 1}", 1, "devices must be a text or a list, not"),
+        ('devices = ["a", ["b"]]', 1, "devices must be a text, not"),
     ],
 )
 def test_errors_name_file_line_and_key(home, text, line, names):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import specllama.heads
-from specllama.errors import GGUFError, UsageError
+from specllama.errors import UsageError
 from specllama.gguf.architectures import ARCHITECTURES
 from specllama.gguf.header import Header, read_header
 from specllama.heads import KINDS, is_head_file, kind_of, read_head, unusable_head
@@ -85,7 +85,7 @@ def test_it_is_recognised(read: Read) -> None:
 def test_its_file_passes_as_a_draft_and_alone_not_as_a_model(read: Read) -> None:
     check_draft(read.header)
     if read.head.own_file:
-        with pytest.raises(GGUFError, match="a head without a model"):
+        with pytest.raises(UsageError, match="a head without a model"):
             check_model(read.header)
     else:
         check_model(read.header)

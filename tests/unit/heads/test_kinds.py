@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import Header, read_header
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
@@ -76,7 +76,7 @@ def test_a_head_in_a_file_of_its_own(name: str, tmp_path: Path) -> None:
     check_draft(header)
     head = head_of(header)
     assert (head.own_file, head.own_embeddings, head.own_output) == (True, True, True)
-    with pytest.raises(GGUFError, match="a head without a model") as caught:
+    with pytest.raises(UsageError, match="a head without a model") as caught:
         check_model(header)
     assert "as its draft" in caught.value.hint
     for missing in (
@@ -158,7 +158,7 @@ def test_fields_of_the_files_of_heads(tmp_path: Path) -> None:
 def test_files_of_heads_pass_as_drafts_and_not_as_models(name: str, tmp_path: Path) -> None:
     header = read_header(FILES[name](tmp_path / "h.gguf"))
     check_draft(header)
-    with pytest.raises(GGUFError, match="a head without a model"):
+    with pytest.raises(UsageError, match="a head without a model"):
         check_model(header)
 
 

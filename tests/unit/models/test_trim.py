@@ -163,7 +163,7 @@ def test_tokens_without_any_merge_are_refused(draft: Path) -> None:
 def test_a_trimmed_draft_is_a_draft_and_no_model(trimmed: Path) -> None:
     header = read_header(trimmed)
     check_draft(header)
-    with pytest.raises(GGUFError, match="a trimmed draft"):
+    with pytest.raises(UsageError, match="a trimmed draft"):
         check_model(header)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from specllama.cli.launch.client import (
     AGENT_CONTEXT,
@@ -14,12 +13,13 @@ from specllama.cli.launch.client import (
     Variables,
 )
 from specllama.config.store import cache_dir
+from specllama.json_types import JsonObject
 
 _KEY = "SPECLLAMA_API_KEY"
 
 
 def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
-    model: dict[str, Any] = {
+    model: JsonObject = {
         "name": server.model,
         "provider": "openai",
         "model": server.model,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from specllama.cli.launch.client import AGENT_CONTEXT, Client, ClientSettings, ModelServer, Variables
 from specllama.cli.launch.files import merged, parsed_object
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 _CONFIG, _KEY = "OPENCODE_CONFIG_CONTENT", "SPECLLAMA_API_KEY"
 
 
 def _settings(server: ModelServer, environ: Variables) -> ClientSettings:
-    model: dict[str, Any] = {"name": server.model, "tool_call": True}
+    model: JsonObject = {"name": server.model, "tool_call": True}
     if server.n_ctx:
         model["limit"] = {"context": server.n_ctx, "output": server.n_ctx // 4}
     options = {"baseURL": server.api, "apiKey": f"{{env:{_KEY}}}" if server.key else server.any_key}

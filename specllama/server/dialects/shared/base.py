@@ -217,7 +217,8 @@ class ApiRequest:
         info, memory = self.supervisor.loaded, body.speculation.memory
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
             self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
-        owned = [replace(spec, request=self._owned(spec.request, memory, body.kept)) for spec in specs]
+        caches = {"reuse": body.cache.reuse, "kept": body.kept and body.cache.reuse}
+        owned = [replace(spec, request=self._owned(spec.request, memory, **caches)) for spec in specs]
         job = self.service.start(owned, n, supersedes, getattr(self._http.state, "body_bytes", 0))
         self.keep_model(body.keep_alive)
         return StreamingResponse(
@@ -229,8 +230,8 @@ class ApiRequest:
         """See protocol.Generate."""
         return self._shared.scopes.of(self.owner)
 
-    def _owned(self, request: protocol.Generate, memory: bool, kept: bool) -> protocol.Generate:
-        """The request with the fields that do not depend on its API. memory, kept: see
+    def _owned(self, request: protocol.Generate, memory: bool, reuse: bool, kept: bool) -> protocol.Generate:
+        """The request with the fields that do not depend on its API. memory, reuse, kept: see
         `protocol.Generate`.
         """
         settings, prompt = self.settings, request.prompt
@@ -242,7 +243,8 @@ class ApiRequest:
             memory=memory,
             share_cache=settings.share_cache,
             prompt=prompt,
-            disk_scope=self.disk_scope,
+            disk_scope=self.disk_scope if reuse else "",
+            reuse=reuse,
             kept=kept,
         )
 

@@ -96,17 +96,20 @@ class RequestBody(Body):
 
 
 class CacheChoice(Body):
-    """store: False writes nothing of the request to disk; `"cache": false` means the same. Other fields
-    are refused, so that a misspelt one does not leave a prompt on disk.
+    """store: False writes nothing of the request to disk; `"cache": false` means the same. reuse: False
+    evaluates all of the prompt, and leaves nothing of it to later requests. Other fields are refused, so that
+    a misspelt one does not leave a prompt on disk.
     """
 
     store: bool = True
+    reuse: bool = True
 
     @model_validator(mode="before")
     @classmethod
     def _read_switch(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (unknown := [name for name in data if name != "store"]):
-            raise ValueError(f"cache has the field store only, not {str(unknown[0])[:40]!r}")
+        unknown = [name for name in data if name not in cls.model_fields] if isinstance(data, dict) else []
+        if unknown:
+            raise ValueError(f"cache has the fields store and reuse only, not {str(unknown[0])[:40]!r}")
         return {"store": data} if isinstance(data, bool) else data
 
 

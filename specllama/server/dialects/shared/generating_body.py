@@ -11,6 +11,12 @@ class MemoryChoice(Protocol):
     memory: bool
 
 
+class CacheUse(Protocol):
+    """The part of `cache` in a body that the server reads."""
+
+    reuse: bool
+
+
 class GeneratingBody(Protocol):
     """Fields of these bodies. kept: prompt and text may be written to disk.
     keep_alive: seconds, negative for ever.
@@ -21,6 +27,9 @@ class GeneratingBody(Protocol):
 
     @property
     def speculation(self) -> MemoryChoice: ...
+
+    @property
+    def cache(self) -> CacheUse: ...
 
     @property
     def kept(self) -> bool: ...

@@ -88,10 +88,10 @@ SMALL = st.dictionaries(NAMES, SCALARS | st.dictionaries(NAMES, SCALARS, max_siz
 
 
 @given(SCALARS | st.dictionaries(NAMES, SCALARS | SMALL | st.lists(SCALARS | SMALL, max_size=2), max_size=4))
-def test_any_json_is_read_or_raises_a_broken_stream(found: Any) -> None:
+def test_any_json_is_read_or_raises_a_broken_stream(chunk: Any) -> None:
     answer = ServedAnswer(0)
     with contextlib.suppress(BrokenStreamError):
-        StreamReader(answer).read(json.dumps(found), 0.0)
+        StreamReader(answer).read(json.dumps(chunk), 0.0)
     assert answer.n_tokens >= 0
 
 

@@ -25,8 +25,8 @@ from specllama.errors import UsageError
     ],
 )
 def test_an_address_gives_the_urls_to_try(text: str, bases: list[str], loopback: bool) -> None:
-    found = parse_address(text)
-    assert (list(found.bases), found.loopback) == (bases, loopback)
+    address = parse_address(text)
+    assert (list(address.bases), address.loopback) == (bases, loopback)
 
 
 @given(st.text(max_size=60))

@@ -44,15 +44,15 @@ def test_a_sweep_is_summarised_by_series_and_concurrency() -> None:
     broken = ServedAnswer(1, problem=NetworkError("gone"), refused=2)
     measured = [
         cell(SPECULATIVE, 1, 1, 1.0, answer(n_drafted=8, n_accept=6)),
-        cell(PLAIN, 1, 1, 2.0, answer(n_drafted=0, n_accept=0)),
+        cell(PLAIN, 1, 1, 5.0, answer(n_drafted=0, n_accept=0)),
         cell(SPECULATIVE, 1, 2, 0.5, answer(digest="other")),
-        cell(PLAIN, 1, 2, 2.0, answer()),
+        cell(PLAIN, 1, 2, 1.25, answer()),
         cell(PLAIN, 4, 1, 1.0, answer(), broken),
     ]
     unfinished = cell(SPECULATIVE, 4, 1, 1.0, answer())
     unfinished.complete = False
     s = summarise([*measured, unfinished, ServingMeasurement(ServingCell(PLAIN, 8, 1))], [SPECULATIVE, PLAIN])
-    assert s.ratios == {1: 3.0}  # the median of 2 and 4
+    assert s.ratios == {1: 3.0}  # 15 over 5, as in the rows; the median of 5 and 2.5 is another figure
     assert (s.compared, s.different, s.counted) == (3, 1, True)
     rows = {(row.series, row.concurrency): row for row in s.rows}
     assert list(rows) == [(SPECULATIVE, 1), (SPECULATIVE, 4), (PLAIN, 1), (PLAIN, 4)]
@@ -68,8 +68,8 @@ def test_a_sweep_is_summarised_by_series_and_concurrency() -> None:
     assert tps(unfinished) is None
     text = verdict(s, "")
     assert "over without it, by concurrency: 3.00 x at 1. Most tokens per second: 15.0 at" in text
-    found = notes(s, ABOUT)
-    assert [note.partition(" ")[0] for note in found] == ["Interrupted:", "Ended", "1", "2", "The", "Texts:"]
+    shown = notes(s, ABOUT)
+    assert [note.partition(" ")[0] for note in shown] == ["Interrupted:", "Ended", "1", "2", "The", "Texts:"]
     page = report(s, ABOUT, "<so>")
     assert page.count('data-chart="') == 3
     assert "&lt;so&gt;" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +25,10 @@ SETTINGS = SweepSettings([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.text("xyz"), min_size=1), min_size=1),
        st.integers(1, 16))  # fmt: skip
 def test_every_prompt_is_used_and_clients_send_equally_many(works: dict[str, list[str]], most: int) -> None:
-    found = prompts(works, most)
-    assert len(found) % most == 0
+    sent = prompts(works, most)
+    assert len(sent) % most == 0
     every = Counter((name, text) for name, texts in works.items() for text in texts)
-    assert not every - Counter(found)
+    assert not every - Counter(sent)
     assert len(prompts(works, most, 7)) == 7
 
 
@@ -57,8 +58,12 @@ def test_both_series_send_the_same_prompts_and_only_known_fields() -> None:
         "memory": False,
     }
     assert "model" not in plain
-    assert not {"speculation", "ignore_eos"} & other.keys()
+    assert plain["cache"] == {"reuse": False}, "the second series evaluates all of its prompts too"
+    assert not {"speculation", "ignore_eos", "cache"} & other.keys()
     assert plain["seed"] == other["seed"] == 1001
+    later = body(replace(SETTINGS, number=5), ServingCell(SERVED, 1, 1), 1, "m")
+    assert later["messages"] != other["messages"], "another measurement does not find them in the cache"
+    assert body(replace(SETTINGS, number=5), ServingCell(PLAIN, 1, 1), 1, "") == plain
     raw = body(
         SweepSettings([("a", "x")], (1,), 1, 2, 0.0, raw=True, ignore_eos=True),
         ServingCell(SERVED, 1, 1),
