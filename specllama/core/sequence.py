@@ -90,7 +90,7 @@ class Request:
 @dataclass(slots=True)
 class Generation:
     """A request in the engine. history: prompt and output ids. n_past: how many of them are in the target's
-    cache. epsilon, exact: see `scheduler.Scheduler`. exact_rows: its decodes have one width, and nothing else
+    cache. epsilon, exact: see `engine.Engine`. exact_rows: its decodes have one width, and nothing else
     is decoded meanwhile; None: they need not.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the

@@ -203,7 +203,7 @@ class LoadedEngine:
         for r in self.running:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:  # waiting for a slot
-                if (queued := r.queue_report(self.engine.waiting)) is not None:
+                if (queued := r.queue_report(self.engine.scheduler.waiting)) is not None:
                     self.send(queued)
                 continue
             for report in r.prefill_reports():

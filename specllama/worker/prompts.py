@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
+from specllama.core.limits import context_length_error
 from specllama.core.prefix.boundaries import GAP, Boundary
-from specllama.core.scheduler import context_length_error
 from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart

@@ -117,11 +117,11 @@ def slots(
                 speculate=g.request.speculate,
             )
         )
-    memory = engine.store.memory
+    memory = engine.scheduler.store.memory
     return protocol.Slots(
         id_,
         found,
-        len(engine.waiting),
+        len(engine.scheduler.waiting),
         n_used,
         engine.target.n_ctx,
         list(decode_seconds),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specllama.calls.tools import Tools
-from specllama.core.scheduler import context_length_error
+from specllama.core.limits import context_length_error
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import ControlTexts
 

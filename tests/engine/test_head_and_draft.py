@@ -154,7 +154,7 @@ class SlowTarget:
         planner = loaded(front).profile.planner
         assert front.core.engine is not None
         assert planner is not None
-        front.core.engine.clock = planner.clock = planner._loop.clock = self
+        front.core.engine.scheduler.clock = planner.clock = planner._loop.clock = self
         loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
 
     def __call__(self) -> float:

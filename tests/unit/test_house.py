@@ -73,7 +73,6 @@ LONGER_THAN_300 = {
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
-    "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
     "client/protocol.py": "one small class a message, and the union of them all",
     "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specllama.core.engine import Engine
+from specllama.core.engine import MAX_PENDING, Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.core.scheduler import MAX_PENDING
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter

@@ -46,7 +46,7 @@ class Harness:
     @property
     def stored(self) -> list[list[int]]:
         """The ids of the texts that were copied out of the context."""
-        return [text.ids.tolist() for text in self.engine.store.memory.texts]
+        return [text.ids.tolist() for text in self.engine.scheduler.store.memory.texts]
 
 
 def alone(prompt: list[int], n: int = 8) -> list[int]:
@@ -102,7 +102,7 @@ def test_room_is_not_queried_in_every_round():
     harness = Harness(room=False)
     harness.run(LONG)
     ticks = itertools.count()
-    harness.engine.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
+    harness.engine.scheduler.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
     harness.requested.clear()
     rounds = len(harness.target.widths)
     harness.run(OTHER, n=60)
@@ -123,7 +123,7 @@ def test_windows_and_recurrent_states_are_offloaded_whole(memory):
 
 def test_without_a_room_callback_caches_stay():
     harness = Harness()
-    harness.engine.store.copies.room = None
+    harness.engine.scheduler.store.copies.room = None
     harness.run(LONG)
     harness.run(OTHER)
     assert not harness.stored
