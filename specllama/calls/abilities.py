@@ -91,10 +91,10 @@ def _thought(written: Callable[[list[dict[str, Any]], Mapping[str, Any]], str]) 
     """What stands around the reasoning of an answer, from the end of the prompt to the answer's text."""
     answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     whole = written([_USER, answer], {"add_generation_prompt": False})
-    before, found, rest = whole.partition(_THOUGHT)
+    before, separator, rest = whole.partition(_THOUGHT)
     after, said, _ = rest.partition(_ANSWER)
     prompt = written([_USER], {})
-    if not found or not said or not prompt:
+    if not separator or not said or not prompt:
         return None
     if before.startswith(prompt):
         return before[len(prompt) :], after
@@ -119,14 +119,14 @@ def rendered(
             form.template_input(some, tools, own, calls=shows.calls, system=shows.system, special=special)
         )
 
-    found = settled(messages, shows.system, shows.systems)
+    conversation = settled(messages, shows.system, shows.systems)
     try:
-        return accepted(found, lambda some: made(some, shows.tools))
+        return accepted(conversation, lambda some: made(some, shows.tools))
     except SpecllamaError as error:
         fails = isinstance(error, TemplateError) or error.details.get(REFUSED)
         if not fails or tools is None or not shows.tools:
             raise
-        return accepted(found, lambda some: made(some, False))
+        return accepted(conversation, lambda some: made(some, False))
 
 
 def rendered_text(
@@ -135,5 +135,5 @@ def rendered_text(
     """The prompt for messages without tools, calls and results, in a form that the template accepts. Raises
     what `render` does.
     """
-    found = settled(messages, shows.system, shows.systems)
-    return accepted(found, lambda some: render(TemplateData(some, {})))
+    conversation = settled(messages, shows.system, shows.systems)
+    return accepted(conversation, lambda some: render(TemplateData(some, {})))

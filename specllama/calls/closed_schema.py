@@ -53,27 +53,27 @@ class _Closer:
         if not stays_open and (merged := self._merged(schema)) is not None:
             schema = merged
         stays_open = stays_open or at in self._open
-        found = dict(schema)
+        node = dict(schema)
         for keyword in _NAMED:
             if isinstance(inner := schema.get(keyword), Mapping):
-                found[keyword] = {
+                node[keyword] = {
                     name: self.closed(one, False, _pointer(at, keyword, name), depth + 1)
                     for name, one in inner.items()
                 }
         for keyword in _ONE:
             if isinstance(inner := schema.get(keyword), Mapping):
-                found[keyword] = self.closed(inner, False, _pointer(at, keyword), depth + 1)
+                node[keyword] = self.closed(inner, False, _pointer(at, keyword), depth + 1)
         for keyword in _LISTED:
             if isinstance(inner := schema.get(keyword), list):
-                found[keyword] = [self.closed(one, False, "", depth + 1) for one in inner]
+                node[keyword] = [self.closed(one, False, "", depth + 1) for one in inner]
         for keyword in _IN_PLACE:
             if isinstance(inner := schema.get(keyword), list):
                 others = stays_open or self._is_named_elsewhere(schema, keyword)
-                found[keyword] = [self.closed(one, others, "", depth + 1) for one in inner]
+                node[keyword] = [self.closed(one, others, "", depth + 1) for one in inner]
         says_itself = any(schema.get(keyword) is not None for keyword in _SAYS_ITSELF)
         if _names_own(schema) and not stays_open and not says_itself and not self._has_parts(schema):
-            found |= {"properties": _with_required(found), "additionalProperties": False}
-        return found
+            node |= {"properties": _with_required(node), "additionalProperties": False}
+        return node
 
     def _has_parts(self, schema: Mapping[str, Any]) -> bool:
         """Whether schemas for the same value, besides this one itself, name properties."""
@@ -156,18 +156,18 @@ def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[
             if properties.setdefault(name, schema) != schema:
                 return None
         required += [name for name in part.get("required") or () if name not in required]
-    found = {**own, "type": "object", "properties": properties}
-    return found | ({"required": required} if required else {})
+    joined = {**own, "type": "object", "properties": properties}
+    return joined | ({"required": required} if required else {})
 
 
 def _parts(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas that apply to the same value, without references."""
-    found = [schema[keyword] for keyword in _ONE_IN_PLACE if keyword in schema]
+    parts = [schema[keyword] for keyword in _ONE_IN_PLACE if keyword in schema]
     for keyword in _IN_PLACE:
         inner = schema.get(keyword)
-        found += inner if isinstance(inner, list) else []
+        parts += inner if isinstance(inner, list) else []
     inner = schema.get("dependentSchemas")
-    return [*found, *(inner.values() if isinstance(inner, Mapping) else ())]
+    return [*parts, *(inner.values() if isinstance(inner, Mapping) else ())]
 
 
 def _pointer(at: str, *names: str) -> str:

@@ -46,8 +46,8 @@ def tool(
         raise _refused(
             f"must be the schema of an object: its type is {str(kind)[:80]!r}", f"{field}.{schema_field}"
         )
-    if not any_form and (found := fault(schema, f"{field}.{schema_field}")) is not None:
-        raise _refused(found[1], found[0])
+    if not any_form and (problem := fault(schema, f"{field}.{schema_field}")) is not None:
+        raise _refused(problem[1], problem[0])
     return Tool(name, description or "", schema | {"type": "object"} if schema else {}, strict)
 
 
@@ -62,8 +62,8 @@ def tools(
     """
     if not isinstance(given, (Sequence, type(None))) or isinstance(given, str):
         raise UsageError(f"tools must be a list of dicts, not {type(given).__name__}")
-    found = [_tool(one, i) for i, one in enumerate(given or ())]
-    names = [one.name for one in found]
+    defined = [_tool(one, i) for i, one in enumerate(given or ())]
+    names = [one.name for one in defined]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"there are two tools {doubled!r}")
     wanted: Sequence[str] = ()
@@ -79,9 +79,9 @@ def tools(
         mode = choice  # type: ignore[assignment]
     else:
         raise UsageError(f'tool_choice must be "auto", "none", "required" or a dict, not {choice!r}')
-    if not found and mode == "required":
+    if not defined and mode == "required":
         raise UsageError("tool_choice needs tools")
-    return Tools(found, mode, tuple(wanted), parallel) if found else None
+    return Tools(defined, mode, tuple(wanted), parallel) if defined else None
 
 
 def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -108,10 +108,10 @@ def cut_off_arguments(text: str) -> dict[str, Any] | None:
     else:
         return None
     try:
-        found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        arguments = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _tool(given: Any, i: int) -> Tool:

@@ -42,12 +42,12 @@ class WrittenFormat(CallFormat):
 
         own = own and not self.described
         shows_calls = (own if calls is None else calls) and not self.described
-        found = plain(without_marks(messages) if special else messages)
-        found = self.fixed(found) if shows_calls else calls_as_text(found, write)
+        rewritten = plain(without_marks(messages) if special else messages)
+        rewritten = self.fixed(rewritten) if shows_calls else calls_as_text(rewritten, write)
         if own:
-            return TemplateData(found, functions(tools))
-        found = found if shows_calls else results_as_text(found)
-        return TemplateData(with_tools(found, tools, write, system), {})
+            return TemplateData(rewritten, functions(tools))
+        rewritten = rewritten if shows_calls else results_as_text(rewritten)
+        return TemplateData(with_tools(rewritten, tools, write, system), {})
 
     def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the family's own templates need them."""

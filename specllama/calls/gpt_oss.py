@@ -129,12 +129,12 @@ class GptOssReader(StepReader):
         scan.at = 0
         if first is None:
             return None
-        found = yield from scan.before(scan.marker(_MESSAGE), MAX_HEADER)
-        if found is None:
+        header = yield from scan.before(scan.marker(_MESSAGE), MAX_HEADER)
+        if header is None:
             scan.at = 0
             if scan.last and first in markers and len(scan.text) <= MAX_HEADER:
                 scan.take(len(scan.text))
-        return found
+        return header
 
 
 def _fixed(message: dict[str, Any]) -> dict[str, Any]:

@@ -59,11 +59,11 @@ class Apriel(FramedFormat):
 
     def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Without ids, which the template would add to the objects."""
-        found = []
+        rewritten = []
         for message in messages:
             calls = [{k: v for k, v in c.items() if k != "id"} for c in message.get("tool_calls") or ()]
-            found.append({**message, "tool_calls": calls} if calls else message)
-        return found
+            rewritten.append({**message, "tool_calls": calls} if calls else message)
+        return rewritten
 
 
 class MiniMaxM1(FramedFormat):

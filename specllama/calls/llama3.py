@@ -73,14 +73,14 @@ class Llama3(FramedFormat):
         if text:  # begins with the same characters, so that both have to be schemas
             whole = (lark.rule(json_text(_whole(one))) for one in schemas.arguments(tools))
             return " | ".join([text, *whole])
-        found = super().optional(lark, tools, call, rest, text)
+        rule = super().optional(lark, tools, call, rest, text)
         if _TAG not in lark.shape.special:
-            return found
+            return rule
         dotted = (
             lark.rule(f'{literal(f"{one.tool.name}.call(")} {_PYTHON.items(lark, one.schema)} ")"')
             for one in schemas.arguments(tools)
         )
-        return f"{found} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"
+        return f"{rule} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"
 
 
 def _whole(one: schemas.Arguments) -> Mapping[str, Any]:

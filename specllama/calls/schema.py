@@ -39,22 +39,22 @@ def arguments(tools: Tools) -> list[Arguments]:
     """The arguments of the tools that may be called, in order. Raises UsageError for a schema of a strict
     tool that cannot be used.
     """
-    found, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
+    bounded, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
     for tool in tools.allowed:
         if not tool.parameters:
-            found.append(Arguments(tool, NO_ARGUMENTS))
+            bounded.append(Arguments(tool, NO_ARGUMENTS))
             continue
         schema, text, n_parts, problem = _bounded(tool)
         if not text:
-            found.append(_without_schema(tool, problem))
+            bounded.append(_without_schema(tool, problem))
         elif text not in sizes and (
             sum(map(len, sizes)) + len(text) > MAX_ALL_BYTES or sum(sizes.values()) + n_parts > MAX_ALL_PARTS
         ):
-            found.append(_without_schema(tool, "the schemas of all tools together are too large"))
+            bounded.append(_without_schema(tool, "the schemas of all tools together are too large"))
         else:
             sizes[text] = n_parts
-            found.append(_usable(tool, schema, text))
-    return found
+            bounded.append(_usable(tool, schema, text))
+    return bounded
 
 
 def notes(tools: Tools) -> list[Note]:
@@ -105,7 +105,7 @@ def _without_schema(tool: Tool, problem: str) -> Arguments:
 
 def bodies(arguments: Sequence[Arguments]) -> list[tuple[Mapping[str, Any], list[str]]]:
     """(schema, names of the tools with it), so that tools with the same share their rules."""
-    found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    by_text: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for one in arguments:
-        found.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
-    return list(found.values())
+        by_text.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
+    return list(by_text.values())

@@ -71,17 +71,17 @@ def _forms(messages: Messages) -> Iterator[Messages]:
 
 
 def _joined(messages: Messages) -> Messages:
-    found = Messages()
+    joined = Messages()
     for message in messages:
         if message.get("role") == "assistant" and _is_empty(message):
             continue
-        last = found[-1] if found else {}
+        last = joined[-1] if joined else {}
         same = message.get("role") == last.get("role") and message.get("role") in ("user", "assistant")
         if same and all(isinstance(m.get("content") or "", str) for m in (last, message)):
-            found[-1] = _merged(last, message)
+            joined[-1] = _merged(last, message)
         else:
-            found.append(message)
-    return found
+            joined.append(message)
+    return joined
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
@@ -90,14 +90,14 @@ def _is_empty(message: Mapping[str, Any]) -> bool:
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {**one}
+    merged: dict[str, Any] = {**one}
     for name in ("content", "reasoning_content"):
         texts = [text for m in (one, other) if (text := m.get(name))]
         if texts or name == "content":
-            found[name] = "\n".join(texts)
+            merged[name] = "\n".join(texts)
     if calls := [*(one.get("tool_calls") or ()), *(other.get("tool_calls") or ())]:
-        found["tool_calls"] = calls
-    return found
+        merged["tool_calls"] = calls
+    return merged
 
 
 def _bridged(messages: Messages) -> Iterator[dict[str, Any]]:

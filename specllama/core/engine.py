@@ -262,15 +262,15 @@ class Engine:
         """The rows of the branches, and the range (begin, end) of their logits among the outputs, by
         sequence, index and first token. n: outputs before them.
         """
-        found: list[list[BatchRow]] = []
+        branches: list[list[BatchRow]] = []
         spans = {}
         for g in active:
             for branch in drafts.get(g.seq_id, NO_DRAFT).branches:
                 first = len(g.history) + branch.at
-                found.append([BatchRow(t, first + j, g.seq_id, True) for j, t in enumerate(branch.tokens)])
+                branches.append([BatchRow(t, first + j, g.seq_id, True) for j, t in enumerate(branch.tokens)])
                 spans[g.seq_id, branch.at, branch.tokens[0]] = n, n + len(branch.tokens)
                 n += len(branch.tokens)
-        return found, spans
+        return branches, spans
 
     def _sync_cache(self, generation: Generation, outcome: VerifyResult) -> None:
         """Restore the invariant between rounds: the cache holds the history without its last token, and

@@ -226,8 +226,8 @@ class Generation:
         """The token, after recording its log probability where that was requested."""
         n = self.request.params.logprobs
         if n is not None and self.request.final_probs:
-            found = self.sampler.final_logprobs(row, self.history, self.request.mask, token, n)
-            self._logprobs = TokenLogprobs(*found)
+            final = self.sampler.final_logprobs(row, self.history, self.request.mask, token, n)
+            self._logprobs = TokenLogprobs(*final)
         elif n is not None:
             self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
         return token

@@ -122,7 +122,7 @@ class Ring(Sequence[int]):
 
     def ends(self, a: int, b: int, c: int) -> list[int]:
         """The positions after the occurrences of these three ids, latest first; at most N_CANDIDATES."""
-        found: list[int] = []
+        ends: list[int] = []
         last, mask, ids, earlier = self.end, self._index_mask, self._read_ids, self._read_earlier
         max_distance, previous = self.size - N_GRAM, -1
         stored = self._read_latest[_hash(a, b, c)]
@@ -132,11 +132,11 @@ class Ring(Sequence[int]):
             if not previous < distance <= max_distance or end < N_GRAM:
                 break  # overwritten or never written: distances along a chain only grow
             if ids[end - 1 & mask] == c and ids[end - 2 & mask] == b and ids[end - 3 & mask] == a:
-                found.append(end)
-                if len(found) == N_CANDIDATES:
+                ends.append(end)
+                if len(ends) == N_CANDIDATES:
                     break
             stored, previous = earlier[end - 1 & mask], distance
-        return found
+        return ends
 
     def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
         """(position, length) of the longest match: before each position of `ends` are the last three of

@@ -131,7 +131,7 @@ def compiled() -> str:
     kept = [f"{file.name} {file.hash.value}" for file in files if file.hash and file.parent.name == "lib"]
     if not kept:
         here = os.path.dirname(_lib._name)
-        found = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
-        kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in found]
+        entries = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
+        kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in entries]
     kept = [*sorted(kept), *filter(None, (KERNELS.identity,))]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]

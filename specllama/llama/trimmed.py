@@ -47,13 +47,13 @@ class Embeddings:
         """The embeddings of tokens as the first layer reads them, shape (len(tokens), n_embd)."""
         ids = np.asarray(tokens, np.int64)
         own = self._kept.own[ids]
-        found = np.empty((len(ids), self.n_embd), np.float32)
+        embeddings = np.empty((len(ids), self.n_embd), np.float32)
         for lacking, (file, kind) in zip((False, True), self._files, strict=True):
             at = (own < 0) == lacking
             if at.any():
                 index = self._rest[ids[at]] if lacking else own[at]
-                found[at] = to_floats(np.asarray(file[index]), kind, self.n_embd)
-        return found * self._scale
+                embeddings[at] = to_floats(np.asarray(file[index]), kind, self.n_embd)
+        return embeddings * self._scale
 
 
 class TrimmedContext(LlamaContext):

@@ -49,12 +49,12 @@ def heads_named_for(path: str) -> Iterator[str]:
 
 def _names(folder: str) -> list[str]:
     """The files of a folder, with its name in front."""
-    found = []
+    names = []
     with suppress(OSError), os.scandir(folder or ".") as entries:
         for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
             if entry.name.lower().endswith(".gguf") and entry.is_file():
-                found.append(f"{os.path.basename(folder)}/{entry.name}")
-    return found
+                names.append(f"{os.path.basename(folder)}/{entry.name}")
+    return names
 
 
 def _stem(name: str) -> str:

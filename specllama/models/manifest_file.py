@@ -63,7 +63,7 @@ class ManifestFile:
     def pairs(self) -> dict[str, KnownPair]:
         """The pairs by target. Raises ConfigError."""
         tables = self.of(list, ("pairs",), self.toml.data.get("pairs", []))
-        return {found.target: found for found in (_pair(self, n, table) for n, table in enumerate(tables))}
+        return {pair.target: pair for pair in (_pair(self, n, table) for n, table in enumerate(tables))}
 
     def fail(self, at: KeyPath, word: str, reason: str, hint: str = "") -> NoReturn:
         """Raise ConfigError about a key or value."""

@@ -105,8 +105,8 @@ def parse_repo(text: str, host: str = "") -> RepoName | None:
 
 def _path_of_address(text: str, host: str) -> str | None:
     """The path of an address of the hub, with or without https://; None for any other text."""
-    scheme, found, rest = text.rpartition("://")
-    if scheme.lower() not in ("", "http", "https") or (found and not scheme):
+    scheme, separator, rest = text.rpartition("://")
+    if scheme.lower() not in ("", "http", "https") or (separator and not scheme):
         return None
     name, slash, path = rest.partition("/")
     known = (*_HOSTS, host) if host else _HOSTS
@@ -119,9 +119,9 @@ def _of_address(text: str, path: str) -> RepoName:
     user, _, rest = path.partition("/")
     name, _, rest = rest.partition("/")
     if not rest:
-        found = parse_repo(f"hf:{user}/{name}")
-        assert found is not None
-        return found
+        parsed = parse_repo(f"hf:{user}/{name}")
+        assert parsed is not None
+        return parsed
     place, _, rest = rest.partition("/")
     revision, _, file = unquote(rest).partition("/")
     if place not in _PLACES or not revision or (file and not file.lower().endswith(".gguf")):

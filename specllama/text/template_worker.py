@@ -47,8 +47,8 @@ def main() -> None:
         return [[part.text, part.parse_special] for part in parts]
 
     for line in reader:
-        found = _answer(line, compiled if template is None else rendered)
-        writer.write(json.dumps(found).encode() + b"\n")
+        answer = _answer(line, compiled if template is None else rendered)
+        writer.write(json.dumps(answer).encode() + b"\n")
         writer.flush()
 
 

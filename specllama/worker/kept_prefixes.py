@@ -30,7 +30,7 @@ WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """A state on disk for a request. scope: of the engine's caches. n: ids that it serves. priority: in
     memory.
     """
@@ -90,7 +90,7 @@ class KeptPrefixes:
         self._since = now if self._due is None else self._since
         self._due = now + IDLE_SECONDS
 
-    def find(self, ids: Sequence[int], scope: str, disk_scope: str) -> Found | None:
+    def find(self, ids: Sequence[int], scope: str, disk_scope: str) -> PrefixMatch | None:
         """The state on disk that serves a prompt best, where using it is faster than reading the text. scope:
         of the engine's caches; disk_scope: on disk, "" for none.
         """
@@ -111,20 +111,20 @@ class KeptPrefixes:
         _, n, candidate = max(worth, key=lambda one: one[0])
         if not self._has_memory(candidate.n_bytes):
             return None
-        return Found(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
+        return PrefixMatch(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
 
-    def read(self, found: Found) -> StoredText | None:
+    def read(self, match: PrefixMatch) -> StoredText | None:
         """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
-        key = found.candidate.name, found.scope
+        key = match.candidate.name, match.scope
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
-            if not self._has_memory(found.candidate.n_bytes):  # others were read since it was found
+            if not self._has_memory(match.candidate.n_bytes):  # others were read since it was found
                 return None
-            others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
-            record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
+            others = {name for name in match.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
+            record = self.disk.read(match.candidate, match.candidate.parts.keys() - others)
             if record is None or WHOLE not in record.parts:
                 return None
-            text = _stored(record, found.scope, found.priority, record.parts.get(self._draft_part))
+            text = _stored(record, match.scope, match.priority, record.parts.get(self._draft_part))
             self._read[key] = text
         return text
 

@@ -89,7 +89,7 @@ def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
         n_layer=header.n_layer,
         host_bytes=plan.host,
         device_bytes=plan.device,
-        gpus=tuple(found for found in _devices() if found.gpu),
+        gpus=tuple(device for device in _devices() if device.gpu),
     )
 
 
@@ -106,13 +106,13 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
     offloaded = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]
-    present, found = gpus_present(), [d for d in devices() if d.gpu]
-    if present and all(d.remote for d in found):
+    present, gpus = gpus_present(), [d for d in devices() if d.gpu]
+    if present and all(d.remote for d in gpus):
         notes.append(
             f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
             f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
         )
-    elif offloaded and not found:
+    elif offloaded and not gpus:
         notes.append(
             f"this build of llama.cpp cannot use a GPU: {option('n_gpu_layers')} has no effect, "
             "all layers are on the CPU"
@@ -167,12 +167,12 @@ def features(system_info: str) -> dict[str, list[str]]:
     """The enabled features in a line like `CPU : AVX2 = 1 | FMA = 0 | CUDA : ARCHS = 890 |`, by backend; a
     value other than 1 is kept ("ARCHS=890").
     """
-    found: dict[str, list[str]] = {}
+    by_backend: dict[str, list[str]] = {}
     backend = ""
     for field in system_info.split("|"):
         *heads, setting = field.split(" : ")
         backend = heads[-1].strip() if heads else backend
         pair = re.fullmatch(r"\s*(\S+) = (.*?)\s*", setting)
         if pair and pair[2] not in ("0", ""):
-            found.setdefault(backend, []).append(pair[1] if pair[2] == "1" else f"{pair[1]}={pair[2]}")
-    return found
+            by_backend.setdefault(backend, []).append(pair[1] if pair[2] == "1" else f"{pair[1]}={pair[2]}")
+    return by_backend

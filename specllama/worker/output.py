@@ -74,8 +74,8 @@ class SequenceOutput:
         if not ids:
             return None
         lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
-        found = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
-        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in found]
+        positions = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
+        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in positions]
         stats = g.stats
         drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
         rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
@@ -88,13 +88,15 @@ class SequenceOutput:
         )
 
     def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
-        found = self.generation.rejected[:MAX_REJECTED]
-        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in found]
+        rejected = self.generation.rejected[:MAX_REJECTED]
+        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in rejected]
 
 
-def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs, length: int) -> protocol.PositionLogprobs:
-    top = [_candidate(model, i, logprob) for i, logprob in found.top]
-    return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top, length)
+def _logprobs(
+    model: LlamaModel, token: int, position: TokenLogprobs, length: int
+) -> protocol.PositionLogprobs:
+    top = [_candidate(model, i, logprob) for i, logprob in position.top]
+    return protocol.PositionLogprobs(_candidate(model, token, position.logprob), top, length)
 
 
 def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:

@@ -109,8 +109,8 @@ class ModelProfile:
         meanwhile; None where that was not decided yet.
         """
         if "exact_width" not in self._figures:
-            found = figures_of(self.store.read(self.key))
-            self._figures |= {name: found[name] for name in EXACT if name in found}
+            figures = figures_of(self.store.read(self.key))
+            self._figures |= {name: figures[name] for name in EXACT if name in figures}
         width, chunk = (self._figures.get(name) for name in EXACT)
         return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
 
@@ -233,13 +233,13 @@ class ModelProfile:
         self._changed = True
         self.flush()
 
-    def store_comparison(self, found: Calibration) -> None:
+    def store_comparison(self, calibration: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
-        if found.n_rows:
+        if calibration.n_rows:
             kept = ("t1", *EXACT)
             others = {name: self._figures[name] for name in kept if name in self._figures}
-            self._figures = merged({}, found) | others
-            self._compared, self._compare_left = length_class(found.reach), 0.0
+            self._figures = merged({}, calibration) | others
+            self._compared, self._compare_left = length_class(calibration.reach), 0.0
             self._changed = True
             self.flush()
 
@@ -247,9 +247,9 @@ class ModelProfile:
         """Store the times of the steps of the priced drafter of this name for a pair, which need not be the
         loaded one. Everything else that was learnt about that pair is kept.
         """
-        found = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
+        states = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
-        learnt.restore(next(found, None))
+        learnt.restore(next(states, None))
         learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
         if self.keep:
             self._write({"curves": {}, "pairs": [{"pair": dict(pair), "learnt": learnt.to_dict()}]})
@@ -291,5 +291,5 @@ class ModelProfile:
         plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | ours.get(
             "plain", {}
         )
-        found = {**figures_of(data), **ours, "plain": plain, "curves": curves, "pairs": pairs}
-        self.store.write(self.key, found)
+        record = {**figures_of(data), **ours, "plain": plain, "curves": curves, "pairs": pairs}
+        self.store.write(self.key, record)

@@ -35,24 +35,24 @@ def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The well-formed figures of a comparison; without the length of the text, or where widths are said to be
     both bit-equal and not, only t(1) and how exact texts are decoded by width.
     """
-    found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
-    whole = "reach" in found and found.get("alike", 0) < found.get("unlike", math.inf)
-    return found if whole else {name: x for name, x in found.items() if name in ("t1", *EXACT)}
+    figures = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+    whole = "reach" in figures and figures.get("alike", 0) < figures.get("unlike", math.inf)
+    return figures if whole else {name: x for name, x in figures.items() if name in ("t1", *EXACT)}
 
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of plain decodes by range of context lengths."""
-    found = data.get("plain")
-    stored: Mapping[Any, Any] = found if isinstance(found, Mapping) else {}
+    plain = data.get("plain")
+    stored: Mapping[Any, Any] = plain if isinstance(plain, Mapping) else {}
     seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
     return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
 
 
-def merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
+def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, float]:
     """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
-    now = {name: x for name, x in found.to_dict().items() if x is not None}
-    if not found.n_rows or "epsilon" not in before:
-        return {**before, **now} if found.n_rows else dict(before)
+    now = {name: x for name, x in calibration.to_dict().items() if x is not None}
+    if not calibration.n_rows or "epsilon" not in before:
+        return {**before, **now} if calibration.n_rows else dict(before)
     unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
     equal_up_to = [
         x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)
@@ -70,6 +70,6 @@ def merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
 
 def pairs_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The stored pairs that are well-formed."""
-    found = data.get("pairs")
-    shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
+    pairs = data.get("pairs")
+    shaped = (p for p in pairs if isinstance(p, dict)) if isinstance(pairs, list) else ()
     return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]

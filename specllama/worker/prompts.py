@@ -152,13 +152,13 @@ class Prompts:
             case protocol.TextInput(text):
                 return self._of_text(text)
             case protocol.MixedInput(parts):
-                found: list[int] = []
+                all_ids: list[int] = []
                 for i, part in enumerate(parts):
                     if isinstance(part, str):
-                        found += model.tokenize(part, model.adds_bos and i == 0, True)
+                        all_ids += model.tokenize(part, model.adds_bos and i == 0, True)
                     else:
-                        found += self._checked(part)
-                return found
+                        all_ids += self._checked(part)
+                return all_ids
             case protocol.Infill():
                 return infill_ids(model, prompt, self._n_ctx, self._n_batch)
             case protocol.ChatInput() as chat:

@@ -96,10 +96,10 @@ def prior_of(header: Header, store: RowTimeStore) -> RowPrior | None:
 
 
 def measured(
-    kinds: Sequence[str], n_threads: int, found: dict[str, list[float]], clock: Callable[[], float]
+    kinds: Sequence[str], n_threads: int, seconds: dict[str, list[float]], clock: Callable[[], float]
 ) -> Generator[None, None, None]:
     """Measure these types, in steps of some milliseconds; those that cannot be measured are left out of
-    `found`, as when other programs keep the machine busy. Raises ProductError.
+    `seconds`, as when other programs keep the machine busy. Raises ProductError.
     """
     with ExitStack() as stack:
         products = dict[str, Products]()
@@ -126,7 +126,7 @@ def measured(
                 for n in WIDTHS
             ]
             if median(singles) <= _BUSY * min(singles) and is_plausible(per_byte):
-                found[kind] = per_byte
+                seconds[kind] = per_byte
 
 
 class RowTimeMeasurer:

@@ -76,11 +76,11 @@ class BlockContext:
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
-        found: dict[int, DraftedBlock] = {}
+        blocks: dict[int, DraftedBlock] = {}
         seqs = list(last)
         for at in range(0, len(seqs), self._n_blocks):
-            found.update(self._draft({seq: last[seq] for seq in seqs[at : at + self._n_blocks]}))
-        return found
+            blocks.update(self._draft({seq: last[seq] for seq in seqs[at : at + self._n_blocks]}))
+        return blocks
 
     def _draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
         """The blocks of as many sequences as fit into a physical batch."""
