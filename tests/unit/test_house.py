@@ -23,12 +23,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters", "testing", "gguf",
-    "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models", "llama", "client",
-    "worker", "api", "bench", "server", "cli", "__main__",
+    "json_types", "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters",
+    "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
+    "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("errors", "wording", "clock", "python_command")
+BASICS = ("json_types", "errors", "wording", "clock", "python_command")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -40,6 +40,7 @@ LIGHT_CORE = (
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
+    "json_types": (),
     "wording": (),
     "clock": (),
     "python_command": (),

@@ -1,0 +1,8 @@
+"""The type of JSON objects whose keys nobody here knows: bodies before validation, schemas, tools' arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+JsonObject = dict[str, Any]
+"""A JSON object, as parsed or to be written. Objects with known keys are TypedDicts or models instead."""
