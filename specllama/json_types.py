@@ -1,4 +1,4 @@
-"""The type of JSON objects whose keys nobody here knows: bodies before validation, schemas, tools' arguments."""
+"""The type of JSON objects whose keys are not known here: unchecked bodies, schemas, arguments of tools."""
 
 from __future__ import annotations
 
