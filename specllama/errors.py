@@ -32,6 +32,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+from specllama.json_types import JsonObject
+
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
 Spelling = Callable[[str, str | None], str]
@@ -125,14 +127,14 @@ class SpecllamaError(Exception):
         """The same error with a prefix to its message, such as file and line, or the number of the prompt."""
         return self._changed(prefix + self._message, self._hint)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The error as plain data, to be sent from the engine process to its client."""
-        data: dict[str, Any] = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
+        data: JsonObject = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
         more = {"option": self.option, "details": self.details}
         return data | {name: value for name, value in more.items() if value}
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> SpecllamaError:
+    def from_dict(data: JsonObject) -> SpecllamaError:
         """The inverse of `to_dict`; an unknown kind becomes the base class."""
         kind = _by_name().get(str(data.get("kind")), SpecllamaError)
         error = kind(data["message"], data.get("hint", ""), data.get("details"))

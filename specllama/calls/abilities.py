@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specllama.calls.format import CallFormat, TemplateData
-from specllama.calls.history import Messages
+from specllama.calls.history import Message, Messages
 from specllama.calls.tools import Tool, Tools
 from specllama.calls.turns import REFUSED, accepted, settled
 from specllama.errors import SpecllamaError, TemplateError
@@ -24,9 +24,9 @@ _TOOL = Tool(
         "required": ["word"],
     },
 )
-_USER: dict[str, Any] = {"role": "user", "content": "Hello."}
+_USER: Message = {"role": "user", "content": "Hello."}
 _CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _NAME, "arguments": {"word": _VALUE}}}
-_TURNS: list[dict[str, Any]] = [
+_TURNS: Messages = [
     _USER,
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": _NAME, "content": "An animal."},
@@ -62,13 +62,13 @@ class Abilities:
 def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilities:
     """What a template shows in a model's call format. render: renders it, or raises SpecllamaError."""
 
-    def written(messages: list[dict[str, Any]], more: Mapping[str, Any]) -> str:
+    def written(messages: Messages, more: Mapping[str, Any]) -> str:
         try:
             return render(TemplateData(messages, dict(more)))
         except SpecllamaError:
             return ""
 
-    def shows(messages: list[dict[str, Any]], tools: Tools | None, *texts: str) -> bool:
+    def shows(messages: Messages, tools: Tools | None, *texts: str) -> bool:
         try:
             rendered = render(form.template_input(messages, tools, True))
         except SpecllamaError:
@@ -87,7 +87,7 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
     )
 
 
-def _thought(written: Callable[[list[dict[str, Any]], Mapping[str, Any]], str]) -> tuple[str, str] | None:
+def _thought(written: Callable[[Messages, Mapping[str, Any]], str]) -> tuple[str, str] | None:
     """What stands around the reasoning of an answer, from the end of the prompt to the answer's text."""
     answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     whole = written([_USER, answer], {"add_generation_prompt": False})

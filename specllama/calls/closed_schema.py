@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specllama.calls.tools import Tools
+from specllama.calls.tools import Schema, Tools
 
 _IN_PLACE = ("anyOf", "oneOf", "allOf")  # lists of schemas for the same value
 _ONE_IN_PLACE = ("if", "then", "else", "not")
@@ -120,7 +120,7 @@ class _Closer:
                     yield ref
                 todo += [*_parts(schema), _target(self._root, schema)]
 
-    def _merged(self, schema: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
+    def _merged(self, schema: Mapping[str, Any], depth: int = 0) -> Schema | None:
         """An object that is described by `allOf` alone as one schema; None for others."""
         target = _target(self._root, schema)
         if isinstance(target, Mapping) and set(schema) <= {"$ref"} | _WORDS and depth:
@@ -139,7 +139,7 @@ def _names_own(schema: Mapping[str, Any]) -> bool:
     return isinstance(schema.get("properties"), Mapping)
 
 
-def _with_required(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _with_required(schema: Mapping[str, Any]) -> dict[str, Schema]:
     """The properties of an object, with those that it requires and does not describe."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
@@ -147,9 +147,9 @@ def _with_required(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema["properties"], **{name: {} for name in missing}}
 
 
-def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any] | None:
+def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Schema | None:
     """One object with the properties of all; None where they contradict each other."""
-    properties: dict[str, Any] = {}
+    properties: dict[str, Schema] = {}
     required: list[Any] = []
     for part in (*parts, own):
         for name, schema in (part.get("properties") or {}).items():

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.calls.history import in_call_order
+from specllama.calls.history import Message, Messages, in_call_order
 from specllama.calls.schema_form import fault, without_nulls
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_NAME = 128
 _NAME = re.compile(rf"[\w.:/@-]{{1,{MAX_NAME}}}")
@@ -84,14 +85,14 @@ def tools(
     return Tools(defined, mode, tuple(wanted), parallel) if defined else None
 
 
-def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """A copy of messages in which the arguments of calls are objects, and results have the order of their
     calls. Raises UsageError for arguments that are neither a JSON object nor the beginning of one.
     """
     return in_call_order([_message(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
-def cut_off_arguments(text: str) -> dict[str, Any] | None:
+def cut_off_arguments(text: str) -> JsonObject | None:
     """What a text that is the beginning of a JSON object has of it, as of a call that was cut off; the end of
     its last text is where the text ends. None for any other text, complete objects included.
     """
@@ -127,7 +128,7 @@ def _tool(given: Any, i: int) -> Tool:
     )
 
 
-def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], field: str) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
@@ -139,7 +140,7 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     }
 
 
-def _call(call: Any, field: str) -> dict[str, Any]:
+def _call(call: Any, field: str) -> JsonObject:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f'{field} must be {{"id": …, "function": {{"name": …, "arguments": …}}}}')

@@ -6,12 +6,17 @@ import hashlib
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from specllama.calls.tools import Tool, Tools
+from specllama.calls.tools import Schema, Tool, Tools
+from specllama.json_types import JsonObject
 from specllama.text.reasoning import OPENING, ReasoningSplitter
 
-Messages = list[dict[str, Any]]
+Message = JsonObject
+"""A turn in the form of the OpenAI API: `role`, `content`, `reasoning_content`, `tool_calls` with arguments
+as objects, and of a result `name` and `tool_call_id`; further keys go to the template.
+"""
+Messages = list[Message]
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
 _ALPHANUMERICS = string.digits + string.ascii_letters
 _SYSTEM = """# Tools
@@ -26,19 +31,38 @@ To call functions, write nothing but their calls, with the name and the argument
 _EXAMPLE = ("function-name", {"argument-name": "value"})
 
 
+class FunctionDefinition(TypedDict):
+    """A function as templates show it. parameters: a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Schema
+
+
+class ToolDefinition(TypedDict):
+    """A tool as templates show it."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
 def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """Copies of the messages, without empty lists of calls: templates ask whether the key is there."""
     return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
 
 
-def function(tool: Tool) -> dict[str, Any]:
+def function(tool: Tool) -> ToolDefinition:
     """A tool as templates show it."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    shown = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": shown}
+    function: FunctionDefinition = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
 
 
-def functions(tools: Tools | None) -> dict[str, Any]:
+def functions(tools: Tools | None) -> dict[str, list[ToolDefinition]]:
     """The variables of a template that shows tools; SmolLM3's has another name for them."""
     shown = [function(tool) for tool in tools.tools] if tools is not None else []
     return {"tools": shown, "xml_tools": shown} if shown else {}
@@ -143,7 +167,7 @@ def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages
     return rewritten
 
 
-def in_call_order(messages: Sequence[dict[str, Any]]) -> Messages:
+def in_call_order(messages: Sequence[Message]) -> Messages:
     """The messages, with the results right after the answers whose calls they belong to, in the order of the
     calls, and with the names of their tools. Many templates show neither ids nor names, and clients send
     results in the order in which they arrived.

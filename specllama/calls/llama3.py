@@ -15,7 +15,7 @@ from typing import Any
 from specllama.calls import schema as schemas
 from specllama.calls.frame import Frame, FrameReader
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import one_call_each
+from specllama.calls.history import Messages, one_call_each
 from specllama.calls.lark import Lark, literal
 from specllama.calls.literal_syntax import PYTHON
 from specllama.calls.literals import LiteralArguments
@@ -66,7 +66,7 @@ class Llama3(FramedFormat):
     frame = Frame(open='{"name": "', mid='", "parameters": ', sep='}; {"name": "', close="}")
     parallel = False
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return one_call_each(messages)
 
     def optional(self, lark: Lark, tools: Tools, call: str, rest: str, text: str) -> str:

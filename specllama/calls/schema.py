@@ -13,15 +13,15 @@ from typing import Any
 
 from specllama.calls.schema_check import checked, constraints, is_plain, reduced
 from specllama.calls.schema_types import MAX_DEPTH
-from specllama.calls.tools import Tool, Tools
+from specllama.calls.tools import Schema, Tool, Tools
 from specllama.errors import Note, UsageError, warning
 from specllama.text.json_shape import json_shape
 from specllama.text.schema_length import MAX_LENGTH, forces_too_much
 
 MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_OBJECT: Schema = {"type": "object"}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def notes(tools: Tools) -> list[Note]:
     ]
 
 
-def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
+def _bounded(tool: Tool) -> tuple[Schema, str, int, str]:
     """(A tool's schema; as text; its objects and lists; "") or, where it is too large, nothing and why."""
     deepest, n_parts = json_shape(tool.parameters)
     if deepest > MAX_DEPTH:
@@ -84,7 +84,7 @@ def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
     return schema, text, json_shape(schema)[1], ""
 
 
-def _usable(tool: Tool, schema: dict[str, Any], text: str) -> Arguments:
+def _usable(tool: Tool, schema: Schema, text: str) -> Arguments:
     problem, usable = ("", True) if is_plain(schema) else checked(text)
     if not usable and not tool.strict:
         smaller, problems = reduced(schema)

@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from specllama.calls.tools import Schema
+
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-JSON_STYLE: dict[str, Any] = {
+JSON_STYLE: dict[str, bool | str] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -40,9 +42,9 @@ def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
     return "%json " + json.dumps({**schema, STYLE: JSON_STYLE | {"lenient": lenient} | dict(own or {})})
 
 
-def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
+def constraints(schema: Mapping[str, Any]) -> Schema:
     """A copy of a schema without what constrains nothing, such as descriptions."""
-    kept: dict[str, Any] = {}
+    kept: Schema = {}
     for keyword, value in schema.items():
         if keyword in _NO_CONSTRAINT:
             continue
@@ -59,7 +61,7 @@ def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def reduced(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def reduced(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     """(A copy of a schema without patterns and formats that llguidance does not support, what they are)."""
     problems: dict[str, None] = {}
 
@@ -74,7 +76,7 @@ def reduced(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             return [copy(one) for one in value]
         if not isinstance(value, Mapping):
             return value
-        result_schema: dict[str, Any] = {}
+        result_schema: Schema = {}
         for keyword, inner in value.items():
             if keyword in ("format", "pattern") and not usable(keyword, inner):
                 continue

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from specllama.calls.tools import Schema
+
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ONE = ("additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")  # a schema
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # a list of schemas
@@ -40,7 +42,7 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
     """
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema
-    kept: dict[str, Any] = {}
+    kept: Schema = {}
     for keyword, value in schema.items():
         if value is None and keyword not in _NULL_IS_DATA:
             continue

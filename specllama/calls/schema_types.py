@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.tools import Schema
+
 MAX_DEPTH = 32  # levels of a schema
 
 
@@ -87,11 +89,11 @@ def parameters(schema: Mapping[str, Any]) -> Parameters:
         open_ended = schema.get("additionalProperties") is not False
         return Parameters({name: {} for name in sorted(names)}, names, open_ended)
     more = not properties and schema.get("additionalProperties") is not False
-    unknown: dict[str, Any] = {name: {} for name in sorted(names - set(properties))}
+    unknown: dict[str, Schema] = {name: {} for name in sorted(names - set(properties))}
     return Parameters({**properties, **unknown}, names, more)
 
 
-def embedded(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+def embedded(schema: Any, root: Mapping[str, Any]) -> Schema:
     """A part of a schema as one of its own, with the definitions it may refer to."""
     node = dict(schema) if isinstance(schema, Mapping) else {}
     if "$ref" in json.dumps(node):

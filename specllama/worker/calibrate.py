@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +65,7 @@ class Calibration:
         limit = self.unlike or max(WIDTHS) + 1
         return max((w for w in self.widths if w < limit), default=0)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float | None]:
         """The figures under their store keys; None for those that were not measured."""
         figures = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
         return figures | {"alike": self.equal_up_to, "unlike": self.unlike, "reach": self.reach}

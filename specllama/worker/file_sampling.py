@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from specllama.core.sampling.params import PARAMETERS, STEP_NAMES, STEPS, with_steps
 from specllama.errors import Note
@@ -26,7 +25,7 @@ _LETTERS: Mapping[str, str] = {
 _NO_EFFECT = ("dry", "topnsigma", "typp", "typ", "xtc")  # at llama.cpp's defaults
 
 
-def sampling_defaults(metadata: Metadata) -> dict[str, Any]:
+def sampling_defaults(metadata: Metadata) -> Mapping[str, object]:
     """The parameters that a file sets. metadata: from a key to its value as text, None if it is not there."""
     defaults = {name: value for name in _KEYS if (value := _value(metadata, name)) is not None}
     letters, _ = _steps(metadata)
@@ -56,7 +55,7 @@ def sampling_notes(metadata: Metadata) -> list[Note]:
     return [Note(f"of the sampling settings in the model's file these are left out: {'; '.join(left_out)}")]
 
 
-def _value(metadata: Metadata, name: str) -> Any:
+def _value(metadata: Metadata, name: str) -> float | None:
     """The value of a parameter, None if there is none that can be used."""
     text, parameter = metadata(_PREFIX + _KEYS[name]), PARAMETERS[name]
     match = (_INTEGER if parameter.kind is int else _NUMBER).match(text or "")

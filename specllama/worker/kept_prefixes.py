@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from specllama.clock import sleep
+from specllama.core.interfaces import Saved
 from specllama.core.prefix.boundaries import KINDS
 from specllama.core.prefix.finder import MIN_SHARED
 from specllama.core.prefix.slot import Slot
@@ -221,7 +222,9 @@ def draft_part(key: str) -> str:
     return f"{_DRAFT} {key}" if key else ""
 
 
-def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_name: str) -> dict[str, Any]:
+def text_parts(
+    saved: Saved, partials: Sequence[PartialState], draft: Saved | None, draft_name: str
+) -> dict[str, Saved]:
     """The parts of the record of a text: its cache, the draft model's, and the partial states worth most.
     draft: None for none. draft_name: see `draft_part`.
     """

@@ -17,7 +17,7 @@ from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.branches import why_no_branches
 from specllama.llama.devices import devices
-from specllama.llama.library import KERNELS, build_info
+from specllama.llama.library import KERNELS, build_info, system_info
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
@@ -153,10 +153,8 @@ def _small_draft_context(loaded: Loaded) -> list[Note]:
 
 def inspect_build(store: Store) -> BuildInfo:
     """The version, features and devices of this build of llama.cpp. store: of the calibrations."""
-    build = build_info()
-    enabled = features(build.pop("system_info"))
     products = tuple(RowTimeStore(store, physical_cores()).read())
-    return BuildInfo(**build, features=enabled, devices=_devices(), products=products)
+    return BuildInfo(**build_info(), features=features(system_info()), devices=_devices(), products=products)
 
 
 def _devices() -> tuple[DeviceInfo, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -45,7 +44,7 @@ from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus,
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.prefix_key import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import pair_key, target_key
+from specllama.worker.profile_keys import PairKey, pair_key, target_key
 from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
 from specllama.worker.rpc.attach import attach
 from specllama.worker.warm_up import warm_up_drafts, warm_up_target
@@ -237,9 +236,7 @@ def _planned(
                 raise
 
 
-def _pair_key(
-    draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]
-) -> dict[str, Any]:
+def _pair_key(draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]) -> PairKey:
     if draft is not None:
         return pair_key(draft.key, drafters, head.head if head is not None else None)
     return pair_key(head.key if head is not None else None, drafters)

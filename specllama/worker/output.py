@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
 
+from specllama.calls.history import Messages
 from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
@@ -31,7 +31,7 @@ class SequenceOutput:
     id: int
     generation: Generation
     writer: TokenWriter
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     n_sent: int = 0
     n_drafted: int = 0
     n_accept: int = 0

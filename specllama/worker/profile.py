@@ -22,7 +22,16 @@ from specllama.core.policy.planner import Planner
 from specllama.core.policy.row_prior import RowPrior
 from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
-from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
+from specllama.worker.profile_data import (
+    EXACT,
+    ProfileSnapshot,
+    StoredPair,
+    figures_of,
+    length_class,
+    merged,
+    pairs_of,
+    plain_times,
+)
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
@@ -252,7 +261,7 @@ class ModelProfile:
         learnt.restore(next(states, None))
         learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
         if self.keep:
-            self._write({"curves": {}, "pairs": [{"pair": dict(pair), "learnt": learnt.to_dict()}]})
+            self._write(ProfileSnapshot({}, {}, {}, [{"pair": dict(pair), "learnt": learnt.to_dict()}]))
 
     # Storing
 
@@ -274,22 +283,21 @@ class ModelProfile:
             self._changed, self._written = False, self.clock()
             self._write(self._snapshot())
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self) -> ProfileSnapshot:
         """A copy of what this process has measured and learnt, which a thread can write during decodes."""
         learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
-        pairs = [{"pair": self.pair, "learnt": one} for one in learnt]
+        pairs: list[StoredPair] = [{"pair": self.pair, "learnt": one} for one in learnt]
         plain = {str(bucket): seconds for bucket, seconds in self._plain.items()}
-        return {**self._figures, "plain": plain, "curves": self.curves.to_dict(used=True), "pairs": pairs}
+        return ProfileSnapshot(dict(self._figures), plain, self.curves.to_dict(used=True), pairs)
 
-    def _write(self, ours: Mapping[str, Any]) -> None:
+    def _write(self, ours: ProfileSnapshot) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
         data = self.store.read(self.key)
-        curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours["curves"]
-        our_pairs = [p["pair"] for p in ours["pairs"]]
+        curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours.curves
+        our_pairs = [p["pair"] for p in ours.pairs]
         others = [p for p in pairs_of(data) if p["pair"] not in our_pairs]
-        pairs = [*others, *ours["pairs"]][-_MAX_PAIRS:]
-        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | ours.get(
-            "plain", {}
-        )
-        record = {**figures_of(data), **ours, "plain": plain, "curves": curves, "pairs": pairs}
+        pairs = [*others, *ours.pairs][-_MAX_PAIRS:]
+        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()}
+        plain |= ours.plain
+        record = {**figures_of(data), **ours.figures, "plain": plain, "curves": curves, "pairs": pairs}
         self.store.write(self.key, record)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
 
 from specllama.core.policy.config import DEFAULT, is_number
+from specllama.json_types import JsonObject
 from specllama.worker.calibrate import Calibration
 
 _FIGURES = {  # of a comparison, by store key, with their ranges
@@ -68,8 +70,31 @@ def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, f
     }
 
 
-def pairs_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+class StoredPair(TypedDict):
+    """What was learnt about a pair. pair: its key (profile_keys.PairKey). learnt: of `PairState.to_dict`."""
+
+    pair: Mapping[str, Any]
+    learnt: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSnapshot:
+    """What is merged with the stored profile: figures, seconds of plain decodes and curves by range of
+    context lengths, and pairs.
+    """
+
+    figures: Mapping[str, float]
+    plain: Mapping[str, float]
+    curves: JsonObject
+    pairs: list[StoredPair]
+
+
+def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:
     """The stored pairs that are well-formed."""
     pairs = data.get("pairs")
     shaped = (p for p in pairs if isinstance(p, dict)) if isinstance(pairs, list) else ()
-    return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]
+    return [
+        cast(StoredPair, p)
+        for p in shaped
+        if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)
+    ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.history import Message
 from specllama.clock import running_time
 from specllama.core.prefix.boundaries import GAP, Boundary, Kind
 from specllama.errors import SpecllamaError
@@ -78,7 +79,7 @@ def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
         users = users[: (len(users) - 1) * (_MAX_USERS - 1) // _MAX_USERS]
 
 
-def _changed(message: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(message: Mapping[str, Any]) -> Message:
     """A message of this role with another text from its first character on."""
     content = message.get("content")
     if isinstance(content, list):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
 from specllama.clock import running_time
 from specllama.config.store import Store
@@ -46,6 +46,17 @@ _LEAST_MEMORY = 1 << 30  # bytes that must be free
 _BUSY = 1.5  # times its shortest time: with a longer median, other programs were running
 
 
+class RowTimeKey(TypedDict):
+    """All that the times depend on."""
+
+    version: int
+    widths: list[int]
+    compiled: str
+    processors: list[str]
+    cores: int
+    threads: int
+
+
 class RowTimeStore:
     """The stored times of a number of threads on this machine, with this build of llama.cpp and its kernels.
 
@@ -56,11 +67,17 @@ class RowTimeStore:
         self._store, self.n_threads = Store(store.root / "products"), n_threads
 
     @property
-    def key(self) -> dict[str, Any]:
-        """All that the times depend on."""
+    def key(self) -> RowTimeKey:
+        """The key under which they are stored."""
         processors = [d.description for d in devices() if not d.gpu and not d.remote]
-        machine = {"processors": processors, "cores": physical_cores(), "threads": self.n_threads}
-        return {"version": _VERSION, "widths": list(WIDTHS), "compiled": compiled(), **machine}
+        return {
+            "version": _VERSION,
+            "widths": list(WIDTHS),
+            "compiled": compiled(),
+            "processors": processors,
+            "cores": physical_cores(),
+            "threads": self.n_threads,
+        }
 
     def read(self) -> dict[str, list[float]]:
         """By type, for each of WIDTHS: seconds per byte of weights."""
