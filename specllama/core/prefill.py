@@ -61,7 +61,7 @@ class Prefiller:
             generation.first_token = self.scheduler.clock()
             generation.stats.ttft_seconds = generation.first_token - generation.submitted
         request, history, policy = generation.request, generation.history, self.scheduler.policy
-        scopes = request.memory_scope, request.cache_scope
+        scopes = request.history_scope, request.cache_scope
         policy.start(generation.seq_id, history, generation.sampler, request.mask, *scopes)
 
     def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:

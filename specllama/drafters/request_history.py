@@ -1,4 +1,5 @@
-"""The drafter `memory`: copies from the outputs of earlier requests of the same scope.
+"""The request history, and the drafter `memory`, which copies from the outputs of earlier requests of the
+same scope.
 
 Extraction, classification and agent loops write similar texts in every request (SuffixDecoding, Oliaro et al.
 2024, arXiv 2411.04975). The texts of a scope are in a ring (ring.py); how a text follows one of them, edits
@@ -10,20 +11,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Mask, Proposal, Sampler
-from specllama.drafters import MEMORY, DrafterInputs, RegisteredDrafter
+from specllama.drafters import HISTORY, DrafterInputs, RegisteredDrafter
 from specllama.drafters.copy import CopiedText, proposals_of
-from specllama.drafters.ngram_index import MAX_COMPARED
-from specllama.drafters.ring import RequestHistory, Ring, RingIndex
+from specllama.drafters.ngram_index import MAX_COMPARED, N_GRAM
+from specllama.drafters.ring import RING_BITS, Ring, RingIndex
 
+MAX_SCOPES = 32  # most recently used scopes whose rings are kept: 384 MiB at most
+N_CONTEXT = N_GRAM - 1  # ids before a text that are kept with it, so that a match can end at its first token
 INDEXED_AT_START, INDEXED_PER_ROUND = 8192, 512  # most tokens indexed at the start and per round
 
 
-class MemoryDrafter(RegisteredDrafter):
+class RequestHistory:
+    """Outputs of earlier requests, by scope. bits: a ring holds 2**bits tokens. max_scopes: rings kept."""
+
+    def __init__(self, bits: int = RING_BITS, max_scopes: int = MAX_SCOPES) -> None:
+        self.bits, self.max_scopes = bits, max_scopes
+        self._rings: dict[str, Ring] = {}  # the most recently used one last
+
+    def ring(self, scope: str) -> Ring:
+        """The ring of this scope; a new one replaces the least recently used."""
+        ring = self._rings.pop(scope, None)
+        if ring is None:
+            ring = Ring(self.bits)
+        self._rings[scope] = ring
+        if len(self._rings) > self.max_scopes:
+            del self._rings[next(iter(self._rings))]
+        return ring
+
+    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
+        """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds."""
+        if len(history) > n_prompt:
+            self.ring(scope).add(history[max(0, n_prompt - N_CONTEXT) :])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory, pending texts not included."""
+        return sum(ring.n_bytes for ring in self._rings.values())
+
+
+class HistoryDrafter(RegisteredDrafter):
     """Drafts from a request history, for all sequences; see the module. It adds no texts: whoever ends a
     request calls `RequestHistory.keep`.
     """
 
-    entry = MEMORY
+    entry = HISTORY
 
     def __init__(self, history: RequestHistory) -> None:
         self.history = history
@@ -81,6 +112,6 @@ class MemoryDrafter(RegisteredDrafter):
         self._scopes.pop(seq_id, None)
 
 
-def make(inputs: DrafterInputs) -> MemoryDrafter | None:
+def make(inputs: DrafterInputs) -> HistoryDrafter | None:
     """The drafter, None where no texts are kept."""
-    return None if inputs.history is None else MemoryDrafter(inputs.history)
+    return None if inputs.history is None else HistoryDrafter(inputs.history)

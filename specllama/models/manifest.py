@@ -116,9 +116,9 @@ def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, M
                 continue
             if (other.where, other.default) != (entry.where, entry.default):
                 alias = () if name == entry.name else ("aliases",)
-                place = project.toml.where("models", entry.name, *alias)
+                location = project.toml.where("models", entry.name, *alias)
                 raise ConfigError(
-                    f"{place}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
+                    f"{location}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
                     f"use another name, or put the entry into {user}",
                 )
             same = same or entries[other.name]

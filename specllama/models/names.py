@@ -21,7 +21,7 @@ _REPO = re.compile(rf"{_PART}/{_PART}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+-]*(?:/[A-Za-z0-9_][\w.+-]*)*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
 _SHAPE = re.compile(r"([^/@:]+/[^/@:]+?)(?:@([^:]*))?(?::(.*))?", re.DOTALL)
-_PLACES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
+_PAGES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
 _HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
 _FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revision"
 
@@ -122,9 +122,9 @@ def _of_address(text: str, path: str) -> RepoName:
         parsed = parse_repo(f"hf:{user}/{name}")
         assert parsed is not None
         return parsed
-    place, _, rest = rest.partition("/")
+    page, _, rest = rest.partition("/")
     revision, _, file = unquote(rest).partition("/")
-    if place not in _PLACES or not revision or (file and not file.lower().endswith(".gguf")):
+    if page not in _PAGES or not revision or (file and not file.lower().endswith(".gguf")):
         raise UsageError(f"{shown(text)} is not the address of a model on the hub", f"write {_FORM}")
     return RepoName(f"{user}/{name}", file, revision)
 

@@ -230,7 +230,7 @@ class RequestIntake:
                 mask=self._mask(accepted, made),
                 forced=prompt.forced,
                 owner=message.owner,
-                memory_scope=message.owner if message.memory else None,
+                history_scope=message.owner if message.memory else None,
                 cache_scope=cache_scope(message),
                 speculate=message.speculate,
                 draft_max=message.draft_max,

@@ -48,7 +48,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
-        memory=loaded.memory is not None,
+        memory=loaded.history is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
         notes=(

@@ -17,7 +17,7 @@ from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDraf
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import Header
@@ -59,7 +59,7 @@ class Loaded:
 
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
-    the target. memory: the output of earlier requests, None if it is not kept.
+    the target. history: the output of earlier requests, None if it is not kept.
     prefix_key, draft_prefix_key: of their prefix states on disk, "" for none. row_times: of this machine with
     the threads of the context, None where those of a model say nothing.
     """
@@ -76,7 +76,7 @@ class Loaded:
     verdicts: tuple[PairVerdict | HeadVerdict, ...] = ()
     draft: LoadedDraft | None = None
     head: LoadedHead | None = None
-    memory: RequestHistory | None = None
+    history: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
     row_times: RowTimeStore | None = None
@@ -152,10 +152,10 @@ def load(
         draft_files = _model_files(settings, checked.model, settings.draft)
         draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
         problems.append(problem)
-    memory = RequestHistory() if settings.memory else None
-    drafters = _drafters(settings, model, draft, head, memory)
+    history = RequestHistory() if settings.memory else None
+    drafters = _drafters(settings, model, draft, head, history)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
-        memory = None
+        history = None
     clock = running_time
     key = target_key(header, fitted, context)
     pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
@@ -178,7 +178,7 @@ def load(
         checked.verdicts,
         draft,
         head,
-        memory,
+        history,
         running_time() - started,
         prefix_key(header, context, files, settings),
         row_times,
@@ -247,7 +247,7 @@ def _drafters(
     model: LlamaModel,
     draft: LoadedDraft | None,
     head: LoadedHead | None,
-    memory: RequestHistory | None,
+    history: RequestHistory | None,
 ) -> list[Drafter]:
     """The drafters that the settings name, without those that cannot be used."""
     if settings.draft_max == 0:
@@ -260,7 +260,7 @@ def _drafters(
         translation=draft.translation if draft is not None else None,
         head=head.drafting if head is not None else None,
         confident=confident,
-        history=memory,
+        history=history,
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:

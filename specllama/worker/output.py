@@ -23,7 +23,7 @@ class SequenceOutput:
 
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds,
     decode_seconds: totals at the last message. progress: whether all of the prefill is reported. n_prefilled:
-    as last reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end
+    as last reported, -1 before. queue_position: as last reported, 0 before. show_prompt: whether the end
     shows the prompt's text. show_rejected: whether rejected draft tokens are shown. prefix: the beginning of
     the text that is part of the prompt.
     """
@@ -42,17 +42,17 @@ class SequenceOutput:
     show_rejected: bool = False
     n_prefilled: int = -1
     prefix: str = ""
-    place: int = 0
+    queue_position: int = 0
 
     def queue_report(self, waiting: Sequence[Generation]) -> protocol.Queued | None:
-        """Its place among those that wait for a slot, where that was not reported before."""
+        """Its position among those that wait for a slot, where that was not reported before."""
         if not self.progress:
             return None
-        place = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
-        if place in (0, self.place):
+        position = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
+        if position in (0, self.queue_position):
             return None
-        self.place = place
-        return protocol.Queued(self.id, self.generation.n_prompt, place)
+        self.queue_position = position
+        return protocol.Queued(self.id, self.generation.n_prompt, position)
 
     def prefill_reports(self) -> list[protocol.Prefilled]:
         """What has not been reported of the prefill, the part that was cached first."""

@@ -149,9 +149,9 @@ class HeadContext:
         outputs = [i for i, row in enumerate(rows) if row.output]
         # An EAGLE-3 graph computes all rows and returns the first ones, whichever have an output.
         every = self._encodes and bool(outputs)
-        places = [(row.pos, row.seq_id, row.output or every) for row in rows]
+        row_specs = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
-        batch = EmbeddingBatch(self._limits, places, [row.token for row in rows], hidden)
+        batch = EmbeddingBatch(self._limits, row_specs, [row.token for row in rows], hidden)
         result = llama.llama_decode(self.handle, batch.batch)
         if result == 1:
             raise NoRoomError

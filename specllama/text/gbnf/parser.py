@@ -199,13 +199,15 @@ class _Parser:
         text = self._text[start : self._at]
         known = self._token_id(text)
         if known is None:
-            raise _refused(f"{text[:60]} is not one token of this model's vocabulary ({self._place(start)})")
+            raise _refused(
+                f"{text[:60]} is not one token of this model's vocabulary ({self._position(start)})"
+            )
         return TokenRef(known, negated)
 
     def _group(self) -> Alternatives:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _refused(f"groups are nested deeper than {MAX_DEPTH} levels ({self._place(self._at)})")
+            raise _refused(f"groups are nested deeper than {MAX_DEPTH} levels ({self._position(self._at)})")
         self._at += 1
         self._n_made += 1
         self._space(newlines=True)
@@ -234,11 +236,11 @@ class _Parser:
             self._expected("a comma or a closing brace")
         self._space(nested)
         if least > MAX_REPETITION:
-            raise _refused(f"more than {MAX_REPETITION} repetitions ({self._place(start)})")
+            raise _refused(f"more than {MAX_REPETITION} repetitions ({self._position(start)})")
         if unbounded or most > MAX_REPETITION:
             return least, None
         if most < least:
-            raise _refused(f"a repetition of at least {least} and at most {most} ({self._place(start)})")
+            raise _refused(f"a repetition of at least {least} and at most {most} ({self._position(start)})")
         return least, most
 
     def _limited(self, n_rules: int, least: int, most: int | None) -> int:
@@ -246,7 +248,7 @@ class _Parser:
         n_rules *= most or least or 1
         if n_rules > MAX_REPETITION:
             raise _refused(
-                f"nested repetitions make more than {MAX_REPETITION} rules ({self._place(self._at)})"
+                f"nested repetitions make more than {MAX_REPETITION} rules ({self._position(self._at)})"
             )
         self._n_made += 1 if most is None else most - least
         return n_rules
@@ -288,8 +290,8 @@ class _Parser:
         return matches
 
     def _expected(self, what: str) -> NoReturn:
-        raise _refused(f"expected {what} ({self._place(self._at)})")
+        raise _refused(f"expected {what} ({self._position(self._at)})")
 
-    def _place(self, at: int) -> str:
+    def _position(self, at: int) -> str:
         line = self._text.count("\n", 0, at) + 1
         return f"line {line}, column {at - self._text.rfind(chr(10), 0, at)}"

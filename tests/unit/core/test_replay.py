@@ -18,8 +18,7 @@ from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import CATCH_UP, Replay, undisturbed
 from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import HistoryDrafter, RequestHistory
 from specllama.testing import TableContext
 from tests.support.machines import MACHINES
 
@@ -249,7 +248,7 @@ def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1
         replay = Replay(
             lambda drafters, clock: Planner(drafters, clock, known(points)),
             curve(points), None, CopyDrafter,
-            others=[MemoryDrafter(memory)] if enabled else [],
+            others=[HistoryDrafter(memory)] if enabled else [],
             ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
         )  # fmt: skip
         took.append(replay.replay(traces, n_slots).seconds)
