@@ -41,10 +41,10 @@ def own(piece: bytes) -> int:
 
 
 def spell(*pieces: bytes, probability: float = 0.5) -> Spelling:
-    found = Spelling(BETWEEN, {0})
+    spelling = Spelling(BETWEEN, {0})
     for piece in pieces:
-        found.add(own(piece), probability)
-    return found
+        spelling.add(own(piece), probability)
+    return spelling
 
 
 def drafter_of(rows=None, n_ctx: int = 512, n_slots: int = 1, memory: Memory = "full") -> ForeignDrafter:
@@ -76,7 +76,7 @@ def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "found", "pending"),
+    ("pieces", "certain", "pending"),
     [
         ((b"abcd",), [b"abc"], [b"d"]),
         ((b"abcd", b"e", b"f"), [b"abc", b"def"], []),
@@ -85,9 +85,9 @@ def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
         ((b"f", b"g"), [b"fg"], []),
     ],
 )
-def test_other_text_is_tokenised_as_the_target_does_up_to_what_may_grow(pieces, found, pending) -> None:
+def test_other_text_is_tokenised_as_the_target_does_up_to_what_may_grow(pieces, certain, pending) -> None:
     spelling = spell(*pieces)
-    assert [TARGET[token] for token in spelling.tokens] == found
+    assert [TARGET[token] for token in spelling.tokens] == certain
     assert [TARGET[token] for token in spelling.pending] == pending
 
 
