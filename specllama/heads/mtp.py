@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP): blocks behind those of a model, in its own file or in one without the others.
+"""Multi-token prediction (MTP): blocks after those of a model, in its own file or in one without the others.
 
 Sources: the loaders and the `graph_mtp` of llama.cpp's src/models.
 """

@@ -153,7 +153,7 @@ class RowTimeMeasurer:
         self._store, self._clock = store, clock
         self._left = store.missing if available_memory() >= _LEAST_MEMORY else []
         self._steps: Generator[None, None, None] | None = None
-        self._found = dict[str, list[float]]()
+        self._seconds = dict[str, list[float]]()
 
     @property
     def done(self) -> bool:
@@ -171,15 +171,15 @@ class RowTimeMeasurer:
         end = self._clock() + seconds
         while self._left and self._clock() < end:
             if self._steps is None:
-                self._found = {}
-                self._steps = measured(self._left[0], self._store.n_threads, self._found, self._clock)
+                self._seconds = {}
+                self._steps = measured(self._left[0], self._store.n_threads, self._seconds, self._clock)
             try:
                 next(self._steps)
             except StopIteration:
                 self._steps = None
                 self._left.pop(0)
-                if self._found:
-                    self._store.add(self._found)
+                if self._seconds:
+                    self._store.add(self._seconds)
             except ProductError:
                 self._left.clear()
                 raise

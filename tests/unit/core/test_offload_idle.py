@@ -36,12 +36,12 @@ class Harness:
 
     def run(self, *prompts: list[int], n: int = 8) -> list[Generation]:
         params = SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True)
-        found = [self.engine.submit(Request(p, params, 7)) for p in prompts]
+        generations = [self.engine.submit(Request(p, params, 7)) for p in prompts]
         while self.engine.busy:
             self.engine.step()
         for slot in self.engine.slots:
             assert self.target.cells[slot.seq_id] == slot.ids
-        return found
+        return generations
 
     @property
     def stored(self) -> list[list[int]]:
@@ -84,8 +84,8 @@ def test_a_saved_cache_that_no_longer_fits_is_evaluated_again():
     assert first.history[:-1] in harness.stored
     longer = [*first.history, 9]
     # a request that fills the pool runs while the saved cache is needed
-    found = harness.run([8, *OTHER, *OTHER[:20]], longer, n=30)
-    assert [g.output for g in found] == [alone(list(g.request.prompt), n=30) for g in found]
+    generations = harness.run([8, *OTHER, *OTHER[:20]], longer, n=30)
+    assert [g.output for g in generations] == [alone(list(g.request.prompt), n=30) for g in generations]
 
 
 def test_without_room_caches_stay_in_the_context():

@@ -34,10 +34,10 @@ OWN = load(HERE / "traces" / "pydoc.json")
 
 
 def known(points: dict[int, float]) -> CostCurve:
-    seconds, found = curve(points), CostCurve()
+    seconds, costs = curve(points), CostCurve()
     for n in [n for n in range(1, DEFAULT.max_rows + 1) for _ in range(DEFAULT.min_samples)]:
-        found.observe(n, seconds(n))
-    return found
+        costs.observe(n, seconds(n))
+    return costs
 
 
 def session(
@@ -226,12 +226,12 @@ def test_several_sequences_are_faster_than_plain_decoding(machine):
 
 def forms(n: int) -> list[Trace]:
     """Texts with the same form: new values between parts that are always the same."""
-    rng, form, found = random.Random(1), ids(60, 2), []
+    rng, form, traces = random.Random(1), ids(60, 2), []
     for _ in range(n):
         values = [rng.choices(range(5000, 9000), k=rng.randint(1, 3)) for _ in range(6)]
         text = [t for i, value in enumerate(values) for t in (*form[10 * i : 10 * i + 10], *value)]
-        found.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
-    return found
+        traces.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
+    return traces
 
 
 def unrelated(n: int) -> list[Trace]:
