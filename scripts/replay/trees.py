@@ -28,7 +28,8 @@ from specllama.core.replay.trace import Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import HistoryDrafter, RequestHistory
+from specllama.drafters.history import HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 
 N_BRANCHES = 3
 DEPTHS = 4

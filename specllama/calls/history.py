@@ -31,7 +31,7 @@ To call functions, write nothing but their calls, with the name and the argument
 _EXAMPLE = ("function-name", {"argument-name": "value"})
 
 
-class FunctionDefinition(TypedDict):
+class TemplateFunction(TypedDict):
     """A function as templates show it. parameters: a JSON schema."""
 
     name: str
@@ -39,11 +39,11 @@ class FunctionDefinition(TypedDict):
     parameters: Schema
 
 
-class ToolDefinition(TypedDict):
+class TemplateTool(TypedDict):
     """A tool as templates show it."""
 
     type: Literal["function"]
-    function: FunctionDefinition
+    function: TemplateFunction
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
@@ -51,10 +51,10 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
     return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
 
 
-def function(tool: Tool) -> ToolDefinition:
+def function(tool: Tool) -> TemplateTool:
     """A tool as templates show it."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    function: FunctionDefinition = {
+    function: TemplateFunction = {
         "name": tool.name,
         "description": tool.description,
         "parameters": parameters,
@@ -62,7 +62,7 @@ def function(tool: Tool) -> ToolDefinition:
     return {"type": "function", "function": function}
 
 
-def functions(tools: Tools | None) -> dict[str, list[ToolDefinition]]:
+def functions(tools: Tools | None) -> dict[str, list[TemplateTool]]:
     """The variables of a template that shows tools; SmolLM3's has another name for them."""
     shown = [function(tool) for tool in tools.tools] if tools is not None else []
     return {"tools": shown, "xml_tools": shown} if shown else {}

@@ -113,7 +113,7 @@ GRAMMAR = DrafterEntry(
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
-HISTORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
+HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
 MODEL = DrafterEntry(
     "model", _factory("foreign"), "model", needs_draft_model=True, priced=True, continues=True
 )  # fmt: skip

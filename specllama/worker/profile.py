@@ -38,7 +38,6 @@ RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
 _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of plain decodes, by its direction
-_MAX_PAIRS = 8  # kept for a target: those used last
 
 
 class ModelProfile:
@@ -292,12 +291,4 @@ class ModelProfile:
 
     def _write(self, ours: ProfileSnapshot) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
-        data = self.store.read(self.key)
-        curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours.curves
-        our_pairs = [p["pair"] for p in ours.pairs]
-        others = [p for p in pairs_of(data) if p["pair"] not in our_pairs]
-        pairs = [*others, *ours.pairs][-_MAX_PAIRS:]
-        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()}
-        plain |= ours.plain
-        record = {**figures_of(data), **ours.figures, "plain": plain, "curves": curves, "pairs": pairs}
-        self.store.write(self.key, record)
+        self.store.write(self.key, ours.merged_with(self.store.read(self.key)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from specllama.core.policy.config import DEFAULT, is_number
+from specllama.core.policy.cost_curve import CostCurves
 from specllama.json_types import JsonObject
 from specllama.worker.calibrate import Calibration
 
@@ -24,6 +25,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "exact_chunk": (1, 1e6),
 }
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
+_MAX_PAIRS = 8  # kept for a target: those used last
 
 
 def length_class(n_ids: int) -> int:
@@ -84,9 +86,18 @@ class ProfileSnapshot:
     """
 
     figures: Mapping[str, float]
-    plain: Mapping[str, float]
+    plain: dict[str, float]
     curves: JsonObject
     pairs: list[StoredPair]
+
+    def merged_with(self, data: Mapping[str, Any]) -> JsonObject:
+        """A stored profile with this one's values; its other entries, of other processes, stay."""
+        curves = CostCurves.from_dict(data.get("curves"), DEFAULT).to_dict() | self.curves
+        ours = [p["pair"] for p in self.pairs]
+        others = [p for p in pairs_of(data) if p["pair"] not in ours]
+        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | self.plain
+        pairs = [*others, *self.pairs][-_MAX_PAIRS:]
+        return {**figures_of(data), **self.figures, "plain": plain, "curves": curves, "pairs": pairs}
 
 
 def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:

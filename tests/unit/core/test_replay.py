@@ -18,7 +18,8 @@ from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import CATCH_UP, Replay, undisturbed
 from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import HistoryDrafter, RequestHistory
+from specllama.drafters.history import HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 from specllama.testing import TableContext
 from tests.support.machines import MACHINES
 

@@ -19,8 +19,9 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.foreign import ForeignDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter
+from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import HistoryDrafter, RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
 from tests.support.spellers import letters
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.drafters.request_history import INDEXED_AT_START, HistoryDrafter, RequestHistory
+from specllama.drafters.history import INDEXED_AT_START, HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 
 SEQ = 2
 EARLIER = list(range(100, 140))
