@@ -291,4 +291,4 @@ class ModelProfile:
 
     def _write(self, ours: ProfileSnapshot) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
-        self.store.write(self.key, ours.merged_with(self.store.read(self.key)))
+        self.store.write(self.key, ours.merged_with(self.store.read(self.key), POLICY))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from specllama.core.policy.config import DEFAULT, is_number
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 from specllama.core.policy.cost_curve import CostCurves
 from specllama.json_types import JsonObject
 from specllama.worker.calibrate import Calibration
@@ -90,9 +90,11 @@ class ProfileSnapshot:
     curves: JsonObject
     pairs: list[StoredPair]
 
-    def merged_with(self, data: Mapping[str, Any]) -> JsonObject:
-        """A stored profile with this one's values; its other entries, of other processes, stay."""
-        curves = CostCurves.from_dict(data.get("curves"), DEFAULT).to_dict() | self.curves
+    def merged_with(self, data: Mapping[str, Any], config: PolicyConfig) -> JsonObject:
+        """A stored profile with this one's values; its other entries, of other processes, stay. config: of
+        the curves.
+        """
+        curves = CostCurves.from_dict(data.get("curves"), config).to_dict() | self.curves
         ours = [p["pair"] for p in self.pairs]
         others = [p for p in pairs_of(data) if p["pair"] not in ours]
         plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | self.plain
