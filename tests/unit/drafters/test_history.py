@@ -1,4 +1,4 @@
-"""The memory drafter: which texts it copies from, and which it must not."""
+"""The drafter of the request history: which texts it copies from, and which it must not."""
 
 from __future__ import annotations
 
