@@ -137,11 +137,11 @@ def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str]
         )
     except OSError:
         return None
-    found: list[str] = []
+    outputs: list[str] = []
 
     def read(step: float) -> bool:
         try:
-            found.append(process.communicate(timeout=step)[0])
+            outputs.append(process.communicate(timeout=step)[0])
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -149,7 +149,7 @@ def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str]
     with process:
         if not wait_until(read, seconds):
             process.kill()
-    return found[0] if found and process.returncode == 0 else None
+    return outputs[0] if outputs and process.returncode == 0 else None
 
 
 def sleep(seconds: float, clock: Callable[[], float] = running_time) -> None:

@@ -32,6 +32,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+from specllama.json_types import JsonObject
+
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
 Spelling = Callable[[str, str | None], str]
@@ -125,19 +127,19 @@ class SpecllamaError(Exception):
         """The same error with a prefix to its message, such as file and line, or the number of the prompt."""
         return self._changed(prefix + self._message, self._hint)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The error as plain data, to be sent from the engine process to its client."""
-        found: dict[str, Any] = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
+        data: JsonObject = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
         more = {"option": self.option, "details": self.details}
-        return found | {name: value for name, value in more.items() if value}
+        return data | {name: value for name, value in more.items() if value}
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> SpecllamaError:
+    def from_dict(data: JsonObject) -> SpecllamaError:
         """The inverse of `to_dict`; an unknown kind becomes the base class."""
         kind = _by_name().get(str(data.get("kind")), SpecllamaError)
-        found = kind(data["message"], data.get("hint", ""), data.get("details"))
-        found.option = data.get("option", "")
-        return found
+        error = kind(data["message"], data.get("hint", ""), data.get("details"))
+        error.option = data.get("option", "")
+        return error
 
     def _changed(self, message: str, hint: str) -> Self:
         new = type(self).__new__(type(self), spelled(message, by_name))
@@ -217,10 +219,10 @@ class DeadlineError(EngineError):
 
 
 def _by_name() -> dict[str, type[SpecllamaError]]:
-    found: dict[str, type[SpecllamaError]] = {}
+    by_name: dict[str, type[SpecllamaError]] = {}
     todo = [SpecllamaError]
     while todo:
         cls = todo.pop()
-        found[cls.__name__] = cls
+        by_name[cls.__name__] = cls
         todo += cls.__subclasses__()
-    return found
+    return by_name

@@ -273,10 +273,10 @@ class TableMask:
         return self.legal(ahead) == len(ahead) and token in self.legal_after([*self.output, *ahead])
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
-        found = np.zeros(self.n_vocab, np.bool_)
+        allowed = np.zeros(self.n_vocab, np.bool_)
         if self.legal(ahead) == len(ahead):
-            found[list(self.legal_after([*self.output, *ahead]))] = True
-        return found
+            allowed[list(self.legal_after([*self.output, *ahead]))] = True
+        return allowed
 
     def legal(self, tokens: Sequence[int]) -> int:
         for i, token in enumerate(tokens):
@@ -317,8 +317,8 @@ class ScriptedDrafter(RegisteredDrafter):
         self.histories[seq_id] = list(prompt)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        found = {seq: self.guess(self.histories[seq], draft) for seq, draft in drafts.items()}
-        return {seq: Proposal(token, self.confidence) for seq, token in found.items() if token is not None}
+        guesses = {seq: self.guess(self.histories[seq], draft) for seq, draft in drafts.items()}
+        return {seq: Proposal(token, self.confidence) for seq, token in guesses.items() if token is not None}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self.histories[seq_id].extend(tokens)

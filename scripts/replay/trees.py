@@ -28,8 +28,8 @@ from specllama.core.replay.trace import Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.history import HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 
 N_BRANCHES = 3
 DEPTHS = 4
@@ -65,7 +65,7 @@ def of_model(trace: Trace) -> list[Counts]:
     return found
 
 
-def of_copies(trace: Trace, drafter: CopyDrafter | MemoryDrafter) -> Counts:
+def of_copies(trace: Trace, drafter: CopyDrafter | HistoryDrafter) -> Counts:
     """Those of the first tokens that a model-free drafter proposes."""
     found = Counts()
     drafter.with_alternatives = True
@@ -87,7 +87,7 @@ def show_counts(traces: Mapping[str, Sequence[Trace]]) -> None:
         copies = [of_copies(trace, CopyDrafter()) for trace in texts]
         remembered = []
         for trace in texts:
-            remembered.append(of_copies(trace, MemoryDrafter(history)))
+            remembered.append(of_copies(trace, HistoryDrafter(history)))
             history.keep("", [*trace.prompt, *trace.text], len(trace.prompt))
         print(f"  {workload}, model: " + ", ".join(f"{d}: {_share(c)}" for d, c in enumerate(depths)))
         for name, found in (("copy", copies), ("memory", remembered)):

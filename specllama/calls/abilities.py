@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specllama.calls.format import CallFormat, TemplateData
-from specllama.calls.history import Messages
+from specllama.calls.history import Message, Messages
 from specllama.calls.tools import Tool, Tools
 from specllama.calls.turns import REFUSED, accepted, settled
 from specllama.errors import SpecllamaError, TemplateError
@@ -24,9 +24,9 @@ _TOOL = Tool(
         "required": ["word"],
     },
 )
-_USER: dict[str, Any] = {"role": "user", "content": "Hello."}
+_USER: Message = {"role": "user", "content": "Hello."}
 _CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _NAME, "arguments": {"word": _VALUE}}}
-_TURNS: list[dict[str, Any]] = [
+_TURNS: Messages = [
     _USER,
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": _NAME, "content": "An animal."},
@@ -62,13 +62,13 @@ class Abilities:
 def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilities:
     """What a template shows in a model's call format. render: renders it, or raises SpecllamaError."""
 
-    def written(messages: list[dict[str, Any]], more: Mapping[str, Any]) -> str:
+    def written(messages: Messages, more: Mapping[str, Any]) -> str:
         try:
             return render(TemplateData(messages, dict(more)))
         except SpecllamaError:
             return ""
 
-    def shows(messages: list[dict[str, Any]], tools: Tools | None, *texts: str) -> bool:
+    def shows(messages: Messages, tools: Tools | None, *texts: str) -> bool:
         try:
             rendered = render(form.template_input(messages, tools, True))
         except SpecllamaError:
@@ -87,14 +87,14 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
     )
 
 
-def _thought(written: Callable[[list[dict[str, Any]], Mapping[str, Any]], str]) -> tuple[str, str] | None:
+def _thought(written: Callable[[Messages, Mapping[str, Any]], str]) -> tuple[str, str] | None:
     """What stands around the reasoning of an answer, from the end of the prompt to the answer's text."""
     answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     whole = written([_USER, answer], {"add_generation_prompt": False})
-    before, found, rest = whole.partition(_THOUGHT)
+    before, separator, rest = whole.partition(_THOUGHT)
     after, said, _ = rest.partition(_ANSWER)
     prompt = written([_USER], {})
-    if not found or not said or not prompt:
+    if not separator or not said or not prompt:
         return None
     if before.startswith(prompt):
         return before[len(prompt) :], after
@@ -119,14 +119,14 @@ def rendered(
             form.template_input(some, tools, own, calls=shows.calls, system=shows.system, special=special)
         )
 
-    found = settled(messages, shows.system, shows.systems)
+    conversation = settled(messages, shows.system, shows.systems)
     try:
-        return accepted(found, lambda some: made(some, shows.tools))
+        return accepted(conversation, lambda some: made(some, shows.tools))
     except SpecllamaError as error:
         fails = isinstance(error, TemplateError) or error.details.get(REFUSED)
         if not fails or tools is None or not shows.tools:
             raise
-        return accepted(found, lambda some: made(some, False))
+        return accepted(conversation, lambda some: made(some, False))
 
 
 def rendered_text(
@@ -135,5 +135,5 @@ def rendered_text(
     """The prompt for messages without tools, calls and results, in a form that the template accepts. Raises
     what `render` does.
     """
-    found = settled(messages, shows.system, shows.systems)
-    return accepted(found, lambda some: render(TemplateData(some, {})))
+    conversation = settled(messages, shows.system, shows.systems)
+    return accepted(conversation, lambda some: render(TemplateData(some, {})))

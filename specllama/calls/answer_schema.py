@@ -34,14 +34,14 @@ def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
     deepest, n_parts = json_shape(schema)
     if deepest > MAX_DEPTH or n_parts > MAX_PARTS or forces_too_much(schema):
         return text, ""
-    found, problems = schema if is_open else closed(schema), list[str]()
+    own_schema, problems = schema if is_open else closed(schema), list[str]()
     if not strict:
-        found, problems = reduced(found)
-        own = found.get(STYLE) if isinstance(found.get(STYLE), Mapping) else {}
-        found = {**found, STYLE: JSON_STYLE | {"lenient": True} | dict(own or {})}
-        if not is_plain(schema) and (problem := checked(json.dumps(found))[0]):
+        own_schema, problems = reduced(own_schema)
+        own = own_schema.get(STYLE) if isinstance(own_schema.get(STYLE), Mapping) else {}
+        own_schema = {**own_schema, STYLE: JSON_STYLE | {"lenient": True} | dict(own or {})}
+        if not is_plain(schema) and (problem := checked(json.dumps(own_schema))[0]):
             problems.append(problem)
-    return json.dumps(found), "; ".join(problems)
+    return json.dumps(own_schema), "; ".join(problems)
 
 
 def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
@@ -49,16 +49,16 @@ def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
     of `text.grammar`. Raises UsageError.
     """
     try:
-        found = json.loads(schema) if isinstance(schema, str) else schema
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the JSON schema is not JSON: {error}") from None
-    if found is True:
-        found = {}
-    if not isinstance(found, Mapping):
+    if parsed is True:
+        parsed = {}
+    if not isinstance(parsed, Mapping):
         raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
-    deepest, n_parts = json_shape(found)
+    deepest, n_parts = json_shape(parsed)
     if deepest > MAX_DEPTH or n_parts > MAX_PARTS:
         raise UsageError(f"the JSON schema has more than {MAX_DEPTH} levels or {MAX_PARTS} objects and lists")
-    if forces_too_much(found):
+    if forces_too_much(parsed):
         raise UsageError(f"the JSON schema asks for a text of more than {MAX_LENGTH} characters")
-    return json_text(found, lenient=False)
+    return json_text(parsed, lenient=False)

@@ -21,10 +21,10 @@ class ChannelReader:
         return self._read(self._channels.finish()) + self._calls.finish()
 
     def _read(self, pieces: Sequence[Piece]) -> list[Piece]:
-        found: list[Piece] = []
+        read: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):
-                found += self._calls.push(piece.text, piece.runs)
+                read += self._calls.push(piece.text, piece.runs)
             else:
-                found.append(piece)
-        return found
+                read.append(piece)
+        return read

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specllama.calls.tools import Tools
+from specllama.calls.tools import Schema, Tools
 
 _IN_PLACE = ("anyOf", "oneOf", "allOf")  # lists of schemas for the same value
 _ONE_IN_PLACE = ("if", "then", "else", "not")
@@ -53,27 +53,27 @@ class _Closer:
         if not stays_open and (merged := self._merged(schema)) is not None:
             schema = merged
         stays_open = stays_open or at in self._open
-        found = dict(schema)
+        node = dict(schema)
         for keyword in _NAMED:
             if isinstance(inner := schema.get(keyword), Mapping):
-                found[keyword] = {
+                node[keyword] = {
                     name: self.closed(one, False, _pointer(at, keyword, name), depth + 1)
                     for name, one in inner.items()
                 }
         for keyword in _ONE:
             if isinstance(inner := schema.get(keyword), Mapping):
-                found[keyword] = self.closed(inner, False, _pointer(at, keyword), depth + 1)
+                node[keyword] = self.closed(inner, False, _pointer(at, keyword), depth + 1)
         for keyword in _LISTED:
             if isinstance(inner := schema.get(keyword), list):
-                found[keyword] = [self.closed(one, False, "", depth + 1) for one in inner]
+                node[keyword] = [self.closed(one, False, "", depth + 1) for one in inner]
         for keyword in _IN_PLACE:
             if isinstance(inner := schema.get(keyword), list):
                 others = stays_open or self._is_named_elsewhere(schema, keyword)
-                found[keyword] = [self.closed(one, others, "", depth + 1) for one in inner]
+                node[keyword] = [self.closed(one, others, "", depth + 1) for one in inner]
         says_itself = any(schema.get(keyword) is not None for keyword in _SAYS_ITSELF)
         if _names_own(schema) and not stays_open and not says_itself and not self._has_parts(schema):
-            found |= {"properties": _with_required(found), "additionalProperties": False}
-        return found
+            node |= {"properties": _with_required(node), "additionalProperties": False}
+        return node
 
     def _has_parts(self, schema: Mapping[str, Any]) -> bool:
         """Whether schemas for the same value, besides this one itself, name properties."""
@@ -120,7 +120,7 @@ class _Closer:
                     yield ref
                 todo += [*_parts(schema), _target(self._root, schema)]
 
-    def _merged(self, schema: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
+    def _merged(self, schema: Mapping[str, Any], depth: int = 0) -> Schema | None:
         """An object that is described by `allOf` alone as one schema; None for others."""
         target = _target(self._root, schema)
         if isinstance(target, Mapping) and set(schema) <= {"$ref"} | _WORDS and depth:
@@ -139,7 +139,7 @@ def _names_own(schema: Mapping[str, Any]) -> bool:
     return isinstance(schema.get("properties"), Mapping)
 
 
-def _with_required(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _with_required(schema: Mapping[str, Any]) -> dict[str, Schema]:
     """The properties of an object, with those that it requires and does not describe."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
@@ -147,27 +147,27 @@ def _with_required(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema["properties"], **{name: {} for name in missing}}
 
 
-def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any] | None:
+def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Schema | None:
     """One object with the properties of all; None where they contradict each other."""
-    properties: dict[str, Any] = {}
+    properties: dict[str, Schema] = {}
     required: list[Any] = []
     for part in (*parts, own):
         for name, schema in (part.get("properties") or {}).items():
             if properties.setdefault(name, schema) != schema:
                 return None
         required += [name for name in part.get("required") or () if name not in required]
-    found = {**own, "type": "object", "properties": properties}
-    return found | ({"required": required} if required else {})
+    joined = {**own, "type": "object", "properties": properties}
+    return joined | ({"required": required} if required else {})
 
 
 def _parts(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas that apply to the same value, without references."""
-    found = [schema[keyword] for keyword in _ONE_IN_PLACE if keyword in schema]
+    parts = [schema[keyword] for keyword in _ONE_IN_PLACE if keyword in schema]
     for keyword in _IN_PLACE:
         inner = schema.get(keyword)
-        found += inner if isinstance(inner, list) else []
+        parts += inner if isinstance(inner, list) else []
     inner = schema.get("dependentSchemas")
-    return [*found, *(inner.values() if isinstance(inner, Mapping) else ())]
+    return [*parts, *(inner.values() if isinstance(inner, Mapping) else ())]
 
 
 def _pointer(at: str, *names: str) -> str:

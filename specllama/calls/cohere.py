@@ -25,9 +25,9 @@ class CommandRReader(FrameReader):
     def steps(self) -> Steps[None]:
         trigger = self.scan.marker(_ACTION)
         around = [self.scan.marker(text) for pair in _TEXTS for text in pair]
-        while (found := (yield from self.scan.text_until((trigger, *around)))) is not None:
-            if found != trigger:
-                self.scan.take(self.scan.text.find(found) + len(found))
+        while (marker := (yield from self.scan.text_until((trigger, *around)))) is not None:
+            if marker != trigger:
+                self.scan.take(self.scan.text.find(marker) + len(marker))
             elif not (yield from self.calls()):
                 self.scan.write_text(self.scan.text.find(trigger) + len(trigger))
 

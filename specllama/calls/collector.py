@@ -35,29 +35,29 @@ class CallCollector:
         """Add what the model has written. last: it is the end of the answer. Returns the text without calls
         that is certain by now, which may be empty.
         """
-        found: list[TextPiece] = []
+        texts: list[TextPiece] = []
         for piece in self._splitter.push(text, runs) + (self._splitter.finish() if last else []):
             if piece.reasoning:
-                found.append(TextPiece(piece.text, piece.runs))
+                texts.append(TextPiece(piece.text, piece.runs))
             else:
-                found += self._texts(self._reader.push(piece.text, piece.runs))
+                texts += self._texts(self._reader.push(piece.text, piece.runs))
         if last:
-            found += self._texts(self._reader.finish())
+            texts += self._texts(self._reader.finish())
         return TextPiece(
-            "".join(piece.text for piece in found), [run for piece in found for run in piece.runs]
+            "".join(piece.text for piece in texts), [run for piece in texts for run in piece.runs]
         )
 
     def _texts(self, pieces: Sequence[Piece]) -> list[TextPiece]:
         """The texts among the pieces; the calls are kept."""
-        found: list[TextPiece] = []
+        texts: list[TextPiece] = []
         for piece in pieces:
             thought = isinstance(piece, ThoughtPiece)
             if thought is not self._in_channel:
                 self._in_channel = thought
                 tag = f"{OPENING}\n" if thought else f"\n{CLOSING}\n\n"
-                found.append(TextPiece(tag, [(len(tag), "target")]))
+                texts.append(TextPiece(tag, [(len(tag), "target")]))
             if isinstance(piece, (TextPiece, ThoughtPiece)):
-                found.append(TextPiece(piece.text, piece.runs))
+                texts.append(TextPiece(piece.text, piece.runs))
             elif isinstance(piece, OpenPiece):
                 self._open = ReadCall(piece.name)
             elif isinstance(piece, ArgumentsPiece) and self._open is not None:
@@ -65,4 +65,4 @@ class CallCollector:
             elif isinstance(piece, ClosePiece) and self._open is not None:
                 self._open.complete = True
                 self.calls.append(self._open)
-        return found
+        return texts

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.calls.history import in_call_order
+from specllama.calls.history import Message, Messages, in_call_order
 from specllama.calls.schema_form import fault, without_nulls
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 
 MAX_NAME = 128
 _NAME = re.compile(rf"[\w.:/@-]{{1,{MAX_NAME}}}")
@@ -46,8 +47,8 @@ def tool(
         raise _refused(
             f"must be the schema of an object: its type is {str(kind)[:80]!r}", f"{field}.{schema_field}"
         )
-    if not any_form and (found := fault(schema, f"{field}.{schema_field}")) is not None:
-        raise _refused(found[1], found[0])
+    if not any_form and (problem := fault(schema, f"{field}.{schema_field}")) is not None:
+        raise _refused(problem[1], problem[0])
     return Tool(name, description or "", schema | {"type": "object"} if schema else {}, strict)
 
 
@@ -62,8 +63,8 @@ def tools(
     """
     if not isinstance(given, (Sequence, type(None))) or isinstance(given, str):
         raise UsageError(f"tools must be a list of dicts, not {type(given).__name__}")
-    found = [_tool(one, i) for i, one in enumerate(given or ())]
-    names = [one.name for one in found]
+    defined = [_tool(one, i) for i, one in enumerate(given or ())]
+    names = [one.name for one in defined]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"there are two tools {doubled!r}")
     wanted: Sequence[str] = ()
@@ -79,19 +80,19 @@ def tools(
         mode = choice  # type: ignore[assignment]
     else:
         raise UsageError(f'tool_choice must be "auto", "none", "required" or a dict, not {choice!r}')
-    if not found and mode == "required":
+    if not defined and mode == "required":
         raise UsageError("tool_choice needs tools")
-    return Tools(found, mode, tuple(wanted), parallel) if found else None
+    return Tools(defined, mode, tuple(wanted), parallel) if defined else None
 
 
-def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """A copy of messages in which the arguments of calls are objects, and results have the order of their
     calls. Raises UsageError for arguments that are neither a JSON object nor the beginning of one.
     """
     return in_call_order([_message(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
-def cut_off_arguments(text: str) -> dict[str, Any] | None:
+def cut_off_arguments(text: str) -> JsonObject | None:
     """What a text that is the beginning of a JSON object has of it, as of a call that was cut off; the end of
     its last text is where the text ends. None for any other text, complete objects included.
     """
@@ -108,10 +109,10 @@ def cut_off_arguments(text: str) -> dict[str, Any] | None:
     else:
         return None
     try:
-        found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        arguments = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _tool(given: Any, i: int) -> Tool:
@@ -127,7 +128,7 @@ def _tool(given: Any, i: int) -> Tool:
     )
 
 
-def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], field: str) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
@@ -139,7 +140,7 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     }
 
 
-def _call(call: Any, field: str) -> dict[str, Any]:
+def _call(call: Any, field: str) -> JsonObject:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f'{field} must be {{"id": …, "function": {{"name": …, "arguments": …}}}}')

@@ -10,16 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from specllama.calls.history import Messages
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import Tools
+from specllama.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateData:
     """What a chat template gets: messages, and further variables."""
 
-    messages: list[dict[str, Any]]
-    variables: dict[str, Any]
+    messages: Messages
+    variables: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,10 @@ FORMATS: Sequence[CallFormat] = (
 
 def named(name: str) -> CallFormat:
     """A format by its name. Raises UsageError."""
-    for found in FORMATS:
-        if found.name == name:
-            return found
-    known = ", ".join(["auto", *(found.name for found in FORMATS)])
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    known = ", ".join(["auto", *(form.name for form in FORMATS)])
     raise UsageError(f"there is no call format {name!r}", f"{option('tool_format')} is one of {known}")
 
 
@@ -78,4 +78,4 @@ def named(name: str) -> CallFormat:
 def choose(template: str) -> CallFormat:
     """The format of a model with this chat template."""
     known = FORMATS if _TOOLS.search(template) else ()
-    return next((found for found in known if found.matches(template)), GENERIC)
+    return next((form for form in known if form.matches(template)), GENERIC)

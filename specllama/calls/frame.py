@@ -117,8 +117,8 @@ class FrameReader(StepReader):
             return
         opening = self.scan.marker(self._thinks[0]) if self._thinks else ""
         markers = (trigger, opening) if SHOWN in opening else (trigger,)
-        while (found := (yield from self.scan.text_until(markers))) is not None:
-            if found == opening:
+        while (marker := (yield from self.scan.text_until(markers))) is not None:
+            if marker == opening:
                 yield from self.more_reasoning(opening)
             elif not (yield from self.calls()):
                 self.scan.write_text(self.scan.text.find(trigger) + len(trigger))
@@ -186,14 +186,14 @@ class FrameReader(StepReader):
         """A known name and what follows it up to the arguments."""
         if not self._frame.quoted:
             yield from self.scan.blanks()
-        found = yield from self.scan.match(list(self._names))
-        if found is None or not (yield from self.passes(self._mid)):
+        start = yield from self.scan.match(list(self._names))
+        if start is None or not (yield from self.passes(self._mid)):
             return None
         if self._style.begin:
             yield from self.scan.blanks()
             if not (yield from self.scan.next_is(self._style.begin)):
                 return None
-        return self._names[found]
+        return self._names[start]
 
     def ends(self) -> Steps[bool]:
         """Whether what follows the arguments of a call comes next. Nothing is passed."""
@@ -222,17 +222,17 @@ class FrameReader(StepReader):
         """Whether the answer has ended within these atoms, or after all of them. Nothing is passed."""
         if not self.scan.last or not atoms:
             return False
-        at, found = self.scan.at, False
+        at, cut_off = self.scan.at, False
         for options in atoms:
             yield from self.scan.blanks()
             rest = self.scan.text[self.scan.at :]
-            found = any(option.startswith(rest) for option in options)
-            if found or not (yield from self.passes((options,))):
+            cut_off = any(option.startswith(rest) for option in options)
+            if cut_off or not (yield from self.passes((options,))):
                 break
         else:
-            found = not self.scan.text[self.scan.at :].strip()
+            cut_off = not self.scan.text[self.scan.at :].strip()
         self.scan.at = at
-        return found
+        return cut_off
 
     def atoms(self, text: str) -> list[Sequence[str]]:
         """The parts of a fixed text between which white space may come."""

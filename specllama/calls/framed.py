@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape, CallFormat, TemplateData
 from specllama.calls.frame import ID, NINE, ArgumentStyle, Frame, FrameReader, JsonArguments, parts
-from specllama.calls.history import calls_as_text, functions, plain, results_as_text, with_tools
+from specllama.calls.history import Messages, calls_as_text, functions, plain, results_as_text, with_tools
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.prompt import marked, without_marks
 from specllama.calls.scanner import StepReader
@@ -42,14 +42,14 @@ class WrittenFormat(CallFormat):
 
         own = own and not self.described
         shows_calls = (own if calls is None else calls) and not self.described
-        found = plain(without_marks(messages) if special else messages)
-        found = self.fixed(found) if shows_calls else calls_as_text(found, write)
+        rewritten = plain(without_marks(messages) if special else messages)
+        rewritten = self.fixed(rewritten) if shows_calls else calls_as_text(rewritten, write)
         if own:
-            return TemplateData(found, functions(tools))
-        found = found if shows_calls else results_as_text(found)
-        return TemplateData(with_tools(found, tools, write, system), {})
+            return TemplateData(rewritten, functions(tools))
+        rewritten = rewritten if shows_calls else results_as_text(rewritten)
+        return TemplateData(with_tools(rewritten, tools, write, system), {})
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         """The messages as the family's own templates need them."""
         return messages
 

@@ -17,7 +17,7 @@ from typing import Any
 from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape
 from specllama.calls.framed import WrittenFormat
-from specllama.calls.history import one_call_each
+from specllama.calls.history import Message, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
@@ -46,7 +46,7 @@ class GptOss(WrittenFormat):
     def matches(self, template: str) -> bool:
         return all(text in template for text in (_CHANNEL, _MESSAGE, "functions.", "commentary"))
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return [_fixed(message) for message in one_call_each(messages)]
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:
@@ -129,15 +129,15 @@ class GptOssReader(StepReader):
         scan.at = 0
         if first is None:
             return None
-        found = yield from scan.before(scan.marker(_MESSAGE), MAX_HEADER)
-        if found is None:
+        header = yield from scan.before(scan.marker(_MESSAGE), MAX_HEADER)
+        if header is None:
             scan.at = 0
             if scan.last and first in markers and len(scan.text) <= MAX_HEADER:
                 scan.take(len(scan.text))
-        return found
+        return header
 
 
-def _fixed(message: dict[str, Any]) -> dict[str, Any]:
+def _fixed(message: Message) -> Message:
     """Reasoning is called `thinking`, and is there only in messages with calls, instead of their text."""
     kept = {k: v for k, v in message.items() if k != "reasoning_content"}
     if not message.get("tool_calls"):

@@ -35,9 +35,9 @@ class HermesReader(FrameReader):
         yield from scan.blanks()
         fence = yield from scan.match(_FENCES)
         self._open, self._sep, self._close = self.atoms(_HEAD), [], self.atoms("}")
-        found = yield from self.calls(scan.at)
+        any_calls = yield from self.calls(scan.at)
         self._open, self._sep, self._close = atoms
-        if found and fence:
+        if any_calls and fence:
             yield from scan.blanks()
             yield from scan.match(_FENCES[1:])
             scan.drop()

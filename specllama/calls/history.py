@@ -6,12 +6,17 @@ import hashlib
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from specllama.calls.tools import Tool, Tools
+from specllama.calls.tools import Schema, Tool, Tools
+from specllama.json_types import JsonObject
 from specllama.text.reasoning import OPENING, ReasoningSplitter
 
-Messages = list[dict[str, Any]]
+Message = JsonObject
+"""A turn in the form of the OpenAI API: `role`, `content`, `reasoning_content`, `tool_calls` with arguments
+as objects, and of a result `name` and `tool_call_id`; further keys go to the template.
+"""
+Messages = list[Message]
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
 _ALPHANUMERICS = string.digits + string.ascii_letters
 _SYSTEM = """# Tools
@@ -26,19 +31,38 @@ To call functions, write nothing but their calls, with the name and the argument
 _EXAMPLE = ("function-name", {"argument-name": "value"})
 
 
+class TemplateFunction(TypedDict):
+    """A function as templates show it. parameters: a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Schema
+
+
+class TemplateTool(TypedDict):
+    """A tool as templates show it."""
+
+    type: Literal["function"]
+    function: TemplateFunction
+
+
 def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """Copies of the messages, without empty lists of calls: templates ask whether the key is there."""
     return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
 
 
-def function(tool: Tool) -> dict[str, Any]:
+def function(tool: Tool) -> TemplateTool:
     """A tool as templates show it."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    shown = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": shown}
+    function: TemplateFunction = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
 
 
-def functions(tools: Tools | None) -> dict[str, Any]:
+def functions(tools: Tools | None) -> dict[str, list[TemplateTool]]:
     """The variables of a template that shows tools; SmolLM3's has another name for them."""
     shown = [function(tool) for tool in tools.tools] if tools is not None else []
     return {"tools": shown, "xml_tools": shown} if shown else {}
@@ -46,8 +70,8 @@ def functions(tools: Tools | None) -> dict[str, Any]:
 
 def calls_of(message: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(name, arguments) of a message's calls."""
-    found = [call["function"] for call in message.get("tool_calls") or ()]
-    return [(f["name"], f.get("arguments") or {}) for f in found]
+    called = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(f["name"], f.get("arguments") or {}) for f in called]
 
 
 def with_tools(messages: Messages, tools: Tools | None, write: Write, system: bool) -> Messages:
@@ -67,34 +91,34 @@ def with_tools(messages: Messages, tools: Tools | None, write: Write, system: bo
 
 def calls_as_text(messages: Messages, write: Write) -> Messages:
     """The messages with calls as text of their turns, for templates that show none."""
-    found = Messages()
+    rewritten = Messages()
     for message in messages:
         calls = calls_of(message)
         kept = {k: v for k, v in message.items() if k != "tool_calls"}
         text = [message.get("content") or "", write(calls)] if calls else []
-        found.append(kept | {"content": "\n".join(filter(None, text))} if calls else kept)
-    return found
+        rewritten.append(kept | {"content": "\n".join(filter(None, text))} if calls else kept)
+    return rewritten
 
 
 def results_as_text(messages: Messages) -> Messages:
     """The messages with results as text of the user, for templates that know no such role."""
-    found = Messages()
+    rewritten = Messages()
     for message in messages:
         if message["role"] == "tool":
             text = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
             message = {"role": "user", "content": text}
-        if found and message["role"] == found[-1]["role"] == "user":  # many templates refuse two in a row
-            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n{message['content']}"}
+        if rewritten and message["role"] == rewritten[-1]["role"] == "user":  # many refuse two in a row
+            rewritten[-1] = rewritten[-1] | {"content": f"{rewritten[-1]['content']}\n{message['content']}"}
         else:
-            found.append(message)
-    return found
+            rewritten.append(message)
+    return rewritten
 
 
 def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """The messages, with the reasoning between tags with which texts of the assistant begin as
     `reasoning_content`.
     """
-    found = Messages()
+    rewritten = Messages()
     for message in messages:
         text = message.get("content")
         if message.get("role") == "assistant" and isinstance(text, str) and text.startswith(OPENING):
@@ -104,8 +128,8 @@ def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
                 "".join(piece.text for piece in pieces if piece.reasoning is kind) for kind in (True, False)
             )
             message = {"reasoning_content": thought, **message, "content": answer}
-        found.append(dict(message))
-    return found
+        rewritten.append(dict(message))
+    return rewritten
 
 
 def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Messages:
@@ -113,7 +137,7 @@ def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Message
     conversation) to the new id.
     """
     ids: dict[str, str] = {}
-    found, n = Messages(), 0
+    rewritten, n = Messages(), 0
     for message in messages:
         changed = dict(message)
         if message.get("tool_calls"):
@@ -127,35 +151,35 @@ def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Message
         if message["role"] == "tool":
             old = str(message.get("tool_call_id") or "")
             changed["tool_call_id"] = ids.get(old) or new(old, str(message.get("name") or ""), n)
-        found.append(changed)
-    return found
+        rewritten.append(changed)
+    return rewritten
 
 
 def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages:
     """The messages with each argument of their calls changed."""
-    found = Messages()
+    rewritten = Messages()
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or ():
             changed = {k: change(v) for k, v in (call["function"].get("arguments") or {}).items()}
             calls.append({**call, "function": {**call["function"], "arguments": changed}})
-        found.append({**message, "tool_calls": calls} if calls else message)
-    return found
+        rewritten.append({**message, "tool_calls": calls} if calls else message)
+    return rewritten
 
 
-def in_call_order(messages: Sequence[dict[str, Any]]) -> Messages:
+def in_call_order(messages: Sequence[Message]) -> Messages:
     """The messages, with the results right after the answers whose calls they belong to, in the order of the
     calls, and with the names of their tools. Many templates show neither ids nor names, and clients send
     results in the order in which they arrived.
     """
-    found, results, others = Messages(), Messages(), Messages()
+    ordered, results, others = Messages(), Messages(), Messages()
     order: dict[Any, int] = {}  # of the latest calls, by id
     names: dict[Any, str] = {}
     n_calls = 0
 
     def settle() -> None:
         results.sort(key=lambda message: order.get(message.get("tool_call_id"), n_calls))
-        found.extend((*results, *others))
+        ordered.extend((*results, *others))
         results.clear()
         others.clear()
 
@@ -166,14 +190,14 @@ def in_call_order(messages: Sequence[dict[str, Any]]) -> Messages:
                 order[call.get("id")] = n_calls
                 n_calls += 1
                 names[call.get("id")] = call["function"]["name"]
-            found.append(message)
+            ordered.append(message)
         elif message.get("role") == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id"))
             results.append(message if name == message.get("name") else {**message, "name": name})
         else:
             others.append(message)
     settle()
-    return found
+    return ordered
 
 
 def text_of(value: Any) -> str:
@@ -191,12 +215,12 @@ def nine_characters(old: str, _name: str, _n: int) -> str:
 
 def one_call_each(messages: Messages) -> Messages:
     """The messages with one call in each turn, followed by its result."""
-    found, i = Messages(), 0
+    rewritten, i = Messages(), 0
     while i < len(messages):
         message, calls = messages[i], messages[i].get("tool_calls") or ()
         i += 1
         if len(calls) < 2:
-            found.append(message)
+            rewritten.append(message)
             continue
         results = Messages()
         while i < len(messages) and messages[i]["role"] == "tool":
@@ -204,9 +228,9 @@ def one_call_each(messages: Messages) -> Messages:
             i += 1
         for n, call in enumerate(calls):
             first = message if n == 0 else {"role": message["role"], "content": ""}
-            found.append({**first, "tool_calls": [call]})
+            rewritten.append({**first, "tool_calls": [call]})
             own = [r for r in results if r.get("tool_call_id") == call.get("id")][:1]
-            found += own
+            rewritten += own
             results = [r for r in results if r not in own]
-        found += results
-    return found
+        rewritten += results
+    return rewritten

@@ -23,11 +23,11 @@ class JsonEnd:
             if self._escaped:
                 self._escaped, i = False, i + 1
                 continue
-            found = (_IN_STRING if self._in_string else _NEXT).search(text, i)
-            if found is None:
+            match = (_IN_STRING if self._in_string else _NEXT).search(text, i)
+            if match is None:
                 break
-            i = found.end()
-            mark = found.group()
+            i = match.end()
+            mark = match.group()
             if mark == "\\":
                 self._escaped = True
             elif mark == '"':

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from specllama.calls.format import TemplateData
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import one_call_each
+from specllama.calls.history import Messages, one_call_each
 
 _HEAD, _MID = '{"name": "', '", "arguments": '
 
@@ -57,13 +57,13 @@ class Apriel(FramedFormat):
     tokens = ("<tool_calls>", "</tool_calls>")
     frame = _list("<tool_calls>", "</tool_calls>")
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         """Without ids, which the template would add to the objects."""
-        found = []
+        rewritten = []
         for message in messages:
             calls = [{k: v for k, v in c.items() if k != "id"} for c in message.get("tool_calls") or ()]
-            found.append({**message, "tool_calls": calls} if calls else message)
-        return found
+            rewritten.append({**message, "tool_calls": calls} if calls else message)
+        return rewritten
 
 
 class MiniMaxM1(FramedFormat):
@@ -113,7 +113,7 @@ class GigaChat(FramedFormat):
     )
     parallel = False
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return one_call_each(messages)
 
 

@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import with_ids
+from specllama.calls.history import Messages, with_ids
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -31,5 +29,5 @@ class KimiK2(FramedFormat):
         id="[0-9]{1,9}",
     )
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return with_ids(messages, lambda _id, name, n: f"functions.{name}:{n}")

@@ -35,8 +35,8 @@ class Lark:
     def _text(self, text: str) -> str:
         items, done = list[str](), 0
         while done < len(text):
-            found = [(at, -len(t), t) for t in self._special if (at := text.find(t, done)) >= 0]
-            at, _, token = min(found, default=(len(text), 0, ""))
+            matches = [(at, -len(t), t) for t in self._special if (at := text.find(t, done)) >= 0]
+            at, _, token = min(matches, default=(len(text), 0, ""))
             if at > done:
                 items.append(literal(text[done:at]))
             if token:

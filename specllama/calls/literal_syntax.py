@@ -65,17 +65,17 @@ class LiteralRules:
 
     def pairs(self, schema: Mapping[str, Any], equals: str, quoted: bool) -> str:
         """Keys and values of an object, separated by commas, as items."""
-        found, comma = parameters(schema), self._lark.text(self._syntax.comma)
-        names = sorted(found.schemas, key=str.lower) if self._syntax.sorts else list(found.schemas)
-        if found.more:
+        known, comma = parameters(schema), self._lark.text(self._syntax.comma)
+        names = sorted(known.schemas, key=str.lower) if self._syntax.sorts else list(known.schemas)
+        if known.more:
             key = self._lark.terminal(r'/"[^"\\\n]{0,64}"/' if quoted else r'/[^\s"=:{}\[\](),<>]{1,64}/')
             pair = self._lark.rule(f"{key} {self._lark.text(equals)} {self.value({}, 0)}")
             return f"({pair} ({comma} {pair})*)?"
         rest = first = ""
         for name in reversed(names):
             key = json.dumps(name, ensure_ascii=False) if quoted else name
-            pair = self._lark.rule(f"{self._lark.text(key + equals)} {self.value(found.schemas[name], 0)}")
-            required = name in found.required
+            pair = self._lark.rule(f"{self._lark.text(key + equals)} {self.value(known.schemas[name], 0)}")
+            required = name in known.required
             begins = f"{pair} {rest}".strip()
             if first and not required:
                 begins += f" | {first}"

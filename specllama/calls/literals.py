@@ -161,11 +161,11 @@ class _Literals:
         """Whether a list ends here; a comma before the next item is passed. At the end of the answer too."""
         scan = self._scan
         yield from scan.blanks()
-        found = yield from scan.match((end, ","))
-        if found == ",":
+        mark = yield from scan.match((end, ","))
+        if mark == ",":
             yield from scan.blanks()
-            found = yield from scan.match((end,))
-        return found == end
+            mark = yield from scan.match((end,))
+        return mark == end
 
     def _word(self) -> Steps[bool]:
         """A number or a word, up to what cannot be part of it."""

@@ -15,7 +15,7 @@ from typing import Any
 from specllama.calls import schema as schemas
 from specllama.calls.frame import Frame, FrameReader
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import one_call_each
+from specllama.calls.history import Messages, one_call_each
 from specllama.calls.lark import Lark, literal
 from specllama.calls.literal_syntax import PYTHON
 from specllama.calls.literals import LiteralArguments
@@ -66,21 +66,21 @@ class Llama3(FramedFormat):
     frame = Frame(open='{"name": "', mid='", "parameters": ', sep='}; {"name": "', close="}")
     parallel = False
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return one_call_each(messages)
 
     def optional(self, lark: Lark, tools: Tools, call: str, rest: str, text: str) -> str:
         if text:  # begins with the same characters, so that both have to be schemas
             whole = (lark.rule(json_text(_whole(one))) for one in schemas.arguments(tools))
             return " | ".join([text, *whole])
-        found = super().optional(lark, tools, call, rest, text)
+        rule = super().optional(lark, tools, call, rest, text)
         if _TAG not in lark.shape.special:
-            return found
+            return rule
         dotted = (
             lark.rule(f'{literal(f"{one.tool.name}.call(")} {_PYTHON.items(lark, one.schema)} ")"')
             for one in schemas.arguments(tools)
         )
-        return f"{found} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"
+        return f"{rule} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"
 
 
 def _whole(one: schemas.Arguments) -> Mapping[str, Any]:

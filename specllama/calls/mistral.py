@@ -9,18 +9,16 @@ Their templates refuse ids that are not 9 letters and digits.
 
 from __future__ import annotations
 
-from typing import Any
-
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import nine_characters, with_ids
+from specllama.calls.history import Messages, nine_characters, with_ids
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _HEAD = '{"name": "'
 
 
 class _Mistral(FramedFormat):
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return with_ids(messages, nine_characters)
 
 

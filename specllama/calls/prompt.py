@@ -43,10 +43,10 @@ def _split(parts: Sequence[PromptPart], tokens: Collection[str]) -> Iterator[Pro
     pattern = re.compile(f"{SHOWN}({longest})|{SHOWN}")
     for part in parts:
         done = 0
-        for found in pattern.finditer(part.text):
-            yield from _part(part.text[done : found.start()], part.parse_special)
-            yield from _part(found.group(1) or "", True)
-            done = found.end()
+        for match in pattern.finditer(part.text):
+            yield from _part(part.text[done : match.start()], part.parse_special)
+            yield from _part(match.group(1) or "", True)
+            done = match.end()
         yield from _part(part.text[done:], part.parse_special)
 
 

@@ -11,11 +11,9 @@ value
 
 from __future__ import annotations
 
-from typing import Any
-
 from specllama.calls.frame import Frame
 from specllama.calls.framed import FramedFormat
-from specllama.calls.history import text_of, with_arguments
+from specllama.calls.history import Messages, text_of, with_arguments
 from specllama.calls.lark import NEWLINE
 from specllama.calls.tagged import TaggedArguments
 
@@ -49,5 +47,5 @@ class Seed(FramedFormat):
     frame = _frame("<seed:tool_call>", "</seed:tool_call>")
     style = TaggedArguments("<parameter=", ">", "</parameter>\n", words=True)
 
-    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fixed(self, messages: Messages) -> Messages:
         return with_arguments(messages, text_of)  # the template writes other values as Python does

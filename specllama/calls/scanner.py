@@ -67,9 +67,9 @@ class Scanner:
             if not self.last and any(len(o) > n and o.startswith(text[at:]) for o in options):
                 yield
                 continue
-            found = max((o for o in options if text.startswith(o, at)), key=len, default=None)
-            self.at += len(found or "")
-            return found
+            option = max((o for o in options if text.startswith(o, at)), key=len, default=None)
+            self.at += len(option or "")
+            return option
 
     def blanks(self) -> Steps[None]:
         """White space."""
@@ -99,8 +99,8 @@ class Scanner:
         while True:
             end = self._buffer.text.find(marker, self.at)
             if end >= 0:
-                found, self.at = self._buffer.text[self.at : end], end + len(marker)
-                return found.replace(SHOWN, "")
+                passed, self.at = self._buffer.text[self.at : end], end + len(marker)
+                return passed.replace(SHOWN, "")
             if self.last or len(self._buffer.text) - self.at > longest + len(marker):
                 return None
             yield
@@ -148,10 +148,10 @@ class Scanner:
         write = self.write_reasoning if reasoning else self.write_text
         while True:
             text = self._buffer.text
-            found = min(((at, m) for m in markers if (at := text.find(m)) >= 0), default=None)
-            if found is not None:
-                write(len(text[: found[0]].rstrip(BLANKS)))
-                return found[1]
+            first = min(((at, m) for m in markers if (at := text.find(m)) >= 0), default=None)
+            if first is not None:
+                write(len(text[: first[0]].rstrip(BLANKS)))
+                return first[1]
             if self.last:
                 empty = (self._blank or self._skips_blanks or reasoning) and not text.strip(BLANKS)
                 write(0 if empty else len(text))
@@ -200,24 +200,24 @@ class Scanner:
         """
         while True:
             text = self._buffer.text
-            found = [(at, -len(m)) for m in markers if (at := text.find(m)) >= 0]
-            at, n = min(found, default=(len(text), 0))
-            if not found and not self.last:
+            matches = [(at, -len(m)) for m in markers if (at := text.find(m)) >= 0]
+            at, n = min(matches, default=(len(text), 0))
+            if not matches and not self.last:
                 at -= self._buffer.open_end(tuple(markers))
             if at:
                 self.arguments(json.dumps(text[:at].replace(SHOWN, ""), ensure_ascii=False)[1:-1], at)
-            if found or self.last:
+            if matches or self.last:
                 self.take(-n)
-                return bool(found)
+                return bool(matches)
             yield
 
     def value(self, marker: str) -> Steps[str | None]:
         """The text before a marker, which is passed too, however long; None if the answer ends before."""
         start = self.at
         while True:
-            found = self._buffer.text.find(marker, start)
-            if found >= 0:
-                value, self.at = self._buffer.text[self.at : found], found + len(marker)
+            end = self._buffer.text.find(marker, start)
+            if end >= 0:
+                value, self.at = self._buffer.text[self.at : end], end + len(marker)
                 return value.replace(SHOWN, "")
             if self.last:
                 return None
@@ -226,8 +226,8 @@ class Scanner:
 
     def taken(self) -> list[Piece]:
         """The pieces since the last call."""
-        found, self.out = self.out, []
-        return found
+        out, self.out = self.out, []
+        return out
 
 
 class StepReader(ABC):

@@ -13,15 +13,15 @@ from typing import Any
 
 from specllama.calls.schema_check import checked, constraints, is_plain, reduced
 from specllama.calls.schema_types import MAX_DEPTH
-from specllama.calls.tools import Tool, Tools
+from specllama.calls.tools import Schema, Tool, Tools
 from specllama.errors import Note, UsageError, warning
 from specllama.text.json_shape import json_shape
 from specllama.text.schema_length import MAX_LENGTH, forces_too_much
 
 MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_OBJECT: Schema = {"type": "object"}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,22 @@ def arguments(tools: Tools) -> list[Arguments]:
     """The arguments of the tools that may be called, in order. Raises UsageError for a schema of a strict
     tool that cannot be used.
     """
-    found, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
+    bounded, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
     for tool in tools.allowed:
         if not tool.parameters:
-            found.append(Arguments(tool, NO_ARGUMENTS))
+            bounded.append(Arguments(tool, NO_ARGUMENTS))
             continue
         schema, text, n_parts, problem = _bounded(tool)
         if not text:
-            found.append(_without_schema(tool, problem))
+            bounded.append(_without_schema(tool, problem))
         elif text not in sizes and (
             sum(map(len, sizes)) + len(text) > MAX_ALL_BYTES or sum(sizes.values()) + n_parts > MAX_ALL_PARTS
         ):
-            found.append(_without_schema(tool, "the schemas of all tools together are too large"))
+            bounded.append(_without_schema(tool, "the schemas of all tools together are too large"))
         else:
             sizes[text] = n_parts
-            found.append(_usable(tool, schema, text))
-    return found
+            bounded.append(_usable(tool, schema, text))
+    return bounded
 
 
 def notes(tools: Tools) -> list[Note]:
@@ -66,7 +66,7 @@ def notes(tools: Tools) -> list[Note]:
     ]
 
 
-def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
+def _bounded(tool: Tool) -> tuple[Schema, str, int, str]:
     """(A tool's schema; as text; its objects and lists; "") or, where it is too large, nothing and why."""
     deepest, n_parts = json_shape(tool.parameters)
     if deepest > MAX_DEPTH:
@@ -84,7 +84,7 @@ def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
     return schema, text, json_shape(schema)[1], ""
 
 
-def _usable(tool: Tool, schema: dict[str, Any], text: str) -> Arguments:
+def _usable(tool: Tool, schema: Schema, text: str) -> Arguments:
     problem, usable = ("", True) if is_plain(schema) else checked(text)
     if not usable and not tool.strict:
         smaller, problems = reduced(schema)
@@ -105,7 +105,7 @@ def _without_schema(tool: Tool, problem: str) -> Arguments:
 
 def bodies(arguments: Sequence[Arguments]) -> list[tuple[Mapping[str, Any], list[str]]]:
     """(schema, names of the tools with it), so that tools with the same share their rules."""
-    found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    by_text: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for one in arguments:
-        found.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
-    return list(found.values())
+        by_text.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
+    return list(by_text.values())

@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from specllama.calls.tools import Schema
+
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-JSON_STYLE: dict[str, Any] = {
+JSON_STYLE: dict[str, bool | str] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -40,26 +42,26 @@ def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
     return "%json " + json.dumps({**schema, STYLE: JSON_STYLE | {"lenient": lenient} | dict(own or {})})
 
 
-def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
+def constraints(schema: Mapping[str, Any]) -> Schema:
     """A copy of a schema without what constrains nothing, such as descriptions."""
-    found: dict[str, Any] = {}
+    kept: Schema = {}
     for keyword, value in schema.items():
         if keyword in _NO_CONSTRAINT:
             continue
         if keyword in _NAMED and isinstance(value, Mapping):
-            found[keyword] = {k: constraints(v) if isinstance(v, Mapping) else v for k, v in value.items()}
+            kept[keyword] = {k: constraints(v) if isinstance(v, Mapping) else v for k, v in value.items()}
         elif keyword in _DATA:
-            found[keyword] = value
+            kept[keyword] = value
         elif isinstance(value, Mapping):
-            found[keyword] = constraints(value)
+            kept[keyword] = constraints(value)
         elif isinstance(value, list):
-            found[keyword] = [constraints(v) if isinstance(v, Mapping) else v for v in value]
+            kept[keyword] = [constraints(v) if isinstance(v, Mapping) else v for v in value]
         else:
-            found[keyword] = value
-    return found
+            kept[keyword] = value
+    return kept
 
 
-def reduced(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def reduced(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     """(A copy of a schema without patterns and formats that llguidance does not support, what they are)."""
     problems: dict[str, None] = {}
 
@@ -74,7 +76,7 @@ def reduced(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             return [copy(one) for one in value]
         if not isinstance(value, Mapping):
             return value
-        found: dict[str, Any] = {}
+        result_schema: Schema = {}
         for keyword, inner in value.items():
             if keyword in ("format", "pattern") and not usable(keyword, inner):
                 continue
@@ -82,13 +84,13 @@ def reduced(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 inner = {name: copy(one) for name, one in inner.items()}
             elif keyword not in _DATA and keyword not in _NO_CONSTRAINT:
                 inner = copy(inner)
-            found[keyword] = inner
-        patterns = found.get("patternProperties")
+            result_schema[keyword] = inner
+        patterns = result_schema.get("patternProperties")
         if isinstance(patterns, Mapping):
             kept = {name: one for name, one in patterns.items() if usable("pattern", name)}
             if len(kept) < len(patterns):  # what only matched these is allowed now
-                found |= {"patternProperties": kept, "additionalProperties": True}
-        return found
+                result_schema |= {"patternProperties": kept, "additionalProperties": True}
+        return result_schema
 
     return copy(schema), list(problems)
 

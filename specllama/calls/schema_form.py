@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from specllama.calls.tools import Schema
+
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ONE = ("additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")  # a schema
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # a list of schemas
@@ -40,7 +42,7 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
     """
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema
-    found: dict[str, Any] = {}
+    kept: Schema = {}
     for keyword, value in schema.items():
         if value is None and keyword not in _NULL_IS_DATA:
             continue
@@ -50,8 +52,8 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
             value = [without_nulls(one, depth + 1) for one in value]
         elif keyword in (*_ONE, "items"):
             value = without_nulls(value, depth + 1)
-        found[keyword] = value
-    return found
+        kept[keyword] = value
+    return kept
 
 
 def _inner(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.tools import Schema
+
 MAX_DEPTH = 32  # levels of a schema
 
 
@@ -43,8 +45,8 @@ class Types:
             return frozenset((type_name(schema["const"]),))
         for keyword in ("anyOf", "oneOf"):
             if isinstance(options := schema.get(keyword), list) and options:
-                found = [self.of(option, depth + 1) for option in options]
-                return None if None in found else frozenset[str]().union(*[f for f in found if f])
+                types = [self.of(option, depth + 1) for option in options]
+                return None if None in types else frozenset[str]().union(*[f for f in types if f])
         if isinstance(schema.get("properties"), Mapping):
             return frozenset(("object",))
         return None
@@ -52,12 +54,12 @@ class Types:
     def _at(self, ref: str) -> Any:
         if not ref.startswith("#"):
             return {}
-        found: Any = self._root
+        node: Any = self._root
         for name in ref[1:].split("/")[1:]:
-            if not isinstance(found, Mapping):
+            if not isinstance(node, Mapping):
                 return {}
-            found = found.get(name.replace("~1", "/").replace("~0", "~"))
-        return found
+            node = node.get(name.replace("~1", "/").replace("~0", "~"))
+        return node
 
 
 def type_name(value: Any) -> str:
@@ -87,16 +89,16 @@ def parameters(schema: Mapping[str, Any]) -> Parameters:
         open_ended = schema.get("additionalProperties") is not False
         return Parameters({name: {} for name in sorted(names)}, names, open_ended)
     more = not properties and schema.get("additionalProperties") is not False
-    unknown: dict[str, Any] = {name: {} for name in sorted(names - set(properties))}
+    unknown: dict[str, Schema] = {name: {} for name in sorted(names - set(properties))}
     return Parameters({**properties, **unknown}, names, more)
 
 
-def embedded(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+def embedded(schema: Any, root: Mapping[str, Any]) -> Schema:
     """A part of a schema as one of its own, with the definitions it may refer to."""
-    found = dict(schema) if isinstance(schema, Mapping) else {}
-    if "$ref" in json.dumps(found):
-        found |= {k: root[k] for k in ("$defs", "definitions") if k in root}
-    return found
+    node = dict(schema) if isinstance(schema, Mapping) else {}
+    if "$ref" in json.dumps(node):
+        node |= {k: root[k] for k in ("$defs", "definitions") if k in root}
+    return node
 
 
 def of_type(types: frozenset[str] | None, *names: str) -> bool:

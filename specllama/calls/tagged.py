@@ -39,12 +39,12 @@ class TaggedArguments:
         self._typed, self._words = typed, words
 
     def items(self, lark: Lark, schema: Mapping[str, Any]) -> str:
-        found, types = parameters(schema), Types(schema)
+        known, types = parameters(schema), Types(schema)
         items = list[str]()
-        for name, value in found.schemas.items():
+        for name, value in known.schemas.items():
             one = self._pair(lark, lark.text(self._before + name + self._after), value, schema, types)
-            items.append(one if name in found.required else f"({one})?")
-        if found.more:
+            items.append(one if name in known.required else f"({one})?")
+        if known.more:
             key = lark.terminal(r'/[^<>"=\n]{1,64}/')
             start = f"{lark.text(self._before)} {key} {lark.text(self._after)}"
             items.append(f"({self._pair(lark, start, {}, schema, types)})*")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from specllama.json_types import JsonObject
 
 Choice = Literal["auto", "none", "required"]
+Schema = JsonObject
+"""A JSON schema that is an object; its keywords are data to all but the modules about schemas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Schema = field(default_factory=dict)
     strict: bool = False
 
 

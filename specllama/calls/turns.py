@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from specllama.calls.history import Messages
+from specllama.calls.history import Message, Messages
 from specllama.errors import SpecllamaError
 
 Rendered = TypeVar("Rendered")
@@ -36,7 +36,7 @@ def settled(messages: Sequence[Mapping[str, Any]], system: bool, systems: bool) 
     return [{"role": "user", "content": first}, *rest]
 
 
-def _between(message: Mapping[str, Any]) -> dict[str, Any]:
+def _between(message: Mapping[str, Any]) -> Message:
     """Instructions between turns."""
     return {**message, "role": "user", "content": f"<system>\n{message.get('content') or ''}\n</system>"}
 
@@ -71,17 +71,17 @@ def _forms(messages: Messages) -> Iterator[Messages]:
 
 
 def _joined(messages: Messages) -> Messages:
-    found = Messages()
+    joined = Messages()
     for message in messages:
         if message.get("role") == "assistant" and _is_empty(message):
             continue
-        last = found[-1] if found else {}
+        last = joined[-1] if joined else {}
         same = message.get("role") == last.get("role") and message.get("role") in ("user", "assistant")
         if same and all(isinstance(m.get("content") or "", str) for m in (last, message)):
-            found[-1] = _merged(last, message)
+            joined[-1] = _merged(last, message)
         else:
-            found.append(message)
-    return found
+            joined.append(message)
+    return joined
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
@@ -89,18 +89,18 @@ def _is_empty(message: Mapping[str, Any]) -> bool:
     return not any(message.get(name) for name in ("content", "tool_calls", "reasoning_content"))
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {**one}
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Message:
+    merged: Message = {**one}
     for name in ("content", "reasoning_content"):
         texts = [text for m in (one, other) if (text := m.get(name))]
         if texts or name == "content":
-            found[name] = "\n".join(texts)
+            merged[name] = "\n".join(texts)
     if calls := [*(one.get("tool_calls") or ()), *(other.get("tool_calls") or ())]:
-        found["tool_calls"] = calls
-    return found
+        merged["tool_calls"] = calls
+    return merged
 
 
-def _bridged(messages: Messages) -> Iterator[dict[str, Any]]:
+def _bridged(messages: Messages) -> Iterator[Message]:
     """Before a first answer a message of the user, after a result, or a call without one, an answer before
     the user's next message.
     """

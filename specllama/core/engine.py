@@ -1,42 +1,176 @@
 """The round: draft → one decode of all sequences → verify and commit → truncate the cache → observe.
 
-Speculative decoding (Leviathan, Kalman, Matias, arXiv 2211.17192) with verification by equality. Slots,
-caches and prefill are in scheduler.py, what to draft in policy/, what to accept in verify.py.
+Speculative decoding (Leviathan, Kalman, Matias, arXiv 2211.17192) with verification by equality. Which
+generations are in a round is decided in scheduler.py, what to draft in policy/, what to accept in verify.py;
+prompts are evaluated in prefill.py.
 """
 
 from __future__ import annotations
 
-from specllama.core.even_drafts import make_even
-from specllama.core.interfaces import BatchRow, DecodeError, MaskError, NoRoomError
-from specllama.core.policy.base import Draft, Round, VerifyResult
-from specllama.core.policy.tree import matching
-from specllama.core.scheduler import Scheduler
-from specllama.core.sequence import Generation
-from specllama.core.verify import verify
+from collections.abc import Callable, Collection, Sequence
+from math import inf
 
+from specllama.core.decoder import TargetDecoder
+from specllama.core.even_drafts import make_even
+from specllama.core.exact import ExactRows
+from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
+from specllama.core.limits import context_length_error, ends_ignored, with_forced_limit
+from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
+from specllama.core.policy.tree import matching
+from specllama.core.prefill import Prefiller
+from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.stored import StoredText
+from specllama.core.sampling.sampler import KeyedSampler
+from specllama.core.scheduler import Scheduler
+from specllama.core.sequence import FinishReason, Generation, Request
+from specllama.core.verify import verify
+from specllama.errors import EngineError
+
+MAX_PENDING = 16  # rows lost by a truncation that a round evaluates again; more are prefilled in chunks
 NO_DRAFT = Draft()
 
 
-class Engine(Scheduler):
-    """Decodes many requests together in the slots of one target context. Parameters: see `Scheduler`."""
+class Engine:
+    """Decodes many requests together in the slots of one target context.
+
+    end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
+    of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
+    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded differently;
+    None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows decoded by
+    themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where rows are
+    bit-equal; the texts of such requests are decoded one after another. prefill_seconds: see `Scheduler`.
+    draft_tree: branches of each draft, where there are as many; None: the policy decides. room, cache_budget,
+    max_partials: see `PrefixStore`. scheduler: the generations and the slots. draft_failed: the draft model
+    raised DecodeError and was removed; `notices` has a message.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        policy: Policy,
+        *,
+        end_ids: Collection[int],
+        clock: Callable[[], float],
+        suppressed: Sequence[int] = (),
+        epsilon: float | None = None,
+        max_rows: int | None = None,
+        exact: bool = False,
+        prefill_seconds: float = 0.5,
+        room: Callable[[int], bool] | None = None,
+        exact_rows: ExactRows | None = None,
+        cache_budget: float = inf,
+        max_partials: int | None = None,
+        draft_tree: int | None = None,
+    ) -> None:
+        self.target = target
+        self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
+        self.epsilon, self.exact, self.exact_rows = epsilon, exact, exact_rows
+        store = PrefixStore(target, clock, room, cache_budget, max_partials)
+        self.scheduler = Scheduler(store, policy, prefill_seconds)
+        self.notices: list[str] = []
+        self.draft_failed = False
+        self._decoder = TargetDecoder(self.scheduler, max_rows, draft_tree)
+        self._prefiller = Prefiller(self.scheduler, self._decoder)
+
+    @property
+    def policy(self) -> Policy:
+        """What to draft; another one may be set between generations."""
+        return self.scheduler.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.scheduler.policy = policy
+
+    @property
+    def max_rows(self) -> int | None:
+        """Limit of a decode with drafts; None: no limit."""
+        return self._decoder.max_rows
+
+    @max_rows.setter
+    def max_rows(self, max_rows: int | None) -> None:
+        self._decoder.max_rows = max_rows
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The sequences of the target's cache."""
+        return self.scheduler.slots
+
+    @property
+    def active(self) -> list[Generation]:
+        """The generations that have a slot, the youngest last."""
+        return self.scheduler.active
+
+    @property
+    def busy(self) -> bool:
+        """Whether a generation is waiting or active."""
+        return self.scheduler.busy
+
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a row of a prompt, None before one was evaluated."""
+        return self.scheduler.chunk_size.row_seconds
+
+    def submit(self, request: Request, stored: StoredText | None = None) -> Generation:
+        """Queue a request. stored: a text that was read from the disk for it. Raises EngineError for an empty
+        prompt, ContextLengthError where the context has no room for the prompt and one token, or for the
+        prompt and the forced ids, UsageError for invalid forced ids.
+        """
+        n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
+        if n_prompt == 0:
+            raise EngineError("a prompt needs at least one token")
+        if n_prompt >= n_ctx:
+            raise context_length_error(n_prompt, n_ctx)
+        request = with_forced_limit(request, self.target.n_vocab, n_ctx)
+        forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
+        infill = None if ends_ignored(request.params) else request.infill
+        sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden, infill)
+        end_ids = self.end_ids if request.forced is None else ()
+        exact, epsilon = self.exact or request.exact, self.epsilon or 0.0
+        if (rows := self.exact_rows if exact else None) is not None:  # nothing is left to decide again
+            exact, epsilon, n_ctx = False, 0.0, n_ctx - max(0, rows.width - 1 - self.target.n_spare)
+        generation = Generation(
+            request,
+            sampler,
+            end_ids,
+            n_ctx,
+            epsilon,
+            exact,
+            submitted=self.scheduler.clock(),
+            exact_rows=rows,
+        )
+        generation.history, generation.stored = list(request.prompt), stored
+        generation.stats.n_prompt = n_prompt
+        generation.stats.exact_width = rows.width if rows is not None else None
+        self.scheduler.add(generation)
+        return generation
+
+    def cancel(self, generation: Generation, reason: FinishReason = "cancel") -> None:
+        """End a generation now, keeping its output so far; without effect where it has ended already."""
+        self.scheduler.cancel(generation, reason)
 
     def step(self) -> list[Generation]:
         """Admit requests, prefill one chunk, decode one round; returns the generations that may have changed.
 
         Raises DecodeError where llama.cpp failed: every generation is cancelled and all caches are emptied.
         """
-        touched = self._admit()
+        scheduler = self.scheduler
+        touched = scheduler.admit()
+        ready = scheduler.ready()
         try:
-            if decoding := self._prefill_next():
+            if (chunk := scheduler.next_chunk(ready)) is not None:
+                self._prefiller.evaluate(chunk)
+            if decoding := scheduler.in_round(ready):
                 self._round(decoding)
         except DecodeError:
-            self._abandon()
+            scheduler.abandon()
             raise
-        self._retire()
+        scheduler.retire()
         return touched
 
     def _round(self, active: list[Generation]) -> None:
-        clock, started, policy = self.clock, self.clock(), self.policy
+        clock, policy, decoder = self.scheduler.clock, self.policy, self._decoder
+        started = clock()
         single = next((g for g in active if g.single_row), None)  # a near-tie is decided again by itself
         active = [single] if single else active
         drafts = {} if single else self._draft(active)
@@ -46,12 +180,12 @@ class Engine(Scheduler):
         batch, spans = self._batch(active, drafts)
         branches, branch_spans = self._branch_rows(active, drafts, spans[-1][1])
         n_rows = len(batch) + sum(map(len, branches))
-        n_apart = 0 if single or not policy.with_alternatives else self._tree_limits(active, 0).n_branches
-        rows = self._decode(batch, n_rows if single else self._width(batch, n_rows), branches, n_apart)
+        n_apart = 0 if single or not policy.with_alternatives else decoder.tree_limits(active, 0).n_branches
+        rows = decoder.decode(batch, n_rows if single else decoder.width(batch, n_rows), branches, n_apart)
         if rows is None:
             return
         decoded, outcomes = clock(), []
-        n_same, width = self._same_width(), self.target.n_decoded
+        n_same, width = decoder.count_same_width(), self.target.n_decoded
         for g, (begin, end) in zip(active, spans, strict=True):
             draft, before = drafts.get(g.seq_id, NO_DRAFT), len(g.history)
             g.begin_round(draft.tokens, draft.sources, draft.branches, shared=width > 1 and not single)
@@ -71,17 +205,17 @@ class Engine(Scheduler):
         seconds = decoded - drafted, drafted - started, clock() - started
         done = Round(n_rows, *seconds, outcomes, width - n_rows, n_same)
         policy.observe(done)
-        self._last_round = len(active), done.seconds
+        self.scheduler.observe_round(len(active), done.seconds)
         forced, priced = policy.forced_sources, policy.priced_sources
         for g, outcome in zip(active, outcomes, strict=True):
             g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""
-        limit = self._draft_limit(active)
+        limit, time_left = self._decoder.draft_limit(active), self.scheduler.time_left(active)
         try:
             rooms = {g.seq_id: max(0, min(g.room, limit)) for g in active}
-            drafts = self.policy.draft(rooms, self._time_left(active), self._tree_limits(active, limit))
+            drafts = self.policy.draft(rooms, time_left, self._decoder.tree_limits(active, limit))
         except MaskError:
             return {}
         except DecodeError as error:
@@ -95,10 +229,17 @@ class Engine(Scheduler):
         if self.target.cuts_need_checkpoint:
             try:
                 for g in (g for g in drafting if drafts[g.seq_id].tokens):
-                    self._checkpoint(g)
+                    self._decoder.checkpoint(g)
             except NoRoomError:  # the round itself makes room
                 return {}
         return drafts
+
+    def _remove_model(self, error: DecodeError) -> None:
+        """Remove the drafters that decode, one of which failed."""
+        for name in [d.name for d in self.policy.drafters if d.priced]:
+            self.policy.remove_drafter(name)
+        self.draft_failed, self.scheduler.store.copies.drafter = True, None
+        self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _batch(
         self, active: list[Generation], drafts: dict[int, Draft]
@@ -121,15 +262,15 @@ class Engine(Scheduler):
         """The rows of the branches, and the range (begin, end) of their logits among the outputs, by
         sequence, index and first token. n: outputs before them.
         """
-        found: list[list[BatchRow]] = []
+        branches: list[list[BatchRow]] = []
         spans = {}
         for g in active:
             for branch in drafts.get(g.seq_id, NO_DRAFT).branches:
                 first = len(g.history) + branch.at
-                found.append([BatchRow(t, first + j, g.seq_id, True) for j, t in enumerate(branch.tokens)])
+                branches.append([BatchRow(t, first + j, g.seq_id, True) for j, t in enumerate(branch.tokens)])
                 spans[g.seq_id, branch.at, branch.tokens[0]] = n, n + len(branch.tokens)
                 n += len(branch.tokens)
-        return found, spans
+        return branches, spans
 
     def _sync_cache(self, generation: Generation, outcome: VerifyResult) -> None:
         """Restore the invariant between rounds: the cache holds the history without its last token, and
@@ -139,4 +280,4 @@ class Engine(Scheduler):
         keep = min(len(generation.history) - 1, before + outcome.n_accept - outcome.n_branch)
         cached = before + len(outcome.draft.tokens)
         generation.n_past = self.target.truncate(generation.seq_id, keep) if cached > keep else cached
-        self._check_prefilled(generation)
+        generation.prefilled = len(generation.history) - 1 - generation.n_past < MAX_PENDING

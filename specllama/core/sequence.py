@@ -54,7 +54,7 @@ class Request:
     tokens. deadline: seconds of the engine's clock; None: none. speculate: whether to draft. mask: a grammar
     in its initial state, not shared with another request. forced: ids to write instead of the chosen ones
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
-    None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
+    None: the policy decides. owner, turn: see `fair_queue.FairQueue`. history_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
     reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
     text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
@@ -75,7 +75,7 @@ class Request:
     draft_max: int | None = None
     owner: str = ""
     turn: int = 0
-    memory_scope: str | None = ""
+    history_scope: str | None = ""
     cache_scope: str = ""
     final_probs: bool = False
     prompt_seconds: float = inf
@@ -90,7 +90,7 @@ class Request:
 @dataclass(slots=True)
 class Generation:
     """A request in the engine. history: prompt and output ids. n_past: how many of them are in the target's
-    cache. epsilon, exact: see `scheduler.Scheduler`. exact_rows: its decodes have one width, and nothing else
+    cache. epsilon, exact: see `engine.Engine`. exact_rows: its decodes have one width, and nothing else
     is decoded meanwhile; None: they need not.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
@@ -226,8 +226,8 @@ class Generation:
         """The token, after recording its log probability where that was requested."""
         n = self.request.params.logprobs
         if n is not None and self.request.final_probs:
-            found = self.sampler.final_logprobs(row, self.history, self.request.mask, token, n)
-            self._logprobs = TokenLogprobs(*found)
+            final = self.sampler.final_logprobs(row, self.history, self.request.mask, token, n)
+            self._logprobs = TokenLogprobs(*final)
         elif n is not None:
             self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
         return token

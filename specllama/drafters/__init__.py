@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specllama.core.head_interfaces import BlockHead, DraftHead
     from specllama.core.interfaces import Context, Drafter
     from specllama.core.translation import Translation
-    from specllama.drafters.ring import RequestHistory
+    from specllama.drafters.request_history import RequestHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ GRAMMAR = DrafterEntry(
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
-MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
+HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
 MODEL = DrafterEntry(
     "model", _factory("foreign"), "model", needs_draft_model=True, priced=True, continues=True
 )  # fmt: skip
@@ -124,7 +124,7 @@ HEAD = DrafterEntry(
 )  # fmt: skip
 
 # In the order in which they are tried.
-REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL, HEAD)}
+REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, HISTORY, MODEL, HEAD)}
 
 
 def words() -> tuple[str, ...]:

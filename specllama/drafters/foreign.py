@@ -68,12 +68,12 @@ class _Draft:
     def at(self, n: int) -> Proposal | None:
         """The proposal after n tokens of the draft, None where there is none yet."""
         i = n - len(self.base)
-        return self.spelling.found[i] if i < len(self.spelling.found) else None
+        return self.spelling.certain[i] if i < len(self.spelling.certain) else None
 
     def follows(self, draft: Sequence[int]) -> bool:
         """Whether it goes on after this draft."""
         n = len(self.base)
-        mine = [p.token for p in self.spelling.found[: max(0, len(draft) - n)]]
+        mine = [p.token for p in self.spelling.certain[: max(0, len(draft) - n)]]
         return len(draft) >= n and [*self.base, *mine] == list(draft)
 
 

@@ -27,7 +27,7 @@ class GrammarDrafter(RegisteredDrafter):
             self.masks[seq_id] = mask
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        found = {}
+        proposals = {}
         for seq_id, draft in drafts.items():
             mask = self.masks.get(seq_id)
             if mask is None:
@@ -37,8 +37,8 @@ class GrammarDrafter(RegisteredDrafter):
                 run = [*draft, *mask.forced(draft)]
                 self._runs[seq_id] = len(draft), run
             if len(run) > len(draft):
-                found[seq_id] = Proposal(run[len(draft)], 1.0)
-        return found
+                proposals[seq_id] = Proposal(run[len(draft)], 1.0)
+        return proposals
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:  # noqa: ARG002
         """The sequence continued; the engine has updated the mask, so forced tokens are computed again."""

@@ -141,10 +141,10 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
                     last.setdefault(at, {})[seq] = rows
                 else:
                     self._decode(at, {seq: rows})
-        found: dict[int, NDArray[np.float32]] = {}
+        hidden: dict[int, NDArray[np.float32]] = {}
         for at, rows_of in last.items():
-            found.update(self._decode(at, rows_of))
-        return found
+            hidden.update(self._decode(at, rows_of))
+        return hidden
 
     def _n_known(self, seq: int, draft: Sequence[int]) -> int:
         """The tokens of the draft after which hidden states are missing; rows of other drafts are removed."""
@@ -243,15 +243,15 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
             raise
 
     def _run_parts(self, head: DraftHead, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
-        found = []
+        outputs = []
         try:
             for i in range(0, len(rows), head.n_batch):
                 logits, hidden = head.decode(rows[i : i + head.n_batch])
-                found.append((logits.copy(), hidden))
+                outputs.append((logits.copy(), hidden))
         except NoRoomError:
             self._empty()  # the parts before are in the cells
             raise
-        logits, hidden = (np.concatenate(one) for one in zip(*found, strict=True))
+        logits, hidden = (np.concatenate(one) for one in zip(*outputs, strict=True))
         return logits, hidden
 
     def _empty(self) -> None:

@@ -232,9 +232,9 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
                     self._decode([BatchRow(t, start + i, seq, False) for i, t in enumerate(rest[:share])])
                     start, rest = start + share, rest[share:]
                 batch += [BatchRow(t, start + i, seq, i == len(rest) - 1) for i, t in enumerate(rest)]
-            found = self._decode(batch, pad_to)
+            logits = self._decode(batch, pad_to)
             self.n_decoded = self.context.n_decoded
-            return found
+            return logits
         except NoRoomError:
             return None
 

@@ -91,12 +91,12 @@ class TokenIndex:
         """The positions after the earlier occurrences of the last three tokens, latest first; at most
         N_CANDIDATES.
         """
-        found: list[int] = []
+        ends: list[int] = []
         end = self._earlier[-1] if self._earlier else 0
-        while end and len(found) < N_CANDIDATES:
-            found.append(end)
+        while end and len(ends) < N_CANDIDATES:
+            ends.append(end)
             end = self._earlier[end - 1]
-        return found
+        return ends
 
     def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
         """(position, length) of the candidate with the longest match before it; the latest of equal ones,

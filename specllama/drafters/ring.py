@@ -15,8 +15,6 @@ import numpy as np
 
 from specllama.drafters.ngram_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
-MAX_SCOPES = 32  # most recently used scopes whose rings are kept: 384 MiB at most
-N_CONTEXT = N_GRAM - 1  # ids before a text that are kept with it, so that a match can end at its first token
 RING_BITS = 20  # tokens kept: 2**20
 NO_TOKEN = -1  # between two texts, after the last one, and at positions that were overwritten
 MAX_LINKS = 32  # links of a chain that are followed, other 3-grams with the same hash included
@@ -122,7 +120,7 @@ class Ring(Sequence[int]):
 
     def ends(self, a: int, b: int, c: int) -> list[int]:
         """The positions after the occurrences of these three ids, latest first; at most N_CANDIDATES."""
-        found: list[int] = []
+        ends: list[int] = []
         last, mask, ids, earlier = self.end, self._index_mask, self._read_ids, self._read_earlier
         max_distance, previous = self.size - N_GRAM, -1
         stored = self._read_latest[_hash(a, b, c)]
@@ -132,11 +130,11 @@ class Ring(Sequence[int]):
             if not previous < distance <= max_distance or end < N_GRAM:
                 break  # overwritten or never written: distances along a chain only grow
             if ids[end - 1 & mask] == c and ids[end - 2 & mask] == b and ids[end - 3 & mask] == a:
-                found.append(end)
-                if len(found) == N_CANDIDATES:
+                ends.append(end)
+                if len(ends) == N_CANDIDATES:
                     break
             stored, previous = earlier[end - 1 & mask], distance
-        return found
+        return ends
 
     def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
         """(position, length) of the longest match: before each position of `ends` are the last three of
@@ -158,12 +156,12 @@ class Ring(Sequence[int]):
 class RingIndex:
     """An `Index` whose source is a ring; `TokenIndex` is the one whose source is the text itself."""
 
-    __slots__ = ("_found", "source", "tokens")
+    __slots__ = ("_ends", "source", "tokens")
     own = False
 
     def __init__(self, ring: Ring, tokens: Sequence[int]) -> None:
         self.source, self.tokens = ring, array("i", tokens)
-        self._found: list[int] | None = None
+        self._ends: list[int] | None = None
 
     def build(self, n_tokens: int) -> int:  # noqa: ARG002
         """Nothing: the text itself is not indexed."""
@@ -171,41 +169,13 @@ class RingIndex:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self._found = None
+        self._ends = None
 
     def candidates(self) -> list[int]:
-        if self._found is None:
+        if self._ends is None:
             tokens = self.tokens
-            self._found = self.source.ends(*tokens[-N_GRAM:]) if len(tokens) >= N_GRAM else []
-        return self._found
+            self._ends = self.source.ends(*tokens[-N_GRAM:]) if len(tokens) >= N_GRAM else []
+        return self._ends
 
     def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
         return self.source.longest(self.tokens, self.candidates() if among is None else among)
-
-
-class RequestHistory:
-    """Outputs of earlier requests, by scope. bits: a ring holds 2**bits tokens. max_scopes: rings kept."""
-
-    def __init__(self, bits: int = RING_BITS, max_scopes: int = MAX_SCOPES) -> None:
-        self.bits, self.max_scopes = bits, max_scopes
-        self._rings: dict[str, Ring] = {}  # the most recently used one last
-
-    def ring(self, scope: str) -> Ring:
-        """The ring of this scope; a new one replaces the least recently used."""
-        ring = self._rings.pop(scope, None)
-        if ring is None:
-            ring = Ring(self.bits)
-        self._rings[scope] = ring
-        if len(self._rings) > self.max_scopes:
-            del self._rings[next(iter(self._rings))]
-        return ring
-
-    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
-        """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds."""
-        if len(history) > n_prompt:
-            self.ring(scope).add(history[max(0, n_prompt - N_CONTEXT) :])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory, pending texts not included."""
-        return sum(ring.n_bytes for ring in self._rings.values())

@@ -81,8 +81,8 @@ class SavedCaches:
 
     def _free_idle(self, but: int = -1) -> bool:
         """Empty the cache of an idle sequence, other than `but`; False where none has any cells."""
-        found = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
-        idle = next(found, None)
+        idle_ids = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
+        idle = next(idle_ids, None)
         if idle is not None:
             self.context.truncate(idle, 0)
             self.cells[idle].clear()

@@ -21,13 +21,13 @@ _LONGEST_PIECE = 4096  # bytes of a token of the draft; a longer one ends the dr
 class Spelling:
     """end_ids: of the target, with which its generation ends.
 
-    found: the tokens that are certain, each with the product of the draft's probabilities of the tokens
+    certain: the tokens that are settled, each with the product of the draft's probabilities of the tokens
     that spell it. ended: the draft ends here. pending: tokens of the target that the rest would be.
     """
 
     def __init__(self, translation: Translation, end_ids: Collection[int]) -> None:
         self._translation, self._end_ids = translation, end_ids
-        self.found: list[Proposal] = []
+        self.certain: list[Proposal] = []
         self.ended = False
         self.pending: list[int] = []
         self._rest = b""
@@ -35,7 +35,7 @@ class Spelling:
 
     @property
     def tokens(self) -> list[int]:
-        return [proposal.token for proposal in self.found]
+        return [proposal.token for proposal in self.certain]
 
     def add(self, token: int, probability: float) -> None:
         """The draft has drafted a token, by its id in the shared space."""
@@ -45,9 +45,9 @@ class Spelling:
             self._finish()
             self.ended = token >= t.n_target or token in self._end_ids
             if token < t.n_target:
-                self.found.append(Proposal(token, probability))
+                self.certain.append(Proposal(token, probability))
         elif not self._rest and token < t.n_target and (not t.may_grow[token] or _continues(piece)):
-            self.found.append(Proposal(token, probability))
+            self.certain.append(Proposal(token, probability))
         elif len(piece) > _LONGEST_PIECE:
             self.ended = True
         else:
@@ -87,7 +87,7 @@ class Spelling:
         probability = math.prod(p for at, p in self._parts if at < n)
         self._parts = [(at - n, p) for at, p in self._parts if at >= n]
         self._rest = self._rest[n:]
-        self.found.append(Proposal(token, probability))
+        self.certain.append(Proposal(token, probability))
 
 
 def _continues(piece: bytes) -> bool:

@@ -54,8 +54,8 @@ class Header:
         """What a reader finds in this header: read at the first call, then kept with it."""
         if reader not in self._kept:
             self._kept[reader] = reader(self)
-        found: T = self._kept[reader]
-        return found
+        value: T = self._kept[reader]
+        return value
 
     def text(self, key: str) -> str:
         """A string of the metadata, "" if absent."""
@@ -136,10 +136,10 @@ class Header:
     @property
     def bytes_by_type(self) -> dict[tuple[str, bool], int]:
         """Bytes of the matrices that decodes read, by type and whether they belong to experts."""
-        found = Counter[tuple[str, bool]]()
+        sizes = Counter[tuple[str, bool]]()
         for t, routed in self._read():
-            found[t.type, routed] += t.n_bytes if len(t.shape) > 1 else 0
-        return found
+            sizes[t.type, routed] += t.n_bytes if len(t.shape) > 1 else 0
+        return sizes
 
     def _read(self) -> Iterator[tuple[TensorInfo, bool]]:
         """The tensors that decodes read, and whether they belong to experts."""
@@ -275,8 +275,8 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
             raise IntegrityError(f"{names[t.part]}: tensor {t.name!r} is in another part too", DOWNLOAD_AGAIN)
     expected = first.integer("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        found = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
-        raise IntegrityError(f"{first.path}: {found}: a part belongs to another model", DOWNLOAD_AGAIN)
+        present = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
+        raise IntegrityError(f"{first.path}: {present}: a part belongs to another model", DOWNLOAD_AGAIN)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
 
 

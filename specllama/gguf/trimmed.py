@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +108,16 @@ def _coverage(header: Header) -> float | None:
     return value
 
 
-def _rest(header: Header, n: int) -> dict[str, Any]:
+class _Rest(TypedDict, total=False):
+    """Fields of TrimInfo about the other tokens, none where the file has no embeddings of them."""
+
+    rest_offset: int
+    rest_bytes: int
+    rest_type: str
+    scale: float
+
+
+def _rest(header: Header, n: int) -> _Rest:
     """Where the embeddings of the n other tokens are. Raises GGUFError where they are not whole."""
     key = f"{PREFIX}embeddings_offset"
     offset = header.integer(key)

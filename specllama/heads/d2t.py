@@ -20,9 +20,9 @@ def n_proposed(header: Header, own_output: bool) -> int:
         return header.n_vocab
     where = f"{header.path}: tensor 'd2t', data at byte {info.offset}"
     if info.type != "I64" or len(info.shape) != 1 or not 1 <= info.n_elements <= header.n_vocab:
-        found = f"{dims(info.shape)} of type {info.type}"
+        present = f"{dims(info.shape)} of type {info.type}"
         raise GGUFError(
-            f"{where}: {found}, not I64 and one id for each of up to {header.n_vocab} tokens", GET_ANOTHER
+            f"{where}: {present}, not I64 and one id for each of up to {header.n_vocab} tokens", GET_ANOTHER
         )
     if not own_output:
         raise GGUFError(

@@ -59,7 +59,7 @@ def _refusals(target: Header, head: HeadInfo) -> Iterator[str]:
             yield f"{name} differs: target {a}, head {b}; the head reads the target's KV cache"
     heads = [set(h.n_head_kv[-2:]) for h in (target, head.header)]
     if not heads[1] <= heads[0]:
-        a_text, b_text = (", ".join(map(str, sorted(found))) for found in heads)
+        a_text, b_text = (", ".join(map(str, sorted(numbers))) for numbers in heads)
         yield f"heads of the KV cache differ: target {a_text}, head {b_text}"
 
 

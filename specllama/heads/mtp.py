@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP): blocks behind those of a model, in its own file or in one without the others.
+"""Multi-token prediction (MTP): blocks after those of a model, in its own file or in one without the others.
 
 Sources: the loaders and the `graph_mtp` of llama.cpp's src/models.
 """
@@ -112,11 +112,11 @@ def _refusals(target: Header, head: HeadInfo) -> Iterator[str]:
 def _memory_header(head: HeadInfo) -> Header:
     header = head.header
     name = "" if head.own_file else f"the head of {header.name}"
-    found = of_blocks(header, range(head.n_layer_target, header.n_layer), head.tensors)
+    blocks = of_blocks(header, range(head.n_layer_target, header.n_layer), head.tensors)
     more: dict[str, Value] = {f"{header.architecture}.full_attention_interval": 1}  # all of its blocks attend
     if name:
         more["general.name"] = name
-    return replace(found, metadata=MappingProxyType({**found.metadata, **more}))
+    return replace(blocks, metadata=MappingProxyType({**blocks.metadata, **more}))
 
 
 def _n_mtp(header: Header) -> int:

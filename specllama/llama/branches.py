@@ -60,28 +60,28 @@ class BranchSequences:
 
     def _seen_by(self, batch: Sequence[BatchRow], ends: Mapping[int, int]) -> dict[int, list[int]]:
         """The sequences that see a row of the batch, by index of the row."""
-        found: dict[int, list[int]] = {}
+        seen_by: dict[int, list[int]] = {}
         for branch, end in ends.items():
             owner, _ = self._held[branch]
             for i, row in enumerate(batch):
                 if row.seq_id == owner and row.pos < end:
-                    found.setdefault(i, []).append(branch)
-        return found
+                    seen_by.setdefault(i, []).append(branch)
+        return seen_by
 
     def _shared(self, seq_id: int, n_past: int, used: Collection[int]) -> int:
         """The id of one that now shares the first `n_past` cells of the sequence, all that it has. used:
         those that other branches of the decode have.
         """
         free = [i for i in self.ids if i not in used]
-        found = next((i for i in free if self._held.get(i, (-1, 0))[0] == seq_id), None)
-        if found is None:
-            found = next((i for i in free if i not in self._held), free[0])
-            self._empty(found)
-        have = self._held.get(found, (seq_id, 0))[1]
+        shared = next((i for i in free if self._held.get(i, (-1, 0))[0] == seq_id), None)
+        if shared is None:
+            shared = next((i for i in free if i not in self._held), free[0])
+            self._empty(shared)
+        have = self._held.get(shared, (seq_id, 0))[1]
         if have < n_past:
-            llama.llama_memory_seq_cp(self._memory, seq_id, found, have, n_past)
-        self._held[found] = seq_id, n_past
-        return found
+            llama.llama_memory_seq_cp(self._memory, seq_id, shared, have, n_past)
+        self._held[shared] = seq_id, n_past
+        return shared
 
     def decoded(self, rows: PlacedRows) -> None:
         """The rows are decoded; the cells that branches have of their own are removed."""

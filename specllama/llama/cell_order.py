@@ -91,13 +91,13 @@ def _blocks(reader: _Reader, n: int) -> list[tuple[_Bytes, bool]]:
     transposed, n_layer = reader.number(), reader.number()
     if transposed > 1 or not 1 <= n_layer <= _MAX_LAYERS:
         raise _UnknownFormatError
-    found = list[tuple[_Bytes, bool]]()
+    blocks = list[tuple[_Bytes, bool]]()
     for _ in range(n_layer):
-        found.append((_rows(reader, n), False))
+        blocks.append((_rows(reader, n), False))
     if _has_values(reader, n, bool(transposed)):
         for _ in range(n_layer):
-            found.append((_elements(reader, n), True) if transposed else (_rows(reader, n), False))
-    return found
+            blocks.append((_elements(reader, n), True) if transposed else (_rows(reader, n), False))
+    return blocks
 
 
 def _has_values(reader: _Reader, n: int, transposed: bool) -> bool:

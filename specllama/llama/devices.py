@@ -30,7 +30,7 @@ class Device:
 
 def devices() -> list[Device]:
     """All devices of the build, the CPU among them, and those of the RPC workers that were added."""
-    found = []
+    listed = []
     for i in range(ggml.ggml_backend_dev_count()):
         dev = ggml.ggml_backend_dev_get(i)
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
@@ -39,8 +39,8 @@ def devices() -> list[Device]:
         about = ggml.ggml_backend_dev_description(dev).decode()
         gpu = ggml.ggml_backend_dev_type(dev) in _GPU_TYPES
         remote = ggml.ggml_backend_reg_name(ggml.ggml_backend_dev_backend_reg(dev)) == b"RPC"
-        found.append(Device(name, about, gpu, remote, free.value, total.value, dev))
-    return found
+        listed.append(Device(name, about, gpu, remote, free.value, total.value, dev))
+    return listed
 
 
 def buffer_type(name: str) -> int:

@@ -18,20 +18,20 @@ _MOST_SECTIONS = 4  # of a position, which llama.cpp reads where rows have no to
 class EmbeddingBatch:
     """A llama_batch with hidden states, and the arrays that it points to.
 
-    limits: of the context that decodes it. places: (position, seq_id, output) of each row. tokens: their ids,
-    hidden: their states, shape (n, limits.width); one of the two may be None. Raises LimitError.
+    limits: of the context that decodes it. row_specs: (position, seq_id, output) of each row. tokens: their
+    ids, hidden: their states, shape (n, limits.width); one of the two may be None. Raises LimitError.
     """
 
     def __init__(
         self,
         limits: DecodeLimits,
-        places: Sequence[tuple[int, int, bool]],
+        row_specs: Sequence[tuple[int, int, bool]],
         tokens: Sequence[int] | None,
         hidden: NDArray[np.float32] | None,
     ) -> None:
-        n = len(places)
-        limits.check_rows(n, sum(output for _, _, output in places))
-        positions, seqs, outputs = zip(*places, strict=True)
+        n = len(row_specs)
+        limits.check_rows(n, sum(output for _, _, output in row_specs))
+        positions, seqs, outputs = zip(*row_specs, strict=True)
         limits.check_seqs(min(seqs), max(seqs))
         if tokens is not None:
             limits.check_tokens(min(tokens), max(tokens))

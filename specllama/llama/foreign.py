@@ -37,8 +37,8 @@ class ModelSpeller:
         before = self._line_end
         if not before:
             return self._model.tokenize(text, False, False)
-        found = self._model.tokenize(f"\n{text}", False, False)
-        return found[len(before) :] if found[: len(before)] == before else found
+        ids = self._model.tokenize(f"\n{text}", False, False)
+        return ids[len(before) :] if ids[: len(before)] == before else ids
 
     def byte(self, value: int) -> int | None:
         return self._bytes.get(bytes([value]))

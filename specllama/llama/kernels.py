@@ -204,10 +204,10 @@ def check(library: Any, plugin: Any) -> None:
             ((product, batch @ weights.T), (attention, attended.transpose(1, 0, 2)))
         ):
             before = plugin.specllama_computed(kind)
-            found = _compute(library, room, node, expected.shape)
+            computed = _compute(library, room, node, expected.shape)
             if plugin.specllama_computed(kind) == before:
                 raise Unusable("this llama.cpp does not use them")
-            if not np.allclose(found, expected, atol=0.02):
+            if not np.allclose(computed, expected, atol=0.02):
                 raise Unusable("a test of them gave another result than numpy")
     except AttributeError as error:
         raise Unusable(f"this llama.cpp lacks a function: {error}") from None
@@ -245,7 +245,7 @@ def _compute(library: Any, room: int, node: int, shape: tuple[int, ...]) -> NDAr
     arguments = (pointer(room), pointer(graph), ctypes.c_int(1))
     if _call(library, "ggml_graph_compute_with_ctx", ctypes.c_int, *arguments) != 0:
         raise Unusable("a test of them failed")
-    found = np.empty(shape, np.float32)
+    product = np.empty(shape, np.float32)
     address = _call(library, "ggml_get_data", pointer, pointer(node))
-    ctypes.memmove(found.ctypes.data, address, found.nbytes)
-    return found
+    ctypes.memmove(product.ctypes.data, address, product.nbytes)
+    return product

@@ -14,7 +14,7 @@ import shlex
 import sys
 import types
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 from specllama.errors import EngineError
 from specllama.llama.kernels import load
@@ -65,7 +65,17 @@ finally:
     if _unused:
         del sys.modules[_engine.__name__]
 
-__all__ = ["ADD_RPC", "INSTALL", "KERNELS", "TESTED", "build_info", "compiled", "ggml", "llama"]
+__all__ = [
+    "ADD_RPC",
+    "INSTALL",
+    "KERNELS",
+    "TESTED",
+    "build_info",
+    "compiled",
+    "ggml",
+    "llama",
+    "system_info",
+]
 
 # ggml's functions, found through llama.cpp, which is linked to them: llama_cpp._ggml loads a second copy of
 # the library, whose list of devices llama.cpp never sees.
@@ -102,17 +112,31 @@ if not ggml.ggml_backend_reg_count():  # backends are loadable; llama-cpp-python
 KERNELS = load(ggml)
 
 
-def build_info() -> dict[str, Any]:
-    """What `doctor` reports of the build: versions, registered backends, llama.cpp's system_info line, and
-    whether it supports GPU offload, mmap, mlock and RPC; and specllama's kernels, or why they are not used.
+class LlamaBuild(TypedDict):
+    """A build of llama.cpp: versions, registered backends, whether it supports GPU offload, mmap, mlock and
+    RPC; and specllama's kernels, or why they are not used.
     """
+
+    llama_cpp_python: str
+    llama_cpp: str
+    ggml: str
+    backends: list[str]
+    gpu_offload: bool
+    mmap: bool
+    mlock: bool
+    rpc: bool
+    kernels: str
+    kernels_reason: str
+
+
+def build_info() -> LlamaBuild:
+    """What `doctor` reports of the build."""
     registered = (ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count()))
     return {
         "llama_cpp_python": _installed,
         "llama_cpp": llama.llama_version().decode(),
         "ggml": ggml.ggml_version().decode(),
         "backends": [ggml.ggml_backend_reg_name(reg).decode() for reg in registered],
-        "system_info": llama.llama_print_system_info().decode(),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "mmap": bool(llama.llama_supports_mmap()),
         "mlock": bool(llama.llama_supports_mlock()),
@@ -120,6 +144,12 @@ def build_info() -> dict[str, Any]:
         "kernels": KERNELS.level,
         "kernels_reason": KERNELS.reason,
     }
+
+
+def system_info() -> str:
+    """llama.cpp's line of the features that are enabled, by backend."""
+    text: bytes = llama.llama_print_system_info()
+    return text.decode()
 
 
 def compiled() -> str:
@@ -131,7 +161,7 @@ def compiled() -> str:
     kept = [f"{file.name} {file.hash.value}" for file in files if file.hash and file.parent.name == "lib"]
     if not kept:
         here = os.path.dirname(_lib._name)
-        found = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
-        kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in found]
+        entries = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
+        kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in entries]
     kept = [*sorted(kept), *filter(None, (KERNELS.identity,))]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]

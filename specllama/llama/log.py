@@ -33,8 +33,8 @@ class LlamaLog:
 
     def line_with(self, word: str) -> str:
         """The last warning or error with this word, "" for none."""
-        found = next((line for line in reversed(self._lines) if word in line), "")
-        return found.partition("\n")[0].removeprefix("warning: ")
+        last_line = next((line for line in reversed(self._lines) if word in line), "")
+        return last_line.partition("\n")[0].removeprefix("warning: ")
 
     def _receive(self, level: int, text: bytes, _user: object) -> None:
         line = text.decode("utf-8", "replace")

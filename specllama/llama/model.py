@@ -135,13 +135,13 @@ class LlamaModel:
     def suppressed(self) -> list[int]:
         """Tokens that must never be generated (the file's tokenizer.ggml.suppress_tokens)."""
         n = ctypes.c_int32(0)
-        found = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
-        return [int(found[i]) for i in range(n.value)] if found else []
+        ids = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
+        return [int(ids[i]) for i in range(n.value)] if ids else []
 
     def token_text(self, token: int) -> str:
         """The text of a token as the vocabulary spells it; "" for -1."""
-        found = llama.llama_vocab_get_text(self.vocab, token) if token >= 0 else None
-        return (found or b"").decode("utf-8", "replace")
+        text = llama.llama_vocab_get_text(self.vocab, token) if token >= 0 else None
+        return (text or b"").decode("utf-8", "replace")
 
     @property
     def uses_amx(self) -> bool:

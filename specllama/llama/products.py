@@ -165,16 +165,16 @@ def _cpu_function(name: str, device: int) -> int:
 def _extra_buffer_types(device: int) -> Iterator[int]:
     """The kinds of memory in which the backend stores weights in another order than the file's."""
     function = _cpu_function("ggml_backend_dev_get_extra_bufts", device)
-    found = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(function)(device)
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(function)(device)
     i = 0
-    while found and found[i]:
-        yield found[i]
+    while types and types[i]:
+        yield types[i]
         i += 1
 
 
 def _buffer_type(device: int) -> int:
-    found: int = ggml.ggml_backend_dev_buffer_type(device)
-    return found
+    buffer_type: int = ggml.ggml_backend_dev_buffer_type(device)
+    return buffer_type
 
 
 def _tensor(room: int, kind: str, *shape: int) -> int:
@@ -193,10 +193,10 @@ def _product(room: int, matrix: int, rows: int) -> int:
 
 def _pointer(name: str, *arguments: Any) -> int:
     """Call a function of ggml that returns a pointer. Raises ProductError for null."""
-    found: int | None = _call(name, _POINTER, *arguments)
-    if not found:
+    pointer: int | None = _call(name, _POINTER, *arguments)
+    if not pointer:
         raise ProductError(f"{name} failed")
-    return found
+    return pointer
 
 
 def _call(name: str, result: Any, *arguments: Any) -> Any:

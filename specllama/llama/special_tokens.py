@@ -41,5 +41,5 @@ def fim_tokens(model: LlamaModel) -> FimTokens:
 
 def end_of_turn_id(model: LlamaModel) -> int:
     """The end-of-turn token, or else the end-of-sequence token; -1 if there is neither."""
-    found = int(llama.llama_vocab_eot(model.vocab))
-    return found if found >= 0 else model.eos_id
+    token = int(llama.llama_vocab_eot(model.vocab))
+    return token if token >= 0 else model.eos_id

@@ -43,9 +43,9 @@ def to_floats(rows: NDArray[np.uint8], type_name: str, n: int) -> NDArray[np.flo
     function = _traits(type_name).to_float
     if not function:
         raise EngineError(f"llama.cpp here does not read tensors of type {type_name}")
-    found = np.empty((len(rows), n), np.float32)
-    _TO_FLOAT(function)(rows.ctypes.data, found.ctypes.data, found.size)
-    return found
+    floats = np.empty((len(rows), n), np.float32)
+    _TO_FLOAT(function)(rows.ctypes.data, floats.ctypes.data, floats.size)
+    return floats
 
 
 def from_floats(rows: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
@@ -60,17 +60,17 @@ def from_floats(rows: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
     if ggml.ggml_quantize_requires_imatrix(code):
         raise UsageError(f"{type_name} needs an importance matrix", "choose another type, such as q4_0")
     rows = np.ascontiguousarray(rows, np.float32)
-    found = np.zeros((len(rows), row_bytes(type_name, n)), np.uint8)
+    encoded = np.zeros((len(rows), row_bytes(type_name, n)), np.uint8)
     quantize: Any = ggml.ggml_quantize_chunk
     quantize.restype = ctypes.c_size_t
     quantize.argtypes = [ctypes.c_int, *(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 3, ctypes.c_void_p]
-    if quantize(code, rows.ctypes.data, found.ctypes.data, 0, len(rows), n, None) != found.nbytes:
+    if quantize(code, rows.ctypes.data, encoded.ctypes.data, 0, len(rows), n, None) != encoded.nbytes:
         raise EngineError(f"llama.cpp could not write rows of type {type_name}")
-    return found
+    return encoded
 
 
 def _traits(type_name: str) -> _Traits:
     function: Any = ggml.ggml_get_type_traits
     function.restype, function.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
-    found: _Traits = function(TYPE_NUMBERS[type_name]).contents
-    return found
+    traits: _Traits = function(TYPE_NUMBERS[type_name]).contents
+    return traits

@@ -52,11 +52,11 @@ class TokenBatch:
     def share(self, seq_ids: Mapping[int, Sequence[int]]) -> None:
         """Put rows, by their index, into these sequences besides their own."""
         sets = {i: [int(self._seq[i]), *more] for i, more in seq_ids.items()}
-        self._shared = np.array([seq_id for found in sets.values() for seq_id in found], np.int32)
+        self._shared = np.array([seq_id for own_ids in sets.values() for seq_id in own_ids], np.int32)
         at = self._shared.ctypes.data
-        for i, found in sets.items():
-            self._n_seq[i], self._seq_pointers[i] = len(found), at
-            at += 4 * len(found)
+        for i, own_ids in sets.items():
+            self._n_seq[i], self._seq_pointers[i] = len(own_ids), at
+            at += 4 * len(own_ids)
 
 
 def further_rows(last: BatchRow, n: int, n_outputs: int) -> list[BatchRow]:

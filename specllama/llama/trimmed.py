@@ -34,11 +34,11 @@ class Embeddings:
         path = header.parts[0] if header.parts else header.path
         self._files: list[tuple[NDArray[np.uint8], str]] = []
         n_rest = trim.n_vocab - trim.n_kept
-        places = (
+        sections = (
             (tensor.offset, tensor.n_bytes, trim.n_kept, tensor.type),
             (trim.rest_offset, trim.rest_bytes, n_rest, trim.rest_type),
         )
-        for offset, n_bytes, n, kind in places:
+        for offset, n_bytes, n, kind in sections:
             mapped = np.memmap(path, np.uint8, "r", offset, (n, n_bytes // max(n, 1))) if n else None
             self._files.append((mapped if mapped is not None else np.zeros((0, 0), np.uint8), kind))
         self._rest = np.cumsum(kept.own < 0) - 1  # index of each other token among them
@@ -47,13 +47,13 @@ class Embeddings:
         """The embeddings of tokens as the first layer reads them, shape (len(tokens), n_embd)."""
         ids = np.asarray(tokens, np.int64)
         own = self._kept.own[ids]
-        found = np.empty((len(ids), self.n_embd), np.float32)
+        embeddings = np.empty((len(ids), self.n_embd), np.float32)
         for lacking, (file, kind) in zip((False, True), self._files, strict=True):
             at = (own < 0) == lacking
             if at.any():
                 index = self._rest[ids[at]] if lacking else own[at]
-                found[at] = to_floats(np.asarray(file[index]), kind, self.n_embd)
-        return found * self._scale
+                embeddings[at] = to_floats(np.asarray(file[index]), kind, self.n_embd)
+        return embeddings * self._scale
 
 
 class TrimmedContext(LlamaContext):
@@ -99,6 +99,6 @@ class TrimmedContext(LlamaContext):
             return super()._fill(rows, n_real, shared)
         hidden = np.zeros((len(batch), self._width), np.float32)
         hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
-        places = [(row.pos, row.seq_id, row.output) for row in batch]
-        self._batch = EmbeddingBatch(self._whole, places, None, hidden)
+        row_specs = [(row.pos, row.seq_id, row.output) for row in batch]
+        self._batch = EmbeddingBatch(self._whole, row_specs, None, hidden)
         return sum(row.output for row in batch[:n_real])

@@ -60,13 +60,13 @@ class Catalogue:
 
     @cached_property
     def _by_name(self) -> Mapping[str, CatalogueModel]:
-        found: dict[str, CatalogueModel] = {}
+        by_name: dict[str, CatalogueModel] = {}
         for model in self.models:  # ids take precedence over other names
-            found.setdefault(model.id.lower(), model)
+            by_name.setdefault(model.id.lower(), model)
         for model in self.models:
             for name in model.names:
-                found.setdefault(name.lower(), model)
-        return found
+                by_name.setdefault(name.lower(), model)
+        return by_name
 
     def find(self, name: str) -> CatalogueModel | None:
         """The model with this name or id, in capitals or not, on disk or known."""
@@ -77,11 +77,11 @@ class Catalogue:
 
     def require(self, name: str) -> CatalogueModel:
         """The model with this name, on disk. Raises NotFoundError, which lists what there is."""
-        found = self.find(name)
-        if found is not None and found.on_disk:
-            return found
-        if found is not None:
-            raise _not_here(name, found.pull)
+        match = self.find(name)
+        if match is not None and match.on_disk:
+            return match
+        if match is not None:
+            raise _not_here(name, match.pull)
         alias, colon, tag = name[:MAX_ASKED].rpartition(":")
         known = self.find(alias) if colon else None
         if known is not None and known.pull and tag:
@@ -112,12 +112,12 @@ def of_file(path: str, names: Iterable[str] = ()) -> CatalogueModel:
 
 def scan(library: Library) -> Catalogue:
     """What is on disk now, and what is known. Reads directories, no models. Raises ConfigError."""
-    found: dict[str, CatalogueModel] = {}
+    by_id: dict[str, CatalogueModel] = {}
     for model in (*_built_in(library), *_installed(library)):
-        found.setdefault(model.id.lower(), model)
-    names = {name.lower() for model in found.values() for name in (model.id, *model.names)}
+        by_id.setdefault(model.id.lower(), model)
+    names = {name.lower() for model in by_id.values() for name in (model.id, *model.names)}
     known = [_known(e) for e in library.manifest.entries.values() if e.name.lower() not in names]
-    return Catalogue((*sorted(found.values(), key=lambda m: not m.on_disk), *known))
+    return Catalogue((*sorted(by_id.values(), key=lambda m: not m.on_disk), *known))
 
 
 def _built_in(library: Library) -> Iterator[CatalogueModel]:
@@ -172,6 +172,6 @@ def _stat(paths: Iterable[str]) -> tuple[int, float]:
     n_bytes, modified = 0, 0.0
     for path in paths:
         with suppress(OSError):
-            found = os.stat(path)
-            n_bytes, modified = n_bytes + found.st_size, max(modified, found.st_mtime)
+            status = os.stat(path)
+            n_bytes, modified = n_bytes + status.st_size, max(modified, status.st_mtime)
     return n_bytes, modified

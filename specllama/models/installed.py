@@ -89,11 +89,11 @@ def select(library: Library, name: str) -> list[InstalledModel]:
     there = list(installed_models(library, parsed.where.repo))
     if not parsed.where.tag and (there or any(unfinished_downloads(library, parsed.where.repo))):
         return there
-    found = [m for m in there if _is(m, parsed.where)]
-    if not found:
+    matches = [m for m in there if _is(m, parsed.where)]
+    if not matches:
         names = ", ".join(m.name for m in there) or "nothing of this repository"
         raise NotFoundError(f"{parsed.where} is not on disk", f"on disk: {names}")
-    return found
+    return matches
 
 
 def _is(model: InstalledModel, where: RepoName) -> bool:

@@ -49,8 +49,8 @@ class Manifest:
     def drafts_for(self, entry: ManifestEntry) -> list[ManifestEntry]:
         """The drafts that are known to fit, best first."""
         pair = self.pairs.get(entry.name)
-        found = [self.find(name) for name in pair.drafts] if pair else []
-        return [e for e in found if e is not None]
+        drafts = [self.find(name) for name in pair.drafts] if pair else []
+        return [e for e in drafts if e is not None]
 
     def names(self) -> list[str]:
         """Every name and alias."""
@@ -77,12 +77,12 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
     if project is not None:
         entries = _extended(Manifest(entries, {}), project, _user_path(environ))
         pairs |= project.pairs()
-    found = Manifest(entries, {})
+    merged = Manifest(entries, {})
     known = {}
     for pair in pairs.values():
-        target = found.find(pair.target)
+        target = merged.find(pair.target)
         for name in (pair.target, *pair.drafts):
-            if found.find(name) is None:
+            if merged.find(name) is None:
                 pair_of = f"the pair of {quoted(pair.target)} names {quoted(name)}"
                 raise ConfigError(f"{FILE}: {pair_of}, which is not a model in it")
         assert target is not None
@@ -94,14 +94,14 @@ def _overridden(
     known: Mapping[str, ManifestEntry], new: Mapping[str, ManifestEntry]
 ) -> dict[str, ManifestEntry]:
     """The known and the new entries. A name or alias belongs to the last entry that has it."""
-    found, names, taken = [], set[str](), set[str]()
+    kept_entries, names, taken = [], set[str](), set[str]()
     for entry in reversed([*known.values(), *new.values()]):
         if entry.name.lower() not in names:
             kept = tuple(alias for alias in entry.aliases if alias.lower() not in taken)
-            found.append(replace(entry, aliases=kept))
+            kept_entries.append(replace(entry, aliases=kept))
             names.add(entry.name.lower())
         taken |= {name.lower() for name in (entry.name, *entry.aliases)}
-    return {entry.name: entry for entry in reversed(found)}
+    return {entry.name: entry for entry in reversed(kept_entries)}
 
 
 def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, ManifestEntry]:
@@ -116,9 +116,9 @@ def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, M
                 continue
             if (other.where, other.default) != (entry.where, entry.default):
                 alias = () if name == entry.name else ("aliases",)
-                place = project.toml.where("models", entry.name, *alias)
+                location = project.toml.where("models", entry.name, *alias)
                 raise ConfigError(
-                    f"{place}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
+                    f"{location}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
                     f"use another name, or put the entry into {user}",
                 )
             same = same or entries[other.name]

@@ -63,7 +63,7 @@ class ManifestFile:
     def pairs(self) -> dict[str, KnownPair]:
         """The pairs by target. Raises ConfigError."""
         tables = self.of(list, ("pairs",), self.toml.data.get("pairs", []))
-        return {found.target: found for found in (_pair(self, n, table) for n, table in enumerate(tables))}
+        return {pair.target: pair for pair in (_pair(self, n, table) for n, table in enumerate(tables))}
 
     def fail(self, at: KeyPath, word: str, reason: str, hint: str = "") -> NoReturn:
         """Raise ConfigError about a key or value."""
@@ -105,8 +105,8 @@ def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
     aliases = file.texts((*at, "aliases"), table.get("aliases", []))
     for taken in (name, *aliases):
         if taken.lower() in BUILT_IN:
-            place = at if taken == name else (*at, "aliases")
-            file.fail(place, taken, "this name belongs to a model of specllama itself")
+            path = at if taken == name else (*at, "aliases")
+            file.fail(path, taken, "this name belongs to a model of specllama itself")
     for alias in aliases:
         if not _NAME.fullmatch(alias):
             file.fail((*at, "aliases"), alias, "aliases are letters, digits, dots and dashes")

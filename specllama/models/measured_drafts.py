@@ -73,20 +73,20 @@ class MeasuredDrafts:
 
     def of(self, draft: Header) -> DraftRecord | None:
         """What was measured with this draft, wherever its file is."""
-        return next((found for found in self.all() if found.model == identity(draft)), None)
+        return next((record for record in self.all() if record.model == identity(draft)), None)
 
-    def put(self, found: DraftRecord) -> None:
+    def put(self, record: DraftRecord) -> None:
         """Store it in place of what was measured with this draft before."""
         with self._store.lock():
-            kept = [one for one in self._read() if one.model != found.model]
-            drafts = [asdict(one) for one in (*kept, found)][-_MAX_DRAFTS:]
+            kept = [one for one in self._read() if one.model != record.model]
+            drafts = [asdict(one) for one in (*kept, record)][-_MAX_DRAFTS:]
             self._store.write(self._key, {"drafts": drafts})
 
     def _read(self) -> Iterator[DraftRecord]:
         stored = self._store.read(self._key).get("drafts")
         for data in stored if isinstance(stored, list) else ():
-            if isinstance(data, Mapping) and (found := _parsed(data)) is not None:
-                yield found
+            if isinstance(data, Mapping) and (record := _parsed(data)) is not None:
+                yield record
 
 
 def _parsed(data: Mapping[str, Any]) -> DraftRecord | None:

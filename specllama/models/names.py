@@ -21,7 +21,7 @@ _REPO = re.compile(rf"{_PART}/{_PART}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+-]*(?:/[A-Za-z0-9_][\w.+-]*)*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
 _SHAPE = re.compile(r"([^/@:]+/[^/@:]+?)(?:@([^:]*))?(?::(.*))?", re.DOTALL)
-_PLACES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
+_PAGES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
 _HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
 _FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revision"
 
@@ -105,8 +105,8 @@ def parse_repo(text: str, host: str = "") -> RepoName | None:
 
 def _path_of_address(text: str, host: str) -> str | None:
     """The path of an address of the hub, with or without https://; None for any other text."""
-    scheme, found, rest = text.rpartition("://")
-    if scheme.lower() not in ("", "http", "https") or (found and not scheme):
+    scheme, separator, rest = text.rpartition("://")
+    if scheme.lower() not in ("", "http", "https") or (separator and not scheme):
         return None
     name, slash, path = rest.partition("/")
     known = (*_HOSTS, host) if host else _HOSTS
@@ -119,12 +119,12 @@ def _of_address(text: str, path: str) -> RepoName:
     user, _, rest = path.partition("/")
     name, _, rest = rest.partition("/")
     if not rest:
-        found = parse_repo(f"hf:{user}/{name}")
-        assert found is not None
-        return found
-    place, _, rest = rest.partition("/")
+        parsed = parse_repo(f"hf:{user}/{name}")
+        assert parsed is not None
+        return parsed
+    page, _, rest = rest.partition("/")
     revision, _, file = unquote(rest).partition("/")
-    if place not in _PLACES or not revision or (file and not file.lower().endswith(".gguf")):
+    if page not in _PAGES or not revision or (file and not file.lower().endswith(".gguf")):
         raise UsageError(f"{shown(text)} is not the address of a model on the hub", f"write {_FORM}")
     return RepoName(f"{user}/{name}", file, revision)
 

@@ -38,8 +38,8 @@ def prepare(library: Library, settings: LoadSettings, force: bool = False) -> Lo
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
     """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
-    found = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
-    return None if found is None else _with_paths(settings, found)
+    pair = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
+    return None if pair is None else _with_paths(settings, pair)
 
 
 def _names(library: Library, settings: LoadSettings) -> tuple[str, str]:
@@ -103,9 +103,9 @@ def prepare_pair(
     Raises what `pair_on_disk`, Library.find and `download` raise, GGUFError, and IncompatiblePairError before
     anything but headers is downloaded.
     """
-    found = pair_on_disk(library, target, draft, draft_vocab)
-    if found is not None:
-        return found
+    on_disk = pair_on_disk(library, target, draft, draft_vocab)
+    if on_disk is not None:
+        return on_disk
     ours = library.find(target, TARGET)
     if draft in (None, "none"):
         theirs = None
@@ -128,7 +128,7 @@ def find_draft(library: Library, name: str, argument: str) -> ResolvedModel:
 
 def prepare_models(
     library: Library,
-    found: Sequence[ResolvedModel],
+    models: Sequence[ResolvedModel],
     pair: bool,
     force: bool = False,
     draft_vocab: str = "strict",
@@ -140,8 +140,8 @@ def prepare_models(
     """
     from specllama.models.hub.pull import download, plan
 
-    todo = plan(library, found)
-    for model in found:
+    todo = plan(library, models)
+    for model in models:
         if model.listing is not None and model.files is not None:
             licence = model.parsed.entry.licence if model.parsed.entry is not None else ""
             n_bytes = size(sum(file.size for file in model.parts))
@@ -155,12 +155,12 @@ def prepare_models(
         library.listener.note(f"{size(todo.missing)} to download into {todo.root}{free}")
     elif todo.items:
         library.listener.note("all of it is on disk")
-    check(library, found, pair, force, draft_vocab)
-    return download(library, found)
+    check(library, models, pair, force, draft_vocab)
+    return download(library, models)
 
 
 def check(
-    library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool, draft_vocab: str = "strict"
+    library: Library, models: Sequence[ResolvedModel], pair: bool, force: bool, draft_vocab: str = "strict"
 ) -> None:
     """Check the headers of models, by Range requests if they are on the hub.
 
@@ -171,7 +171,7 @@ def check(
 
     headers: list[Header] = []
     try:
-        for model in found:
+        for model in models:
             header = library.header(model)
             (check_draft if pair and headers else check_model)(header)
             headers.append(header)
@@ -208,15 +208,15 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     own = None if draft is not None and is_head_file(draft) else own_head(target)[0]
     for head in [None] if own is None else [own.head, None]:
         try:
-            found = plan_memory(target, draft or head, settings, head if draft is not None else None)
+            memory = plan_memory(target, draft or head, settings, head if draft is not None else None)
             break
         except ResourceError as error:
             problem = error.message
     else:
         library.listener.warning(f"{problem} (without a GPU)")
         return
-    about = f"{size(found.host)} of memory with a context of {found.n_ctx} tokens"
-    library.listener.note(f"it will take about {about}, {size(found.available)} are available")
+    about = f"{size(memory.host)} of memory with a context of {memory.n_ctx} tokens"
+    library.listener.note(f"it will take about {about}, {size(memory.available)} are available")
 
 
 def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "strict") -> ResolvedModel | None:
@@ -268,19 +268,19 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
     """
     from specllama.pair.head_check import check_any
 
-    found, known = library.draft_for(target)
-    if found is None:
+    draft, known = library.draft_for(target)
+    if draft is None:
         if known:
             name = known[0].aliases[0] if known[0].aliases else known[0].name
             library.listener.note(
                 f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
             )
         return None
-    verdict = check_any(header, library.header(found))
+    verdict = check_any(header, library.header(draft))
     if not verdict.ok:
-        library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
+        library.listener.note(f"{draft.name} is known as a draft and does not fit: {verdict.reason}")
         return None
-    return found
+    return draft
 
 
 def _embedded_draft() -> ResolvedModel:

@@ -52,8 +52,8 @@ class ModelFiles:
     @property
     def quant(self) -> str:
         """The quantisation in its path, in capitals; "" if the path has none."""
-        found = list(_QUANT.finditer(self.first))
-        return found[-1][0].upper() if found else ""
+        matches = list(_QUANT.finditer(self.first))
+        return matches[-1][0].upper() if matches else ""
 
     def named(self, file: str) -> bool:
         """Whether this is the path, or the name, of one of its parts."""
@@ -108,7 +108,7 @@ def candidates(paths: Iterable[str], tag: str) -> list[ModelFiles]:
 
 
 def _grouped(paths: Iterable[str]) -> list[ModelFiles]:
-    found: dict[tuple[str, int], dict[int, str]] = {}
+    parts: dict[tuple[str, int], dict[int, str]] = {}
     whole = []
     for path in paths:
         if not path.lower().endswith(".gguf"):
@@ -119,48 +119,48 @@ def _grouped(paths: Iterable[str]) -> list[ModelFiles]:
             continue
         stem, number, count = match[1], int(match[2]), int(match[3])
         if 1 <= number <= count:
-            found.setdefault((stem, count), {})[number] = path
-    split = [ModelFiles(there, count) for (_, count), there in found.items()]
+            parts.setdefault((stem, count), {})[number] = path
+    split = [ModelFiles(there, count) for (_, count), there in parts.items()]
     return [m for group in (whole, split) for m in sorted(group, key=lambda m: (m.first, m.n_parts))]
 
 
-def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "") -> ModelFiles:
+def choose(models: Sequence[ModelFiles], tag: str, where: str, preferred: str = "") -> ModelFiles:
     """The model that a tag selects; without a tag `preferred`, else Q4_K_M, else Q8_0, else the first.
 
     tag: a quantisation or a file. where: the repository, for messages. Raises NotFoundError listing the
     models of the repository, IntegrityError naming a missing part.
     """
-    if not found:
+    if not models:
         raise NotFoundError(f"{where} has no GGUF model", "look for a repository whose name ends with -GGUF")
     if tag:
-        model = _by_tag(found, tag)
+        model = _by_tag(models, tag)
         if model is None:
             kind = "file" if tag.lower().endswith(".gguf") else "quantisation"
-            raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(found)}")
+            raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(models)}")
     else:
         wanted = [q for q in (preferred, *PREFERRED) if q]
-        model = next((m for q in wanted if (m := _by_tag(found, q)) is not None), found[0])
+        model = next((m for q in wanted if (m := _by_tag(models, q)) is not None), models[0])
     if len(model.there) < model.n_parts:
         raise IntegrityError(f"{where}: part {model.missing[0]} is missing", DOWNLOAD_AGAIN)
     return model
 
 
-def _by_tag(found: Sequence[ModelFiles], tag: str) -> ModelFiles | None:
-    return _by_file(found, tag) if tag.lower().endswith(".gguf") else _by_quant(found, tag)
+def _by_tag(models: Sequence[ModelFiles], tag: str) -> ModelFiles | None:
+    return _by_file(models, tag) if tag.lower().endswith(".gguf") else _by_quant(models, tag)
 
 
-def _by_quant(found: Sequence[ModelFiles], quant: str) -> ModelFiles | None:
+def _by_quant(models: Sequence[ModelFiles], quant: str) -> ModelFiles | None:
     # llama.cpp's rule for tags: anywhere in the path, followed by a dot, a dash or a slash.
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?=[.\-/])", re.IGNORECASE)
-    return next((m for m in found if pattern.search(m.first)), None)
+    return next((m for m in models if pattern.search(m.first)), None)
 
 
-def _by_file(found: Sequence[ModelFiles], file: str) -> ModelFiles | None:
-    named = [m for m in found if m.named(file)]
+def _by_file(models: Sequence[ModelFiles], file: str) -> ModelFiles | None:
+    named = [m for m in models if m.named(file)]
     return next((m for m in named if file in m.parts), None) or next(iter(named), None)
 
 
-def _listed(found: Sequence[ModelFiles]) -> str:
-    names = list(dict.fromkeys(m.quant or m.first for m in found))
+def _listed(models: Sequence[ModelFiles]) -> str:
+    names = list(dict.fromkeys(m.quant or m.first for m in models))
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

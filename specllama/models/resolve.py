@@ -101,10 +101,10 @@ class Library:
     @cached_property
     def manifest(self) -> Manifest:
         """models.toml; a note names a project's. Raises ConfigError."""
-        found = manifest.load(self.environ)
-        if found.project is not None:
-            self.listener.note(f"models: {near(found.project)}")
-        return found
+        models = manifest.load(self.environ)
+        if models.project is not None:
+            self.listener.note(f"models: {near(models.project)}")
+        return models
 
     def parse(self, name: str, argument: str) -> ParsedName:
         """Parse a name: a file, an alias with or without a quantisation, or a repository.
@@ -180,8 +180,8 @@ class Library:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
         assert parsed.where is not None
         listing = self.listing(parsed.where, parsed.name)
-        found = candidates((*listing.files, *listing.unverified), parsed.where.tag or parsed.default)
-        files = choose(found, parsed.where.tag, str(parsed.where), parsed.default)
+        on_offer = candidates((*listing.files, *listing.unverified), parsed.where.tag or parsed.default)
+        files = choose(on_offer, parsed.where.tag, str(parsed.where), parsed.default)
         unverified = [path for path in files.parts if path not in listing.files]
         if unverified:
             listing = self._unverified(listing, unverified)
@@ -220,23 +220,23 @@ class Library:
             self._listings[key] = self.hub.listing(key, name or str(where))
         return self._listings[key]
 
-    def header(self, found: ResolvedModel) -> Header:
+    def header(self, model: ResolvedModel) -> Header:
         """The model's header, from disk or by Range requests. Raises what `read_model` and `remote_header`
         raise.
         """
         from specllama.gguf.header import read_model
 
-        if found.path or found.listing is None or found.files is None:
-            return read_model(found.path)
+        if model.path or model.listing is None or model.files is None:
+            return read_model(model.path)
         from specllama.models.hub.api import gated
         from specllama.models.hub.remote_header import remote_header
 
-        cache = RepoCache(self.root, found.listing.name.repo)
+        cache = RepoCache(self.root, model.listing.name.repo)
         try:
-            return remote_header(self.hub, found.listing, found.files, cache, self.listener)
+            return remote_header(self.hub, model.listing, model.files, cache, self.listener)
         except AccessError:
-            if found.listing.gated:
-                raise gated(self.hub.endpoint, found.listing.name) from None
+            if model.listing.gated:
+                raise gated(self.hub.endpoint, model.listing.name) from None
             raise
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
@@ -245,8 +245,8 @@ class Library:
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
             parsed = ParsedName(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
-            if (found := self.on_disk(parsed)) is not None:
-                return found, known
+            if (on_disk := self.on_disk(parsed)) is not None:
+                return on_disk, known
         return None, known
 
     def _entry_of(self, path: str) -> ManifestEntry | None:

@@ -50,8 +50,8 @@ def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
     if (stored := overlap_file.read(target, draft)) is not None:
         return stored, ""
     ours, theirs = token_bytes(target), token_bytes(draft)
-    for who, header, found in (("target", target, ours), ("draft", draft, theirs)):
-        if found is None:
+    for who, header, spelling in (("target", target, ours), ("draft", draft, theirs)):
+        if spelling is None:
             kind = read_vocab(header).kind
             return None, f"the {who}'s tokenizer, {kind}, is not one of {', '.join(KINDS)}"
     assert ours is not None
@@ -120,16 +120,16 @@ def _may_grow(pieces: list[bytes], known: set[bytes]) -> NDArray[np.bool_]:
     """Whether each piece is a proper prefix of one that is not `known`. In sorted order the prefixes of a
     piece are before it, and form a chain.
     """
-    found = [False] * len(pieces)
+    grows = [False] * len(pieces)
     chain: list[tuple[bytes, int]] = []
     for piece, i in sorted(zip(pieces, range(len(pieces)), strict=True)):
         while chain and not piece.startswith(chain[-1][0]):
             chain.pop()
         if piece not in known:
             for _, j in reversed(chain):
-                if found[j]:
+                if grows[j]:
                     break  # and so are those before it
-                found[j] = True
+                grows[j] = True
         if piece and not (chain and chain[-1][0] == piece):
             chain.append((piece, i))
-    return np.array(found, np.bool_)
+    return np.array(grows, np.bool_)

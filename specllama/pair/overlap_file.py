@@ -46,20 +46,24 @@ def read(target: Header, draft: Header) -> Overlap | None:
     return _parsed(body, draft.n_vocab, target.n_vocab)
 
 
-def write(target: Header, draft: Header, found: Overlap) -> None:
+def write(target: Header, draft: Header, shared: Overlap) -> None:
     """Store it for the tokenizers of two models, if they are large; a cache that cannot be written is not an
     error. Only the newest MAX_FILES files are kept.
     """
     if (path := _path(target, draft)) is None:
         return
     counts = (
-        len(found.to_target),
-        found.n_target,
-        len(found.never_drafted),
-        found.n_shared,
-        found.n_ordinary,
+        len(shared.to_target),
+        shared.n_target,
+        len(shared.never_drafted),
+        shared.n_shared,
+        shared.n_ordinary,
     )
-    arrays = (found.to_target.astype("<i4"), found.never_drafted.astype("<i4"), np.packbits(found.may_grow))
+    arrays = (
+        shared.to_target.astype("<i4"),
+        shared.never_drafted.astype("<i4"),
+        np.packbits(shared.may_grow),
+    )
     body = _COUNTS.pack(*counts) + b"".join(array.tobytes() for array in arrays)
     with contextlib.suppress(OSError):
         path.parent.parent.mkdir(parents=True, exist_ok=True)

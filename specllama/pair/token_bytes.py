@@ -46,9 +46,9 @@ def _normal(header: Header, vocab: Vocab) -> list[bytes]:
     if vocab.kind != "bpe" or header.text("tokenizer.ggml.model") == "gemma4":
         return [text.replace(_SPACE, b" ") for text in vocab.texts]
     joined = _SEPARATOR.join(text.decode(errors="replace") for text in vocab.texts)
-    found = [_latin(text) for text in joined.translate(_BYTES_OF_CHARACTERS).split(_SEPARATOR)]
-    if len(found) == vocab.n_tokens:
-        return found
+    texts = [_latin(text) for text in joined.translate(_BYTES_OF_CHARACTERS).split(_SEPARATOR)]
+    if len(texts) == vocab.n_tokens:
+        return texts
     return [_latin(t.decode(errors="replace").translate(_BYTES_OF_CHARACTERS)) for t in vocab.texts]
 
 

@@ -14,8 +14,8 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # llama_token_type
 
 def token_types(header: Header, n: int) -> NDArray[np.int64]:
     """The llama_token_type of each of n tokens, NORMAL where the header has none; shape (n,)."""
-    found = header.metadata.get("tokenizer.ggml.token_type")
+    stored = header.metadata.get("tokenizer.ggml.token_type")
     types = np.full(n, NORMAL, np.int64)
-    if isinstance(found, np.ndarray):
-        types[: len(found)] = found[:n]
+    if isinstance(stored, np.ndarray):
+        types[: len(stored)] = stored[:n]
     return types

@@ -140,19 +140,19 @@ def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
     """
     if vocab.kind == "none":
         return frozenset()
-    found = {text: i for i, text in enumerate(vocab.texts) if text in _WANTED}
-    ids = {found[text] for text in _END_TEXTS if text in found}
+    by_text = {text: i for i, text in enumerate(vocab.texts) if text in _WANTED}
+    ids = {by_text[text] for text in _END_TEXTS if text in by_text}
     named = [vocab.eos_id, named_id(header, vocab, "eot"), named_id(header, vocab, "eom")]
     for key, texts in _FILL_TEXTS.items():
         by_key = named_id(header, vocab, key)
-        named.append(next((found[t] for t in texts if t in found), None) if by_key is None else by_key)
+        named.append(next((by_text[t] for t in texts if t in by_text), None) if by_key is None else by_key)
     ids.update(i for i in named if i is not None)
     texts_of = {vocab.texts[i] for i in ids}
     # With the former tokens <|end|> only closes a part of the answer; with the latter </s> is ordinary text.
     if texts_of & {b"<|call|>", b"<|calls|>"} and texts_of & {b"<|return|>", b"<|flush|>"}:
-        ids.discard(found.get(b"<|end|>", -1))
+        ids.discard(by_text.get(b"<|end|>", -1))
     if texts_of & {b"<|tool_response>", b"<|plamo:eos|>"}:
-        ids.discard(found.get(b"</s>", -1))
+        ids.discard(by_text.get(b"</s>", -1))
     return frozenset(ids)
 
 

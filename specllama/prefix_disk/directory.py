@@ -235,12 +235,12 @@ def _read_secret(file: Path) -> bytes:
     """The secret, b"" where there is none or it is damaged. Raises OSError for one that cannot be read."""
     try:
         with open(file, "rb") as opened:
-            found = bytes.fromhex(opened.read(2 * _SECRET_BYTES + 1).decode("ascii"))
+            secret = bytes.fromhex(opened.read(2 * _SECRET_BYTES + 1).decode("ascii"))
     except FileNotFoundError:
         return b""
     except ValueError:
         return b""
-    return found if len(found) == _SECRET_BYTES else b""
+    return secret if len(secret) == _SECRET_BYTES else b""
 
 
 def _is_held(path: Path) -> bool:

@@ -139,7 +139,7 @@ class DiskStore:
                 self._changed.notify_all()
                 if waits:
                     self._changed.wait_for(lambda: not self._stale, _REFRESH_SECONDS)
-            found = self._contents.lookup.find(scope, raw)
+            matches = self._contents.lookup.find(scope, raw)
             return [
                 PrefixCandidate(
                     state.name,
@@ -150,7 +150,7 @@ class DiskStore:
                     dict(state.meta.parts),
                     self._load_rate.seconds(state.meta.n_bytes),
                 )
-                for state, n in found
+                for state, n in matches
             ]
 
     def read(self, candidate: PrefixCandidate, parts: Collection[str] | None = None) -> PrefixRecord | None:
@@ -168,7 +168,7 @@ class DiskStore:
                 header = read_header(number, self.secret)
                 if header.meta != state.meta or header.ids != state.ids:
                     raise BadStateFileError("it is of another text than its name")
-                found = read_parts(number, header, parts)
+                read = read_parts(number, header, parts)
                 forget_pages(number)
         except (BadStateFileError, OSError) as error:
             if isinstance(error, BadStateFileError):
@@ -176,11 +176,11 @@ class DiskStore:
             with self._changed:
                 self._contents.forget(state.name)
             return None
-        self._was_read(state.name, sum(map(len, found.values())), self._clock() - began)
-        if not found:
+        self._was_read(state.name, sum(map(len, read.values())), self._clock() - began)
+        if not read:
             return None
         ids = np.frombuffer(header.ids, np.dtype("<i4")).astype(np.int32)
-        return PrefixRecord(header.meta.scope, ids, candidate.kind, found, header.meta.seconds)
+        return PrefixRecord(header.meta.scope, ids, candidate.kind, read, header.meta.seconds)
 
     def _was_read(self, name: str, n_bytes: int, seconds: float) -> None:
         with self._changed:

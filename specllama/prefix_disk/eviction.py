@@ -96,15 +96,15 @@ def to_remove(
     """The states to remove so that so many bytes become free, those of least priority; None where that would
     take one of a higher priority than the new state's, or all are too few.
     """
-    found = list[EvictionCandidate]()
+    removed = list[EvictionCandidate]()
     for state in sorted(states, key=lambda s: s.priority):
         if n_bytes <= 0:
             break
         if state.priority > priority:
             return None
-        found.append(state)
+        removed.append(state)
         n_bytes -= state.n_bytes
-    return found if n_bytes <= 0 else None
+    return removed if n_bytes <= 0 else None
 
 
 def _number(value: object) -> float:

@@ -38,7 +38,7 @@ def listed(directory: StateDirectory) -> list[ListedState]:
     """The states, the newest first; none where there is no directory. Raises OSError."""
     if not directory.open(create=False):
         return []
-    ledger, found = StateLedger.from_json(directory.read_ledger()), []
+    ledger, states = StateLedger.from_json(directory.read_ledger()), []
     for name in directory.sizes():
         header = directory.header(name)
         with contextlib.suppress(FileNotFoundError):
@@ -47,8 +47,8 @@ def listed(directory: StateDirectory) -> list[ListedState]:
                 use, meta = ledger.uses.get(name), header.meta
                 uses = use.uses if use is not None else 1
                 figures = header.n_tokens, header.file_bytes, meta.seconds, changed, uses
-                found.append(ListedState(name[:ID_LENGTH], name, meta.model, meta.kind, *figures))
-    return sorted(found, key=lambda state: -state.changed)
+                states.append(ListedState(name[:ID_LENGTH], name, meta.model, meta.kind, *figures))
+    return sorted(states, key=lambda state: -state.changed)
 
 
 def remove_states(directory: StateDirectory, states: Sequence[ListedState]) -> None:

@@ -112,18 +112,18 @@ class PrefixLookup:
             if bucket is None:
                 break
             path.append(bucket)
-        found = dict[str, tuple[StoredState, int]]()
+        matches = dict[str, tuple[StoredState, int]]()
         request = np.frombuffer(ids, np.int32)
         for bucket in reversed(path):
             for state in bucket.ending.values():
                 if ids.startswith(state.ids):
-                    found[state.name] = (state, state.n_tokens)
-            deepest = not any(state.whole for state, _ in found.values())
+                    matches[state.name] = (state, state.n_tokens)
+            deepest = not any(state.whole for state, _ in matches.values())
             nearest = list(bucket.whole.values())[-_MAX_COMPARED:] if deepest else []
             for one in (*nearest, bucket.smallest):
-                if one is not None and one.name not in found:
-                    found[one.name] = (one, _n_common(one.ids, request))
-        return list(_worthwhile(list(found.values())))
+                if one is not None and one.name not in matches:
+                    matches[one.name] = (one, _n_common(one.ids, request))
+        return list(_worthwhile(list(matches.values())))
 
     def covered_by(self, scope: str, ids: bytes) -> list[StoredState]:
         """The whole states of which these ids are a continuation, or which they are."""
@@ -158,9 +158,9 @@ def _n_common(ids: bytes, request: NDArray[np.int32]) -> int:
     return first if n and differ[first] else n
 
 
-def _worthwhile(found: list[tuple[StoredState, int]]) -> Iterator[tuple[StoredState, int]]:
+def _worthwhile(matches: list[tuple[StoredState, int]]) -> Iterator[tuple[StoredState, int]]:
     smallest, n = None, 0
-    for state, common in sorted(found, key=lambda one: (-one[1], one[0].meta.n_bytes)):
+    for state, common in sorted(matches, key=lambda one: (-one[1], one[0].meta.n_bytes)):
         if n < _MAX_FOUND and (smallest is None or state.meta.n_bytes < smallest):
             smallest, n = state.meta.n_bytes, n + 1
             yield state, common

@@ -46,14 +46,14 @@ def file_identity(path: str | os.PathLike[str]) -> FileIdentity:
     real = Path(os.path.realpath(path))
     digest = hashlib.blake2b(digest_size=16)
     with open(real, "rb") as file:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         digest.update(file.read(HEAD_BYTES))
         for i in range(N_SAMPLES):
-            file.seek(max(0, found.st_size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
+            file.seek(max(0, status.st_size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))
     named_by_hash = real.parent.name == "blobs" and _WHOLE_HASH.fullmatch(real.name)
-    whole = f"sha256 {real.name}" if named_by_hash else f"changed {found.st_mtime_ns}"
-    return FileIdentity(os.fspath(path), (str(found.st_size), digest.hexdigest(), whole), _identity(found))
+    whole = f"sha256 {real.name}" if named_by_hash else f"changed {status.st_mtime_ns}"
+    return FileIdentity(os.fspath(path), (str(status.st_size), digest.hexdigest(), whole), _identity(status))
 
 
 def model_key(
@@ -68,5 +68,5 @@ def model_key(
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

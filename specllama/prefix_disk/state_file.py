@@ -151,15 +151,15 @@ def read_parts(
     """The parts with these names, all for None, each in writable memory of its own, checked block by block.
     Raises BadStateFileError, OSError.
     """
-    found: dict[str, memoryview] = {}
+    data: dict[str, memoryview] = {}
     at, block = header.file_bytes - header.meta.n_bytes, 0
     for name, n_bytes in header.meta.parts:
         n_blocks = -(-n_bytes // BLOCK)
         if names is None or name in names:
             sums = header.checksums[block : block + n_blocks]
-            found[name] = _read_part(number, at, n_bytes, sums)
+            data[name] = _read_part(number, at, n_bytes, sums)
         at, block = at + n_bytes, block + n_blocks
-    return found
+    return data
 
 
 def _read_part(number: int, at: int, n_bytes: int, checksums: Iterable[int]) -> memoryview:
@@ -200,13 +200,13 @@ def _write_all(number: int, data: memoryview, at: int) -> None:
 
 
 def _read_exactly(number: int, n: int, at: int) -> bytes:
-    found = os.pread(number, n, at)
-    while len(found) < n:
-        more = os.pread(number, n - len(found), at + len(found))
+    data = os.pread(number, n, at)
+    while len(data) < n:
+        more = os.pread(number, n - len(data), at + len(data))
         if not more:
             raise BadStateFileError("too short")
-        found += more
-    return found
+        data += more
+    return data
 
 
 def _header_size(n_meta: int, n_ids: int, n_blocks: int) -> int:
@@ -218,10 +218,10 @@ def _n_blocks(meta: StateMeta) -> int:
 
 
 def _digest(fixed: bytes, rest: Iterable[bytes], secret: bytes) -> bytes:
-    found = hashlib.blake2b(fixed[:_DIGEST_AT], digest_size=32, key=secret)
+    digest = hashlib.blake2b(fixed[:_DIGEST_AT], digest_size=32, key=secret)
     for data in rest:
-        found.update(data)
-    return found.digest()
+        digest.update(data)
+    return digest.digest()
 
 
 def _encoded(meta: StateMeta) -> bytes:

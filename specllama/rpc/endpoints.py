@@ -22,13 +22,13 @@ def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
     UsageError.
     """
     parts = given.split(",") if isinstance(given, str) else given
-    found = [_endpoint(part) for part in parts]
-    if len(found) > MAX_WORKERS:
-        raise UsageError(f"takes {MAX_WORKERS} workers at most, not {len(found)}", option="rpc")
-    for i, one in enumerate(found):
-        if one in found[:i]:
+    parsed = [_endpoint(part) for part in parts]
+    if len(parsed) > MAX_WORKERS:
+        raise UsageError(f"takes {MAX_WORKERS} workers at most, not {len(parsed)}", option="rpc")
+    for i, one in enumerate(parsed):
+        if one in parsed[:i]:
             raise UsageError(f"names the worker {one} twice", option="rpc")
-    return tuple(found)
+    return tuple(parsed)
 
 
 def _endpoint(text: str) -> str:
@@ -48,13 +48,13 @@ def find_worker(endpoint: str) -> tuple[str, int]:
     """The IPv4 address and port of "host:port". Raises NetworkError if the name cannot be resolved."""
     host, _, port = endpoint.rpartition(":")
     try:
-        found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NetworkError(
             f"the RPC worker {endpoint} cannot be found: {reason}", "check the name, or give its IPv4 address"
         ) from None
-    return str(found[0][4][0]), int(port)
+    return str(addresses[0][4][0]), int(port)
 
 
 def listen_address(host: str, port: int) -> tuple[str, int]:

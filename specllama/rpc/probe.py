@@ -75,13 +75,13 @@ def probe_all(
 ) -> list[tuple[str, Worker | SpecllamaError]]:
     """The worker at each endpoint, or the error; all are probed at the same time. Never raises."""
     names = list(endpoints)
-    found: dict[str, Worker | SpecllamaError] = {}
+    answers: dict[str, Worker | SpecllamaError] = {}
 
     def probe_one(endpoint: str) -> None:
         try:
-            found[endpoint] = probe(endpoint, seconds)
+            answers[endpoint] = probe(endpoint, seconds)
         except SpecllamaError as error:
-            found[endpoint] = error
+            answers[endpoint] = error
 
     threads = [threading.Thread(target=probe_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
@@ -90,7 +90,7 @@ def probe_all(
     for thread in threads:
         wait_until(ended(thread), deadline - running_time())
     late = "the RPC worker {} cannot be found: its name is still being looked up"
-    return [(name, found.get(name) or NetworkError(late.format(name), _hint(name))) for name in names]
+    return [(name, answers.get(name) or NetworkError(late.format(name), _hint(name))) for name in names]
 
 
 def find_workers(endpoints: Iterable[str]) -> list[Worker]:
@@ -98,13 +98,13 @@ def find_workers(endpoints: Iterable[str]) -> list[Worker]:
     endpoints are the same worker.
     """
     ready: list[Worker] = []
-    for endpoint, found in probe_all(endpoints):
-        if isinstance(found, SpecllamaError):
-            raise found
+    for endpoint, answer in probe_all(endpoints):
+        if isinstance(answer, SpecllamaError):
+            raise answer
         for other in ready:
-            if other.address == found.address:
+            if other.address == answer.address:
                 raise UsageError(f": {other.endpoint} and {endpoint} are the same worker", option="rpc")
-        ready.append(found)
+        ready.append(answer)
     return ready
 
 

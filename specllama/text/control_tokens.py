@@ -55,10 +55,10 @@ class ControlTexts:
         """
         done = begin = 0
         for _ in range(_MAX_CANDIDATES):
-            found = self._starts.search(text, max(done, begin))
-            if found is None:
+            match = self._starts.search(text, max(done, begin))
+            if match is None:
                 return
-            begin = found.start()
+            begin = match.start()
             for length in self._lengths.get(text[begin : begin + 2], ()):
                 if text[begin : begin + length] in self._texts:
                     done = begin + length
@@ -142,14 +142,14 @@ class Marks:
             self._marks[text], self._texts[mark] = mark, text
         return self._marks[text]
 
-    def _unescaped(self, found: re.Match[str]) -> str:
+    def _unescaped(self, match: re.Match[str]) -> str:
         """The mark for an escape in Python's or JSON's syntax that the template has written."""
         mark = (
-            str(json.loads(f'"{found.group()}"'))
-            if found.group()[1] == "u"
-            else chr(int(found.group()[2:], 16))
+            str(json.loads(f'"{match.group()}"'))
+            if match.group()[1] == "u"
+            else chr(int(match.group()[2:], 16))
         )
-        return mark if mark in self._texts else found.group()
+        return mark if mark in self._texts else match.group()
 
     def _spans(self, rendered: str) -> Iterator[PromptPart]:
         """The control tokens of the template, and the text between them; no mark is part of the former."""

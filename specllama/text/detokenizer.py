@@ -89,9 +89,9 @@ class TokenWriter:
         """Add text that may complete a stop string. Returns whether it does."""
         text = self._after_header(text)
         text = self._held + text
-        found = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
-        if found:  # the first that is complete, however the text is split into tokens
-            end, _, self.stopped_by = min(found)
+        matches = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
+        if matches:  # the first that is complete, however the text is split into tokens
+            end, _, self.stopped_by = min(matches)
             at = end - len(self.stopped_by)
             self._ready += text[:at]
             self._held = ""

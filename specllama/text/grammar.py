@@ -179,16 +179,16 @@ class GrammarMask:
         return n == 1 and not matcher.is_error()
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
-        found = np.zeros(self._n_vocab, np.bool_)
+        allowed = np.zeros(self._n_vocab, np.bool_)
         matcher = self._after(ahead) if ahead else self._checked()
         if matcher is not None:
             if not matcher.is_stopped():
                 bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-                found[:] = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
-            found[self._ends] = matcher.is_accepting()
+                allowed[:] = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
+            allowed[self._ends] = matcher.is_accepting()
         if not ahead:
             self._checked()
-        return found
+        return allowed
 
     def legal(self, tokens: Sequence[int]) -> int:
         scout = self._after(())

@@ -47,11 +47,11 @@ def grammar_tokenizer(model: GrammarVocabulary) -> LLTokenizer:
         model.piece(token) or (b"\xff" + model.token_text(token).encode()) for token in range(model.n_vocab)
     ]
     make: Any = LLTokenizer
-    found: LLTokenizer = make.from_llamacpp(
+    tokenizer: LLTokenizer = make.from_llamacpp(
         tokens=[b"" if piece == b"\xff" else piece for piece in pieces],
         vocab_ptr=model.vocab,
         tokenize_fptr=model.tokenize_address,
         eos_token=sorted(model.end_ids) or [max(0, model.eos_id)],
         slices=None,
     )
-    return found
+    return tokenizer

@@ -73,7 +73,7 @@ def _now(form: str) -> str:
 
 
 def _range(*args: int) -> range:
-    found = range(*args)
-    if len(found) > _MAX_RANGE:
+    numbers = range(*args)
+    if len(numbers) > _MAX_RANGE:
         raise SecurityError("range too long")
-    return found
+    return numbers

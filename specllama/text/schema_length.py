@@ -39,38 +39,38 @@ class _Lengths:
             self._known[id(schema)] = 0
             for part in _parts(schema):
                 self.of(part)
-            self._known[id(schema)] = found = self._sum(schema)
-            self.longest = max(self.longest, found)
+            self._known[id(schema)] = length = self._sum(schema)
+            self.longest = max(self.longest, length)
         return self._known[id(schema)]
 
     def _sum(self, schema: Mapping[str, Any]) -> int:
-        found = 1
+        length = 1
         if "const" in schema:
-            found += len(json.dumps(schema["const"]))
-        found += _least(len(json.dumps(value)) for value in _list(schema, "enum"))
+            length += len(json.dumps(schema["const"]))
+        length += _least(len(json.dumps(value)) for value in _list(schema, "enum"))
         if isinstance(pattern := schema.get("pattern"), str):
-            found += max(_width(pattern), _number(schema, "minLength"))
+            length += max(_width(pattern), _number(schema, "minLength"))
         prefix = [self.of(item) + 2 for item in _list(schema, "prefixItems")]
         n_items = _number(schema, "minItems")
-        found += sum(prefix[:n_items]) + max(0, n_items - len(prefix)) * (self.of(schema.get("items")) + 2)
+        length += sum(prefix[:n_items]) + max(0, n_items - len(prefix)) * (self.of(schema.get("items")) + 2)
         properties = schema.get("properties")
         for name in filter(lambda name: isinstance(name, str), _list(schema, "required")):
             value = properties.get(name) if isinstance(properties, Mapping) else None
-            found += len(name) + 6 + self.of(value)
-        found += sum(self.of(part) for part in _list(schema, "allOf"))
+            length += len(name) + 6 + self.of(value)
+        length += sum(self.of(part) for part in _list(schema, "allOf"))
         for keyword in ("anyOf", "oneOf"):
-            found += _least(self.of(part) for part in _list(schema, keyword))
+            length += _least(self.of(part) for part in _list(schema, keyword))
         if isinstance(reference := schema.get("$ref"), str):
-            found += self.of(self._at(reference))
-        return found
+            length += self.of(self._at(reference))
+        return length
 
     def _at(self, reference: str) -> Any:
         """The part of the schema with this JSON pointer (RFC 6901); None if there is none."""
-        found: Any = self._root
+        node: Any = self._root
         for name in reference.removeprefix("#").split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return node
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:

@@ -77,10 +77,10 @@ class TemplateProcess:
             watcher.join()
         if not line.endswith(b"\n"):
             raise _EndedError(self._ending(seconds))
-        found = json.loads(line)
-        if "error" in found:
-            raise SpecllamaError.from_dict(found["error"])
-        return [PromptPart(text, special) for text, special in found["parts"]]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SpecllamaError.from_dict(answer["error"])
+        return [PromptPart(text, special) for text, special in answer["parts"]]
 
     def close(self) -> None:
         """End it."""
@@ -149,7 +149,7 @@ class IsolatedTemplate:
         process = self._taken()
         request = {"messages": messages, "variables": variables}
         try:
-            found = process.ask(request, CPU_SECONDS)
+            parts = process.ask(request, CPU_SECONDS)
         except _EndedError as ended:
             raise self._error(f"the chat template {ended}", HINT) from None
         except RecursionError:
@@ -159,7 +159,7 @@ class IsolatedTemplate:
             self._idle.append(process)
             raise
         self._idle.append(process)
-        return found
+        return parts
 
     def continued(self, parts: Sequence[PromptPart], text: str) -> list[PromptPart]:
         """See PromptTemplate."""

@@ -7,9 +7,10 @@ from types import NoneType
 from typing import Any
 
 from specllama.errors import UsageError, option
+from specllama.json_types import JsonObject
 
 
-def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_variables(given: Mapping[str, Any] | None) -> JsonObject:
     """A checked copy of chat_template_kwargs. Raises UsageError."""
     if given is None:
         return {}
@@ -23,14 +24,14 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(given)
 
 
-def reasoning_variables(mode: str) -> dict[str, Any]:
+def reasoning_variables(mode: str) -> JsonObject:
     """The variables for the option "reasoning"; "auto": the template decides. Raises UsageError."""
     if mode not in ("on", "off", "auto"):
         raise UsageError(f"{option('reasoning')} must be on, off or auto, not {mode!r}")
     return {} if mode == "auto" else {"enable_thinking": mode == "on"}
 
 
-def effort_variables(effort: str | None) -> dict[str, Any]:
+def effort_variables(effort: str | None) -> JsonObject:
     """The variables for an API's reasoning effort. "none" also switches reasoning off where templates can."""
     if not effort:
         return {}

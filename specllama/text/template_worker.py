@@ -17,15 +17,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.text.chat_template import ChatTemplate
 from specllama.text.prompt_parts import nested_too_deeply
 from specllama.text.template_process import MAX_BYTES, OUT_OF_MEMORY
 
 _CHECK_SECONDS = 0.02
 _KILOBYTE = 1 if sys.platform == "darwin" else 1024  # bytes in the unit of ru_maxrss
+
+RenderedPart = tuple[str, bool]  # text, parse_special
+
+
+class TemplateAnswer(TypedDict, total=False):
+    """A line that answers one: the parts, or the fields of a SpecllamaError."""
+
+    parts: list[RenderedPart]
+    error: JsonObject
 
 
 def main() -> None:
@@ -36,24 +46,23 @@ def main() -> None:
     _restrict()
     template: ChatTemplate | None = None
 
-    def compiled(given: dict[str, Any]) -> list[Any]:
+    def compiled(given: JsonObject) -> list[RenderedPart]:
         nonlocal template
         template = ChatTemplate(**given)
         return []
 
-    def rendered(given: dict[str, Any]) -> list[Any]:
+    def rendered(given: JsonObject) -> list[RenderedPart]:
         assert template is not None
         parts = template.render(given["messages"], **given["variables"])
-        return [[part.text, part.parse_special] for part in parts]
+        return [(part.text, part.parse_special) for part in parts]
 
     for line in reader:
-        found = _answer(line, compiled if template is None else rendered)
-        writer.write(json.dumps(found).encode() + b"\n")
+        answer = _answer(line, compiled if template is None else rendered)
+        writer.write(json.dumps(answer).encode() + b"\n")
         writer.flush()
 
 
-def _answer(line: bytes, work: Callable[[dict[str, Any]], list[Any]]) -> dict[str, Any]:
-    """{"parts": …}, or {"error": …} with the fields of a SpecllamaError."""
+def _answer(line: bytes, work: Callable[[JsonObject], list[RenderedPart]]) -> TemplateAnswer:
     try:
         request = json.loads(line)
         with _limited(request["seconds"]):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +65,10 @@ class Calibration:
         limit = self.unlike or max(WIDTHS) + 1
         return max((w for w in self.widths if w < limit), default=0)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float | None]:
         """The figures under their store keys; None for those that were not measured."""
-        found = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
-        return found | {"alike": self.equal_up_to, "unlike": self.unlike, "reach": self.reach}
+        figures = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
+        return figures | {"alike": self.equal_up_to, "unlike": self.unlike, "reach": self.reach}
 
 
 def can_roll_back(context: Context) -> bool:
@@ -91,15 +90,15 @@ def measure(
     Takes about `seconds` and leaves the cache as it was, or empty if the memory refuses to be rolled back.
     into: an earlier comparison to extend.
     """
-    found, n, started, at = into if into is not None else Calibration(), len(ids), clock(), 0
+    calibration, n, started, at = into if into is not None else Calibration(), len(ids), clock(), 0
     if not can_roll_back(context) or n < 1 or context.n_past(seq_id) != n:
-        return found
+        return calibration
     max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
     for width in cycle(WIDTHS):
         left = seconds - (clock() - started)
         # Once batches of ENOUGH_ROWS equal single rows, wider ones are compared with those.
-        step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.equal_up_to >= ENOUGH_ROWS else 1
-        cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
+        step = ENOUGH_ROWS if width > ENOUGH_ROWS and calibration.equal_up_to >= ENOUGH_ROWS else 1
+        cost = (3 if step == 1 else 1) * width * min(calibration.singles) if calibration.singles else 0.0
         fits = width <= max_rows and cost <= left
         if left <= 0 or (not fits and width == WIDTHS[0]):
             break
@@ -107,13 +106,17 @@ def measure(
             continue
         rows = _batch([ids[(at + i) % n] for i in range(width)], n, seq_id)
         at += width
-        if not _compare(context, rows, step, clock, found):
+        if not _compare(context, rows, step, clock, calibration):
             break
-    return found
+    return calibration
 
 
 def _compare(
-    context: Context, rows: Sequence[BatchRow], step: int, clock: Callable[[], float], found: Calibration
+    context: Context,
+    rows: Sequence[BatchRow],
+    step: int,
+    clock: Callable[[], float],
+    calibration: Calibration,
 ) -> bool:
     """Decode the rows together and `step` at a time; False without room, or if the rollback fails."""
     n, seq_id, width, ok = rows[0].pos, rows[0].seq_id, len(rows), True
@@ -125,11 +128,11 @@ def _compare(
             t = clock()
             alone = context.decode(rows[i : i + step])
             if step == 1:
-                found.singles.append(clock() - t)
+                calibration.singles.append(clock() - t)
             batched = together[i : i + step]
-            found.changes += [margin_change(a, b) for a, b in zip(alone, batched, strict=True)]
-            found.widths[width] = found.widths.get(width, True) and np.array_equal(alone, batched)
-        found.reach = max(found.reach, n)
+            calibration.changes += [margin_change(a, b) for a, b in zip(alone, batched, strict=True)]
+            calibration.widths[width] = calibration.widths.get(width, True) and np.array_equal(alone, batched)
+        calibration.reach = max(calibration.reach, n)
     except NoRoomError:
         ok = False
     return context.truncate(seq_id, n) == n and ok

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.history import Messages
 from specllama.client import protocol
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
@@ -27,7 +28,7 @@ Render = Callable[[Sequence[Mapping[str, Any]]], list[PromptPart]]
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    messages: list[dict[str, Any]]
+    messages: Messages
     ids: list[int]  # of prompt and answer
     n_prompt: int
     prefix: str = ""  # the beginning of the answer that is part of the prompt
@@ -39,9 +40,7 @@ class ConversationCache:
     def __init__(self) -> None:
         self._turns: OrderedDict[int, _Turn] = OrderedDict()
 
-    def keep(
-        self, id_: int, messages: list[dict[str, Any]], ids: Sequence[int], n_prompt: int, prefix: str = ""
-    ) -> None:
+    def keep(self, id_: int, messages: Messages, ids: Sequence[int], n_prompt: int, prefix: str = "") -> None:
         """Store a turn: the messages that it answers, and the ids of its prompt and answer. prefix: the
         beginning of the answer that is part of the prompt.
         """

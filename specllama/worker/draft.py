@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -28,7 +27,7 @@ from specllama.pair.check import check_pair
 from specllama.pair.overlap import overlap
 from specllama.pair.shared_tokens import Overlap
 from specllama.pair.stand_ins import stand_ins
-from specllama.worker.profile_keys import model_key
+from specllama.worker.profile_keys import ModelKey, model_key
 
 _REPORT_SECONDS = 0.1
 
@@ -48,10 +47,12 @@ class LoadedDraft:
         return self.context.translation if isinstance(self.context, ForeignContext) else None
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> ModelKey:
         """The draft's part of the key under which a pair is stored."""
-        more = {"draft_vocab": "auto"} if self.translation is not None else {}
-        return {**model_key(self.header, self.settings, self.context), **more}
+        key = model_key(self.header, self.settings, self.context)
+        if self.translation is not None:
+            key["draft_vocab"] = "auto"
+        return key
 
     def close(self) -> None:
         """Free its memory."""

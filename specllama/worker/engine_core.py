@@ -122,7 +122,7 @@ class EngineCore:
         started = self.busy_since
         own = (running_time() - started if started is not None else 0.0, self.allowed_seconds())
         other = self.loaded_engine.intake.hang if self.loaded_engine is not None else None
-        return max(own, other, key=lambda found: found[0] / found[1]) if other is not None else own
+        return max(own, other, key=lambda hang: hang[0] / hang[1]) if other is not None else own
 
     def allowed_seconds(self) -> float:
         """Seconds after which a step counts as hung: 30 s plus ten times its predicted duration."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from specllama.core.sampling.params import PARAMETERS, STEP_NAMES, STEPS, with_steps
 from specllama.errors import Note
@@ -26,12 +25,14 @@ _LETTERS: Mapping[str, str] = {
 _NO_EFFECT = ("dry", "topnsigma", "typp", "typ", "xtc")  # at llama.cpp's defaults
 
 
-def sampling_defaults(metadata: Metadata) -> dict[str, Any]:
+def sampling_defaults(metadata: Metadata) -> Mapping[str, object]:
     """The parameters that a file sets. metadata: from a key to its value as text, None if it is not there."""
-    found = {name: value for name in _KEYS if (value := _value(metadata, name)) is not None}
+    defaults = {name: value for name in _KEYS if (value := _value(metadata, name)) is not None}
     letters, _ = _steps(metadata)
     steps = with_steps(letters) if letters else {}
-    return found | {name: v for name, v in steps.items() if name in found or v != PARAMETERS[name].default}
+    return defaults | {
+        name: v for name, v in steps.items() if name in defaults or v != PARAMETERS[name].default
+    }
 
 
 def sampling_notes(metadata: Metadata) -> list[Note]:
@@ -54,15 +55,15 @@ def sampling_notes(metadata: Metadata) -> list[Note]:
     return [Note(f"of the sampling settings in the model's file these are left out: {'; '.join(left_out)}")]
 
 
-def _value(metadata: Metadata, name: str) -> Any:
+def _value(metadata: Metadata, name: str) -> float | None:
     """The value of a parameter, None if there is none that can be used."""
     text, parameter = metadata(_PREFIX + _KEYS[name]), PARAMETERS[name]
-    found = (_INTEGER if parameter.kind is int else _NUMBER).match(text or "")
-    if not found:
+    match = (_INTEGER if parameter.kind is int else _NUMBER).match(text or "")
+    if not match:
         return None
     if parameter.kind is int:
-        return max(0, min(int(found[0]), int(parameter.high)))
-    value = float(found[0])
+        return max(0, min(int(match[0]), int(parameter.high)))
+    value = float(match[0])
     if math.isnan(value) or (name == "repeat_penalty" and not 0 < value < math.inf):
         return None
     return max(float(parameter.low), min(value, float(parameter.high)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.stand_ins import stand_ins
 from specllama.worker.draft import fitted_to, reporter
-from specllama.worker.profile_keys import head_key
+from specllama.worker.profile_keys import HeadKey, head_key
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class LoadedHead:
         return self.head.header
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> HeadKey:
         """The head's part of the key under which a pair is stored."""
         return {**head_key(self.head), "n_gpu_layers": self.settings.n_gpu_layers}
 

@@ -56,8 +56,8 @@ def infill_boundaries(model: LlamaModel, ids: Sequence[int]) -> list[Boundary]:
     fim, n = fim_tokens(model), len(ids)
     starts = sorted(n - 1 - ids[::-1].index(i) for i in (fim.prefix, fim.suffix) if i in ids)
     kinds: tuple[Kind, Kind] = ("system", "user")
-    places = [Boundary(at, kind) for at, kind in zip(starts, kinds, strict=False) if at]
-    return [*places, *(found for found in distances(n) if found.n not in starts)]
+    boundaries = [Boundary(at, kind) for at, kind in zip(starts, kinds, strict=False) if at]
+    return [*boundaries, *(boundary for boundary in distances(n) if boundary.n not in starts)]
 
 
 def _joined(

@@ -116,8 +116,8 @@ class RequestIntake:
             raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
         if not of_texts:
             return params.logit_bias
-        found = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
-        return found | dict(params.logit_bias)
+        biases = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
+        return biases | dict(params.logit_bias)
 
     def _prepare(self, accepted: Accepted) -> Prepared:
         """The prompt and the grammar of a request, in any thread; that of a thousand tools takes 0.2 s to
@@ -174,18 +174,18 @@ class RequestIntake:
         """Submit the choices of a request, once what the disk has of its prompt was read."""
         kept, post, message = self.kept, self._post, accepted.message
         alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
-        found = None
+        match = None
         if kept is not None and not alone:  # whose cells must be those that it would fill itself
-            found = kept.find(made.prompt.ids, cache_scope(message), message.disk_scope)
-        if kept is None or found is None:
+            match = kept.find(made.prompt.ids, cache_scope(message), message.disk_scope)
+        if kept is None or match is None:
             self._submit(accepted, made, choices)
         elif post is None:
-            self._submit(accepted, made, choices, kept.read(found))
+            self._submit(accepted, made, choices, kept.read(match))
         else:
             self._reader.submit(
                 {choice.id for choice in choices},
-                found.candidate.n_bytes,
-                lambda: kept.read(found),
+                match.candidate.n_bytes,
+                lambda: kept.read(match),
                 lambda job, text: post(partial(self._was_read, accepted, made, job, text)),
             )
 
@@ -230,7 +230,7 @@ class RequestIntake:
                 mask=self._mask(accepted, made),
                 forced=prompt.forced,
                 owner=message.owner,
-                memory_scope=message.owner if message.memory else None,
+                history_scope=message.owner if message.memory else None,
                 cache_scope=cache_scope(message),
                 speculate=message.speculate,
                 draft_max=message.draft_max,

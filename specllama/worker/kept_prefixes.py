@@ -13,10 +13,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from specllama.clock import sleep
-from specllama.core.engine import Engine
+from specllama.core.interfaces import Saved
 from specllama.core.prefix.boundaries import KINDS
 from specllama.core.prefix.finder import MIN_SHARED
 from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.store import PrefixStore
 from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.record import MAX_PARTS, PrefixCandidate, PrefixRecord
@@ -30,7 +31,7 @@ WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """A state on disk for a request. scope: of the engine's caches. n: ids that it serves. priority: in
     memory.
     """
@@ -42,15 +43,15 @@ class Found:
 
 
 class KeptPrefixes:
-    """Keeps the texts of an engine on disk. open_disk: makes the store of this model and its directory, which
-    waits until there is something to write, unless is_there. kept_seconds: that reading a text again would
-    cost, from which on it is kept. clock: seconds. draft_key: of the draft model's states, "" where none
-    are kept.
+    """Keeps the texts of the engine's prefix store on disk. open_disk: makes the store of this model and its
+    directory, which waits until there is something to write, unless is_there. kept_seconds: that reading a
+    text again would cost, from which on it is kept. clock: seconds. draft_key: of the draft model's states,
+    "" where none are kept.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        store: PrefixStore,
         open_disk: Callable[[], DiskStore],
         is_there: bool,
         kept_seconds: float,
@@ -58,7 +59,7 @@ class KeptPrefixes:
         draft_key: str = "",
     ) -> None:
         self._draft_part = draft_part(draft_key)
-        self._engine, self._kept_seconds, self._clock = engine, kept_seconds, clock
+        self._store, self._kept_seconds, self._clock = store, kept_seconds, clock
         self._open_disk = open_disk
         self._disk = open_disk() if is_there else None
         self._scopes: dict[str, str] = {}  # on disk, by those of the engine's caches
@@ -90,13 +91,13 @@ class KeptPrefixes:
         self._since = now if self._due is None else self._since
         self._due = now + IDLE_SECONDS
 
-    def find(self, ids: Sequence[int], scope: str, disk_scope: str) -> Found | None:
+    def find(self, ids: Sequence[int], scope: str, disk_scope: str) -> PrefixMatch | None:
         """The state on disk that serves a prompt best, where using it is faster than reading the text. scope:
         of the engine's caches; disk_scope: on disk, "" for none.
         """
         if disk_scope:
             self._scopes[scope] = disk_scope
-        store, wanted = self._engine.store, as_ids(ids)
+        store, wanted = self._store, as_ids(ids)
         if not disk_scope or len(wanted) <= MIN_SHARED or self._disk is None:
             return None
         known, most = store.longest(wanted, scope), len(wanted) - 1
@@ -111,20 +112,20 @@ class KeptPrefixes:
         _, n, candidate = max(worth, key=lambda one: one[0])
         if not self._has_memory(candidate.n_bytes):
             return None
-        return Found(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
+        return PrefixMatch(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
 
-    def read(self, found: Found) -> StoredText | None:
+    def read(self, match: PrefixMatch) -> StoredText | None:
         """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
-        key = found.candidate.name, found.scope
+        key = match.candidate.name, match.scope
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
-            if not self._has_memory(found.candidate.n_bytes):  # others were read since it was found
+            if not self._has_memory(match.candidate.n_bytes):  # others were read since it was found
                 return None
-            others = {name for name in found.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
-            record = self.disk.read(found.candidate, found.candidate.parts.keys() - others)
+            others = {name for name in match.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
+            record = self.disk.read(match.candidate, match.candidate.parts.keys() - others)
             if record is None or WHOLE not in record.parts:
                 return None
-            text = _stored(record, found.scope, found.priority, record.parts.get(self._draft_part))
+            text = _stored(record, match.scope, match.priority, record.parts.get(self._draft_part))
             self._read[key] = text
         return text
 
@@ -138,20 +139,20 @@ class KeptPrefixes:
         """
         now = self._clock()
         self._due = None
-        idle = self._engine.store.idle()
+        idle = self._store.idle()
         waiting = [s for s in idle if s.kept and self._is_worth(s.scope, as_ids(s.ids))]
         for i, slot in enumerate(waiting, 1):
-            n_bytes = self._engine.target.size(slot.seq_id)
+            n_bytes = self._store.target.size(slot.seq_id)
             delay = self.disk.delay(n_bytes)
             if delay is None or not self._has_memory(n_bytes):
                 continue
-            if delay or not self._engine.target.prepare_save(slot.seq_id):
+            if delay or not self._store.target.prepare_save(slot.seq_id):
                 self._due = now + max(delay, _WAIT_SECONDS)
                 return
             if self._keep_slot(slot) and i < len(waiting):
                 self._due = now
                 return
-        for text in self._engine.store.memory.texts:
+        for text in self._store.memory.texts:
             if not text.kept or not self._is_worth(text.scope, text.ids):
                 continue
             delay = self.disk.delay(text.n_bytes)
@@ -176,20 +177,20 @@ class KeptPrefixes:
 
     def _has_memory(self, n_bytes: int) -> bool:
         """Whether so much memory may be used for a while."""
-        room = self._engine.store.copies.room
+        room = self._store.copies.room
         return room is not None and room(n_bytes)
 
     def _keep_slot(self, slot: Slot) -> bool:
-        saved = self._engine.target.save(slot.seq_id)
+        saved = self._store.target.save(slot.seq_id)
         if saved is None:
             return False
-        draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
+        draft = self._store.copies.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
         return self._put(slot.scope, as_ids(slot.ids), parts)
 
     def _is_worth(self, scope: str, ids: Ids) -> bool:
         """Whether the ids that no text on disk covers are expensive enough to evaluate."""
-        row_seconds = self._engine.store.row_seconds
+        row_seconds = self._store.row_seconds
         can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
         if not can or len(ids) * row_seconds < self._kept_seconds:
             return False
@@ -198,7 +199,7 @@ class KeptPrefixes:
         return n_new > 0 and n_new * row_seconds >= self._kept_seconds
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
-        seconds = len(ids) * self._engine.store.row_seconds
+        seconds = len(ids) * self._store.row_seconds
         done = self.disk.put(PrefixRecord(self._scopes[scope], ids, "whole", parts, min(seconds, 1e8)))
         if done:
             self._note(scope, ids)
@@ -210,7 +211,7 @@ class KeptPrefixes:
     def _n_usable(self, candidate: PrefixCandidate, most: int) -> int:
         """How many ids of a prompt the state serves."""
         n = min(candidate.n_tokens, most)
-        if not self._engine.store.needs_partials or n == candidate.n_state:
+        if not self._store.needs_partials or n == candidate.n_state:
             return n
         keys = (_partial_key(name) for name in candidate.parts)
         return max((key[0] for key in keys if key is not None and key[0] <= n), default=0)
@@ -221,7 +222,9 @@ def draft_part(key: str) -> str:
     return f"{_DRAFT} {key}" if key else ""
 
 
-def text_parts(saved: Any, partials: Sequence[PartialState], draft: Any, draft_name: str) -> dict[str, Any]:
+def text_parts(
+    saved: Saved, partials: Sequence[PartialState], draft: Saved | None, draft_name: str
+) -> dict[str, Saved]:
     """The parts of the record of a text: its cache, the draft model's, and the partial states worth most.
     draft: None for none. draft_name: see `draft_part`.
     """

@@ -17,7 +17,7 @@ from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.branches import why_no_branches
 from specllama.llama.devices import devices
-from specllama.llama.library import KERNELS, build_info
+from specllama.llama.library import KERNELS, build_info, system_info
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
@@ -48,7 +48,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
-        memory=loaded.memory is not None,
+        memory=loaded.history is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
         notes=(
@@ -89,7 +89,7 @@ def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
         n_layer=header.n_layer,
         host_bytes=plan.host,
         device_bytes=plan.device,
-        gpus=tuple(found for found in _devices() if found.gpu),
+        gpus=tuple(device for device in _devices() if device.gpu),
     )
 
 
@@ -106,13 +106,13 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
     offloaded = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]
-    present, found = gpus_present(), [d for d in devices() if d.gpu]
-    if present and all(d.remote for d in found):
+    present, gpus = gpus_present(), [d for d in devices() if d.gpu]
+    if present and all(d.remote for d in gpus):
         notes.append(
             f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
             f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
         )
-    elif offloaded and not found:
+    elif offloaded and not gpus:
         notes.append(
             f"this build of llama.cpp cannot use a GPU: {option('n_gpu_layers')} has no effect, "
             "all layers are on the CPU"
@@ -153,10 +153,8 @@ def _small_draft_context(loaded: Loaded) -> list[Note]:
 
 def inspect_build(store: Store) -> BuildInfo:
     """The version, features and devices of this build of llama.cpp. store: of the calibrations."""
-    build = build_info()
-    enabled = features(build.pop("system_info"))
     products = tuple(RowTimeStore(store, physical_cores()).read())
-    return BuildInfo(**build, features=enabled, devices=_devices(), products=products)
+    return BuildInfo(**build_info(), features=features(system_info()), devices=_devices(), products=products)
 
 
 def _devices() -> tuple[DeviceInfo, ...]:
@@ -167,12 +165,12 @@ def features(system_info: str) -> dict[str, list[str]]:
     """The enabled features in a line like `CPU : AVX2 = 1 | FMA = 0 | CUDA : ARCHS = 890 |`, by backend; a
     value other than 1 is kept ("ARCHS=890").
     """
-    found: dict[str, list[str]] = {}
+    by_backend: dict[str, list[str]] = {}
     backend = ""
     for field in system_info.split("|"):
         *heads, setting = field.split(" : ")
         backend = heads[-1].strip() if heads else backend
         pair = re.fullmatch(r"\s*(\S+) = (.*?)\s*", setting)
         if pair and pair[2] not in ("0", ""):
-            found.setdefault(backend, []).append(pair[1] if pair[2] == "1" else f"{pair[1]}={pair[2]}")
-    return found
+            by_backend.setdefault(backend, []).append(pair[1] if pair[2] == "1" else f"{pair[1]}={pair[2]}")
+    return by_backend

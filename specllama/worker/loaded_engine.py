@@ -203,7 +203,7 @@ class LoadedEngine:
         for r in self.running:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:  # waiting for a slot
-                if (queued := r.queue_report(self.engine.waiting)) is not None:
+                if (queued := r.queue_report(self.engine.scheduler.waiting)) is not None:
                     self.send(queued)
                 continue
             for report in r.prefill_reports():
@@ -231,9 +231,9 @@ class LoadedEngine:
             self.send(protocol.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
-        scope = g.request.memory_scope
-        if self.loaded.memory is not None and scope is not None:
-            self.loaded.memory.keep(scope, g.history, g.n_prompt)
+        scope = g.request.history_scope
+        if self.loaded.history is not None and scope is not None:
+            self.loaded.history.keep(scope, g.history, g.n_prompt)
         if r.messages is not None:
             self.intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt, r.prefix)
         self.send(self._done(r, text, runs, unmeasured))

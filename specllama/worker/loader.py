@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -18,7 +17,7 @@ from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDraf
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import Header
@@ -45,7 +44,7 @@ from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus,
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.prefix_key import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import pair_key, target_key
+from specllama.worker.profile_keys import PairKey, pair_key, target_key
 from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
 from specllama.worker.rpc.attach import attach
 from specllama.worker.warm_up import warm_up_drafts, warm_up_target
@@ -60,7 +59,7 @@ class Loaded:
 
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
-    the target. memory: the output of earlier requests, None if it is not kept.
+    the target. history: the output of earlier requests, None if it is not kept.
     prefix_key, draft_prefix_key: of their prefix states on disk, "" for none. row_times: of this machine with
     the threads of the context, None where those of a model say nothing.
     """
@@ -77,7 +76,7 @@ class Loaded:
     verdicts: tuple[PairVerdict | HeadVerdict, ...] = ()
     draft: LoadedDraft | None = None
     head: LoadedHead | None = None
-    memory: RequestHistory | None = None
+    history: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
     row_times: RowTimeStore | None = None
@@ -153,10 +152,10 @@ def load(
         draft_files = _model_files(settings, checked.model, settings.draft)
         draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
         problems.append(problem)
-    memory = RequestHistory() if settings.memory else None
-    drafters = _drafters(settings, model, draft, head, memory)
+    history = RequestHistory() if settings.memory else None
+    drafters = _drafters(settings, model, draft, head, history)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
-        memory = None
+        history = None
     clock = running_time
     key = target_key(header, fitted, context)
     pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
@@ -179,7 +178,7 @@ def load(
         checked.verdicts,
         draft,
         head,
-        memory,
+        history,
         running_time() - started,
         prefix_key(header, context, files, settings),
         row_times,
@@ -237,9 +236,7 @@ def _planned(
                 raise
 
 
-def _pair_key(
-    draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]
-) -> dict[str, Any]:
+def _pair_key(draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]) -> PairKey:
     if draft is not None:
         return pair_key(draft.key, drafters, head.head if head is not None else None)
     return pair_key(head.key if head is not None else None, drafters)
@@ -250,7 +247,7 @@ def _drafters(
     model: LlamaModel,
     draft: LoadedDraft | None,
     head: LoadedHead | None,
-    memory: RequestHistory | None,
+    history: RequestHistory | None,
 ) -> list[Drafter]:
     """The drafters that the settings name, without those that cannot be used."""
     if settings.draft_max == 0:
@@ -263,7 +260,7 @@ def _drafters(
         translation=draft.translation if draft is not None else None,
         head=head.drafting if head is not None else None,
         confident=confident,
-        history=memory,
+        history=history,
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:

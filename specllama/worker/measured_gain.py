@@ -18,24 +18,24 @@ from specllama.worker.loader import Loaded
 
 
 def store_tuned(
-    loaded: Loaded, draft: Header, found: MeasuredDraft, copying: Sequence[MeasuredDraft]
+    loaded: Loaded, draft: Header, measured: MeasuredDraft, copying: Sequence[MeasuredDraft]
 ) -> None:
     """Store what `tune` predicts for a draft. copying: what it predicts without a draft, empty if copying is
     off.
     """
-    if found.forecast is None or found.forecast.speedup is None or not loaded.settings.calibrate:
+    if measured.forecast is None or measured.forecast.speedup is None or not loaded.settings.calibrate:
         return
     without = [one.forecast.speedup for one in copying if one.forecast is not None]
-    need = easiest(found.break_even)
+    need = easiest(measured.break_even)
     _measured_drafts(loaded).put(
         DraftRecord(
             os.path.abspath(draft.path),
             identity(draft),
             "tune",
-            round(found.forecast.speedup, 4),
+            round(measured.forecast.speedup, 4),
             round(max([1.0, *(one for one in without if one is not None)]), 4),
-            found.forecast.tokens,
-            found.forecast.acceptance,
+            measured.forecast.tokens,
+            measured.forecast.acceptance,
             need.acceptance if need is not None else None,
         )
     )

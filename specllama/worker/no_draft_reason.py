@@ -45,10 +45,10 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
     if not g.stats.rounds:
         ended = "no token was generated" if not g.stats.n_predict else "the answer is a single token"
         return DraftingVerdict(ended)
-    found = _why(policy, g)
-    if found.by_costs and g.stats.rounds < _TOO_SHORT:
+    verdict = _why(policy, g)
+    if verdict.by_costs and g.stats.rounds < _TOO_SHORT:
         return DraftingVerdict("the answer was too short to try drafts")
-    return found if is_long else DraftingVerdict(found.reason or "the answer was short")
+    return verdict if is_long else DraftingVerdict(verdict.reason or "the answer was short")
 
 
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
@@ -100,8 +100,8 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     steps = planner.learnt.priced[name].steps.curve if name else CostCurve()
     if model and steps.count(1) < DEFAULT.min_samples:
         return f"reading the text with the {model} was expected to take longer than its drafts would save"
-    found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
-    need = easiest(found)
+    limits = break_evens(planner.costs, steps.predict(1) if model else 0.0)
+    need = easiest(limits)
     if need is None:
         return "drafts were not expected to pay; decodes of several rows were not timed yet"
     text = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's here"

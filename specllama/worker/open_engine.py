@@ -12,6 +12,7 @@ from specllama.config.load import AUTO
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.interfaces import SavingDrafter
+from specllama.core.prefix.store import PrefixStore
 from specllama.errors import Note, SpecllamaError, option, warning
 from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.budget import automatic_budget
@@ -56,7 +57,7 @@ def open_engine(
     idle = IdleMeasurer(loaded, engine, order.measure_when_idle, running_time)
     template, problem = compile_template(loaded, process)
     prompts = _prompts(loaded, template, problem)
-    kept, running = _kept_prefixes(loaded, engine, send), list[SequenceOutput]()
+    kept, running = _kept_prefixes(loaded, engine.scheduler.store, send), list[SequenceOutput]()
     idle.apply()
     exact = ExactMode(loaded, engine, idle, running_time)
     opened = LoadedEngine(
@@ -95,7 +96,7 @@ def _engine(loaded: Loaded) -> Engine:
         draft_tree=settings.draft_tree,
     )
     savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
-    engine.store.copies.drafter = next(savers, None)
+    engine.scheduler.store.copies.drafter = next(savers, None)
     return engine
 
 
@@ -127,7 +128,7 @@ def _template_notes(
     return [*template_notes(loaded.model, template)] if template is not None else []
 
 
-def _kept_prefixes(loaded: Loaded, engine: Engine, send: Send) -> KeptPrefixes | None:
+def _kept_prefixes(loaded: Loaded, store: PrefixStore, send: Send) -> KeptPrefixes | None:
     """The prompts of the model on disk, None where none are kept."""
     s, directory = loaded.settings, default_directory()
     if not s.cache_disk or not loaded.prefix_key or s.rpc:
@@ -148,5 +149,5 @@ def _kept_prefixes(loaded: Loaded, engine: Engine, send: Send) -> KeptPrefixes |
         say=lambda text: send(protocol.Notice(text)),
     )
     return KeptPrefixes(
-        engine, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
+        store, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
     )

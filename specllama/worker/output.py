@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
 
+from specllama.calls.history import Messages
 from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
@@ -23,7 +23,7 @@ class SequenceOutput:
 
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept, n_rounds,
     decode_seconds: totals at the last message. progress: whether all of the prefill is reported. n_prefilled:
-    as last reported, -1 before. place: in the queue, as last reported, 0 before. show_prompt: whether the end
+    as last reported, -1 before. queue_position: as last reported, 0 before. show_prompt: whether the end
     shows the prompt's text. show_rejected: whether rejected draft tokens are shown. prefix: the beginning of
     the text that is part of the prompt.
     """
@@ -31,7 +31,7 @@ class SequenceOutput:
     id: int
     generation: Generation
     writer: TokenWriter
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     n_sent: int = 0
     n_drafted: int = 0
     n_accept: int = 0
@@ -42,17 +42,17 @@ class SequenceOutput:
     show_rejected: bool = False
     n_prefilled: int = -1
     prefix: str = ""
-    place: int = 0
+    queue_position: int = 0
 
     def queue_report(self, waiting: Sequence[Generation]) -> protocol.Queued | None:
-        """Its place among those that wait for a slot, where that was not reported before."""
+        """Its position among those that wait for a slot, where that was not reported before."""
         if not self.progress:
             return None
-        place = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
-        if place in (0, self.place):
+        position = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
+        if position in (0, self.queue_position):
             return None
-        self.place = place
-        return protocol.Queued(self.id, self.generation.n_prompt, place)
+        self.queue_position = position
+        return protocol.Queued(self.id, self.generation.n_prompt, position)
 
     def prefill_reports(self) -> list[protocol.Prefilled]:
         """What has not been reported of the prefill, the part that was cached first."""
@@ -74,8 +74,8 @@ class SequenceOutput:
         if not ids:
             return None
         lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
-        found = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
-        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in found]
+        positions = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
+        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in positions]
         stats = g.stats
         drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
         rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
@@ -88,13 +88,15 @@ class SequenceOutput:
         )
 
     def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
-        found = self.generation.rejected[:MAX_REJECTED]
-        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in found]
+        rejected = self.generation.rejected[:MAX_REJECTED]
+        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in rejected]
 
 
-def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs, length: int) -> protocol.PositionLogprobs:
-    top = [_candidate(model, i, logprob) for i, logprob in found.top]
-    return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top, length)
+def _logprobs(
+    model: LlamaModel, token: int, position: TokenLogprobs, length: int
+) -> protocol.PositionLogprobs:
+    top = [_candidate(model, i, logprob) for i, logprob in position.top]
+    return protocol.PositionLogprobs(_candidate(model, token, position.logprob), top, length)
 
 
 def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:

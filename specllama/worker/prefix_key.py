@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import Any
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
-from specllama.llama.library import build_info
+from specllama.llama.library import build_info, system_info
 from specllama.prefix_disk.model_key import FileIdentity, file_identity, model_key
 from specllama.worker.profile_keys import target_key
 
@@ -47,11 +46,11 @@ def prefix_key(
     scales = [scale for _, scale in own.lora]
     more = {name: getattr(own, name) for name in _IN_KEY}
     build = build_info()
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         **target_key(header, own, context),
         **more,
         "lora": scales,
-        "versions": [build["llama_cpp_python"], build["llama_cpp"], build["ggml"], build["system_info"]],
+        "versions": [build["llama_cpp_python"], build["llama_cpp"], build["ggml"], system_info()],
         "system": [platform.system(), platform.machine()],
         "long": context.n_ctx + context.n_spare > _n_ctx_original(header, own),
         "rollback": context.max_rollback,

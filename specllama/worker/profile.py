@@ -22,14 +22,22 @@ from specllama.core.policy.planner import Planner
 from specllama.core.policy.row_prior import RowPrior
 from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
-from specllama.worker.profile_data import EXACT, figures_of, length_class, merged, pairs_of, plain_times
+from specllama.worker.profile_data import (
+    EXACT,
+    ProfileSnapshot,
+    StoredPair,
+    figures_of,
+    length_class,
+    merged,
+    pairs_of,
+    plain_times,
+)
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
 _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of plain decodes, by its direction
-_MAX_PAIRS = 8  # kept for a target: those used last
 
 
 class ModelProfile:
@@ -109,8 +117,8 @@ class ModelProfile:
         meanwhile; None where that was not decided yet.
         """
         if "exact_width" not in self._figures:
-            found = figures_of(self.store.read(self.key))
-            self._figures |= {name: found[name] for name in EXACT if name in found}
+            figures = figures_of(self.store.read(self.key))
+            self._figures |= {name: figures[name] for name in EXACT if name in figures}
         width, chunk = (self._figures.get(name) for name in EXACT)
         return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
 
@@ -233,13 +241,13 @@ class ModelProfile:
         self._changed = True
         self.flush()
 
-    def store_comparison(self, found: Calibration) -> None:
+    def store_comparison(self, calibration: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
-        if found.n_rows:
+        if calibration.n_rows:
             kept = ("t1", *EXACT)
             others = {name: self._figures[name] for name in kept if name in self._figures}
-            self._figures = merged({}, found) | others
-            self._compared, self._compare_left = length_class(found.reach), 0.0
+            self._figures = merged({}, calibration) | others
+            self._compared, self._compare_left = length_class(calibration.reach), 0.0
             self._changed = True
             self.flush()
 
@@ -247,12 +255,12 @@ class ModelProfile:
         """Store the times of the steps of the priced drafter of this name for a pair, which need not be the
         loaded one. Everything else that was learnt about that pair is kept.
         """
-        found = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
+        states = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
-        learnt.restore(next(found, None))
+        learnt.restore(next(states, None))
         learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
         if self.keep:
-            self._write({"curves": {}, "pairs": [{"pair": dict(pair), "learnt": learnt.to_dict()}]})
+            self._write(ProfileSnapshot({}, {}, {}, [{"pair": dict(pair), "learnt": learnt.to_dict()}]))
 
     # Storing
 
@@ -274,22 +282,13 @@ class ModelProfile:
             self._changed, self._written = False, self.clock()
             self._write(self._snapshot())
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self) -> ProfileSnapshot:
         """A copy of what this process has measured and learnt, which a thread can write during decodes."""
         learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
-        pairs = [{"pair": self.pair, "learnt": one} for one in learnt]
+        pairs: list[StoredPair] = [{"pair": self.pair, "learnt": one} for one in learnt]
         plain = {str(bucket): seconds for bucket, seconds in self._plain.items()}
-        return {**self._figures, "plain": plain, "curves": self.curves.to_dict(used=True), "pairs": pairs}
+        return ProfileSnapshot(dict(self._figures), plain, self.curves.to_dict(used=True), pairs)
 
-    def _write(self, ours: Mapping[str, Any]) -> None:
+    def _write(self, ours: ProfileSnapshot) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
-        data = self.store.read(self.key)
-        curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours["curves"]
-        our_pairs = [p["pair"] for p in ours["pairs"]]
-        others = [p for p in pairs_of(data) if p["pair"] not in our_pairs]
-        pairs = [*others, *ours["pairs"]][-_MAX_PAIRS:]
-        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | ours.get(
-            "plain", {}
-        )
-        found = {**figures_of(data), **ours, "plain": plain, "curves": curves, "pairs": pairs}
-        self.store.write(self.key, found)
+        self.store.write(self.key, ours.merged_with(self.store.read(self.key), POLICY))

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
 
-from specllama.core.policy.config import DEFAULT, is_number
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+from specllama.core.policy.cost_curve import CostCurves
+from specllama.json_types import JsonObject
 from specllama.worker.calibrate import Calibration
 
 _FIGURES = {  # of a comparison, by store key, with their ranges
@@ -22,6 +25,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "exact_chunk": (1, 1e6),
 }
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
+_MAX_PAIRS = 8  # kept for a target: those used last
 
 
 def length_class(n_ids: int) -> int:
@@ -35,24 +39,24 @@ def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The well-formed figures of a comparison; without the length of the text, or where widths are said to be
     both bit-equal and not, only t(1) and how exact texts are decoded by width.
     """
-    found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
-    whole = "reach" in found and found.get("alike", 0) < found.get("unlike", math.inf)
-    return found if whole else {name: x for name, x in found.items() if name in ("t1", *EXACT)}
+    figures = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+    whole = "reach" in figures and figures.get("alike", 0) < figures.get("unlike", math.inf)
+    return figures if whole else {name: x for name, x in figures.items() if name in ("t1", *EXACT)}
 
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of plain decodes by range of context lengths."""
-    found = data.get("plain")
-    stored: Mapping[Any, Any] = found if isinstance(found, Mapping) else {}
+    plain = data.get("plain")
+    stored: Mapping[Any, Any] = plain if isinstance(plain, Mapping) else {}
     seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
     return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
 
 
-def merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
+def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, float]:
     """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
-    now = {name: x for name, x in found.to_dict().items() if x is not None}
-    if not found.n_rows or "epsilon" not in before:
-        return {**before, **now} if found.n_rows else dict(before)
+    now = {name: x for name, x in calibration.to_dict().items() if x is not None}
+    if not calibration.n_rows or "epsilon" not in before:
+        return {**before, **now} if calibration.n_rows else dict(before)
     unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
     equal_up_to = [
         x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)
@@ -68,8 +72,42 @@ def merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
     }
 
 
-def pairs_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+class StoredPair(TypedDict):
+    """What was learnt about a pair. pair: its key (profile_keys.PairKey). learnt: of `PairState.to_dict`."""
+
+    pair: Mapping[str, Any]
+    learnt: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSnapshot:
+    """What is merged with the stored profile: figures, seconds of plain decodes and curves by range of
+    context lengths, and pairs.
+    """
+
+    figures: Mapping[str, float]
+    plain: dict[str, float]
+    curves: JsonObject
+    pairs: list[StoredPair]
+
+    def merged_with(self, data: Mapping[str, Any], config: PolicyConfig) -> JsonObject:
+        """A stored profile with this one's values; its other entries, of other processes, stay. config: of
+        the curves.
+        """
+        curves = CostCurves.from_dict(data.get("curves"), config).to_dict() | self.curves
+        ours = [p["pair"] for p in self.pairs]
+        others = [p for p in pairs_of(data) if p["pair"] not in ours]
+        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | self.plain
+        pairs = [*others, *self.pairs][-_MAX_PAIRS:]
+        return {**figures_of(data), **self.figures, "plain": plain, "curves": curves, "pairs": pairs}
+
+
+def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:
     """The stored pairs that are well-formed."""
-    found = data.get("pairs")
-    shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
-    return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]
+    pairs = data.get("pairs")
+    shaped = (p for p in pairs if isinstance(p, dict)) if isinstance(pairs, list) else ()
+    return [
+        cast(StoredPair, p)
+        for p in shaped
+        if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)
+    ]

@@ -5,8 +5,8 @@ depend on. After a change of a key everything is measured again.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
 
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
@@ -20,7 +20,45 @@ from specllama.llama.library import compiled
 from specllama.models.memory.available import physical_cores
 
 
-def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
+class ModelKey(TypedDict):
+    """A model and the settings that affect its speed. draft_vocab: of a draft, "auto" where its vocabulary is
+    another one.
+    """
+
+    model: list[str | int]
+    lora: list[list[str | float]]
+    n_gpu_layers: int
+    placed: list[object]
+    threads: list[int]
+    cache: list[str]
+    draft_vocab: NotRequired[str]
+
+
+class TargetKey(ModelKey):
+    """The target, the machine and the build of llama.cpp."""
+
+    machine: list[str | int]
+    compiled: str
+    devices: list[list[str]]
+
+
+class HeadKey(TypedDict):
+    """A head, wherever its layers are; n_gpu_layers of the one that drafts."""
+
+    head: str
+    model: list[str | int]
+    n_gpu_layers: NotRequired[int]
+
+
+class PairKey(TypedDict):
+    """What drafts: a draft model or a head, the target's own head next to a draft model, and the drafters."""
+
+    draft: ModelKey | HeadKey | None
+    head: NotRequired[HeadKey]
+    drafters: list[str]
+
+
+def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> ModelKey:
     """A model and the settings that affect its speed, in types that JSON preserves.
 
     The size of the context is not part of the key: only the length in use matters, and there is a cost curve
@@ -38,7 +76,7 @@ def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[s
     }
 
 
-def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
+def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> TargetKey:
     """The target, the machine and the build of llama.cpp."""
     return {
         **model_key(header, s, context),
@@ -48,17 +86,19 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
     }
 
 
-def head_key(head: HeadInfo) -> dict[str, Any]:
+def head_key(head: HeadInfo) -> HeadKey:
     """A head, wherever its layers are, in types that JSON preserves."""
     return {"head": head.kind.name, "model": identity(head.header)}
 
 
 def pair_key(
-    draft: Mapping[str, Any] | None, drafters: Sequence[Drafter], second: HeadInfo | None = None
-) -> dict[str, Any]:
+    draft: ModelKey | HeadKey | None, drafters: Sequence[Drafter], second: HeadInfo | None = None
+) -> PairKey:
     """The key of a pair: the key of the draft model or the head, and the drafters. second: the target's own
     head next to a draft model; its layers are where the target's are. The request history is not part of the
     key, since it has an acceptance table of its own.
     """
-    more = {"head": head_key(second)} if second is not None else {}
-    return {"draft": draft, **more, "drafters": words_of(drafters)}
+    key: PairKey = {"draft": draft, "drafters": words_of(drafters)}
+    if second is not None:
+        key["head"] = head_key(second)
+    return key

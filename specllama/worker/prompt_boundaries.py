@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.history import Message
 from specllama.clock import running_time
 from specllama.core.prefix.boundaries import GAP, Boundary, Kind
 from specllama.errors import SpecllamaError
@@ -43,7 +44,7 @@ def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
     template refuses gives none; so do those that there was no time for.
     """
     text = "".join(part.text for part in prompt.parts)
-    found: dict[int, Kind] = {}
+    kinds: dict[int, Kind] = {}
     ends = running_time() + _MAX_SECONDS + _SECONDS_AN_ID * len(prompt.ids)
     for kind, other in _others(prompt.messages, len(prompt.ids)):
         if running_time() > ends:
@@ -54,9 +55,9 @@ def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
             continue
         n = _n_ids(prompt, _n_common(text, changed))
         if 0 < n < len(prompt.ids):
-            found.setdefault(n, kind)
-    found.setdefault(len(prompt.ids) - _END, "end")
-    return [Boundary(n, kind) for n, kind in sorted(found.items())]
+            kinds.setdefault(n, kind)
+    kinds.setdefault(len(prompt.ids) - _END, "end")
+    return [Boundary(n, kind) for n, kind in sorted(kinds.items())]
 
 
 def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
@@ -78,7 +79,7 @@ def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
         users = users[: (len(users) - 1) * (_MAX_USERS - 1) // _MAX_USERS]
 
 
-def _changed(message: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(message: Mapping[str, Any]) -> Message:
     """A message of this role with another text from its first character on."""
     content = message.get("content")
     if isinstance(content, list):

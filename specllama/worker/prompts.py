@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
+from specllama.core.limits import context_length_error
 from specllama.core.prefix.boundaries import GAP, Boundary
-from specllama.core.scheduler import context_length_error
 from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
@@ -152,13 +152,13 @@ class Prompts:
             case protocol.TextInput(text):
                 return self._of_text(text)
             case protocol.MixedInput(parts):
-                found: list[int] = []
+                all_ids: list[int] = []
                 for i, part in enumerate(parts):
                     if isinstance(part, str):
-                        found += model.tokenize(part, model.adds_bos and i == 0, True)
+                        all_ids += model.tokenize(part, model.adds_bos and i == 0, True)
                     else:
-                        found += self._checked(part)
-                return found
+                        all_ids += self._checked(part)
+                return all_ids
             case protocol.Infill():
                 return infill_ids(model, prompt, self._n_ctx, self._n_batch)
             case protocol.ChatInput() as chat:

@@ -94,17 +94,17 @@ def slots(
     decode_seconds: Sequence[tuple[int, float]] = (),
 ) -> protocol.Slots:
     """The state of each slot, and the number of cache cells in use. decode_seconds: see protocol.Slots."""
-    found, n_used = [], 0
+    states, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
         r = by_sequence.get(slot.seq_id)
         n_used += len(slot.ids)
         if r is None:
-            found.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
+            states.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
             continue
         g, s = r.generation, r.generation.stats
         n_used += g.n_past
-        found.append(
+        states.append(
             protocol.SlotState(
                 slot.seq_id,
                 g.n_past,
@@ -117,11 +117,11 @@ def slots(
                 speculate=g.request.speculate,
             )
         )
-    memory = engine.store.memory
+    memory = engine.scheduler.store.memory
     return protocol.Slots(
         id_,
-        found,
-        len(engine.waiting),
+        states,
+        len(engine.scheduler.waiting),
         n_used,
         engine.target.n_ctx,
         list(decode_seconds),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
 from specllama.clock import running_time
 from specllama.config.store import Store
@@ -46,6 +46,17 @@ _LEAST_MEMORY = 1 << 30  # bytes that must be free
 _BUSY = 1.5  # times its shortest time: with a longer median, other programs were running
 
 
+class RowTimeKey(TypedDict):
+    """All that the times depend on."""
+
+    version: int
+    widths: list[int]
+    compiled: str
+    processors: list[str]
+    cores: int
+    threads: int
+
+
 class RowTimeStore:
     """The stored times of a number of threads on this machine, with this build of llama.cpp and its kernels.
 
@@ -56,11 +67,17 @@ class RowTimeStore:
         self._store, self.n_threads = Store(store.root / "products"), n_threads
 
     @property
-    def key(self) -> dict[str, Any]:
-        """All that the times depend on."""
+    def key(self) -> RowTimeKey:
+        """The key under which they are stored."""
         processors = [d.description for d in devices() if not d.gpu and not d.remote]
-        machine = {"processors": processors, "cores": physical_cores(), "threads": self.n_threads}
-        return {"version": _VERSION, "widths": list(WIDTHS), "compiled": compiled(), **machine}
+        return {
+            "version": _VERSION,
+            "widths": list(WIDTHS),
+            "compiled": compiled(),
+            "processors": processors,
+            "cores": physical_cores(),
+            "threads": self.n_threads,
+        }
 
     def read(self) -> dict[str, list[float]]:
         """By type, for each of WIDTHS: seconds per byte of weights."""
@@ -96,10 +113,10 @@ def prior_of(header: Header, store: RowTimeStore) -> RowPrior | None:
 
 
 def measured(
-    kinds: Sequence[str], n_threads: int, found: dict[str, list[float]], clock: Callable[[], float]
+    kinds: Sequence[str], n_threads: int, seconds: dict[str, list[float]], clock: Callable[[], float]
 ) -> Generator[None, None, None]:
     """Measure these types, in steps of some milliseconds; those that cannot be measured are left out of
-    `found`, as when other programs keep the machine busy. Raises ProductError.
+    `seconds`, as when other programs keep the machine busy. Raises ProductError.
     """
     with ExitStack() as stack:
         products = dict[str, Products]()
@@ -126,7 +143,7 @@ def measured(
                 for n in WIDTHS
             ]
             if median(singles) <= _BUSY * min(singles) and is_plausible(per_byte):
-                found[kind] = per_byte
+                seconds[kind] = per_byte
 
 
 class RowTimeMeasurer:
@@ -136,7 +153,7 @@ class RowTimeMeasurer:
         self._store, self._clock = store, clock
         self._left = store.missing if available_memory() >= _LEAST_MEMORY else []
         self._steps: Generator[None, None, None] | None = None
-        self._found = dict[str, list[float]]()
+        self._seconds = dict[str, list[float]]()
 
     @property
     def done(self) -> bool:
@@ -154,15 +171,15 @@ class RowTimeMeasurer:
         end = self._clock() + seconds
         while self._left and self._clock() < end:
             if self._steps is None:
-                self._found = {}
-                self._steps = measured(self._left[0], self._store.n_threads, self._found, self._clock)
+                self._seconds = {}
+                self._steps = measured(self._left[0], self._store.n_threads, self._seconds, self._clock)
             try:
                 next(self._steps)
             except StopIteration:
                 self._steps = None
                 self._left.pop(0)
-                if self._found:
-                    self._store.add(self._found)
+                if self._seconds:
+                    self._store.add(self._seconds)
             except ProductError:
                 self._left.clear()
                 raise

@@ -36,6 +36,7 @@ class SlotActions:
         draft_key: str = "",
     ) -> None:
         self._draft_part = draft_part(draft_key)
+        self._store = engine.scheduler.store
         self._engine, self._key, self._model, self._send, self._clock = engine, key, model, send, clock
         self.waiting: list[protocol.SlotAction] = []
 
@@ -71,9 +72,9 @@ class SlotActions:
             saved = target.save(slot.seq_id)
         if saved is None:
             raise EngineError("there is not enough memory to save the slot")
-        draft = self._engine.store.copies.draft_of(slot) if self._draft_part else None
+        draft = self._store.copies.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
-        seconds = min(len(slot.ids) * self._engine.store.row_seconds, 1e8)
+        seconds = min(len(slot.ids) * self._store.row_seconds, 1e8)
         record = PrefixRecord(action.disk_scope, as_ids(slot.ids), "whole", parts, seconds)
         try:
             return len(slot.ids), write_slot_file(Path(action.path), record, self._key, self._model)
@@ -93,7 +94,7 @@ class SlotActions:
             raise UsageError(f"the slot cannot be restored: {error}") from None
         except OSError as error:
             raise UsageError(f"the slot cannot be restored: {error.strerror or error}") from None
-        self._engine.store.free(slot)
+        self._store.free(slot)
         self._engine.policy.forget(slot.seq_id)
         if WHOLE not in record.parts or target.load(slot.seq_id, record.parts[WHOLE]) != len(record.ids):
             empty(target, slot)
@@ -101,6 +102,6 @@ class SlotActions:
         ids = record.ids.tolist()
         slot.scope, slot.kept = action.owner, False
         slot.partials = partials_of(record, 0.0)
-        self._engine.store.release(slot, ids, len(ids))
-        self._engine.store.copies.load_draft(slot, record.parts.get(self._draft_part))
+        self._store.release(slot, ids, len(ids))
+        self._store.copies.load_draft(slot, record.parts.get(self._draft_part))
         return len(ids), n_bytes

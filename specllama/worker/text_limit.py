@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specllama.calls.tools import Tools
-from specllama.core.scheduler import context_length_error
+from specllama.core.limits import context_length_error
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import ControlTexts
 
@@ -53,10 +53,10 @@ class TextLimit:
 
     def check_bytes(self, texts: Iterable[str]) -> None:
         """Raises ContextLengthError for texts that cannot fit together."""
-        found = list(texts)
-        if 4 * sum(map(len, found)) <= self._n_ctx:
+        all_texts = list(texts)
+        if 4 * sum(map(len, all_texts)) <= self._n_ctx:
             return
-        n_bytes = sum(len(text) if text.isascii() else _utf8_bytes(text) for text in found)
+        n_bytes = sum(len(text) if text.isascii() else _utf8_bytes(text) for text in all_texts)
         if n_bytes > self._n_ctx:  # otherwise it fits even at a byte a token
             self.check_size(n_bytes)
 

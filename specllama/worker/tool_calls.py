@@ -125,9 +125,9 @@ class ToolCalls:
         """
         if not self._is_new(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed])):
             return ""
-        found = notes(tools)
-        more = f"; nor are those of {len(found) - 1} more" if len(found) > 1 else ""
-        return f"{found[0].message}{more}" if found else ""
+        all_notes = notes(tools)
+        more = f"; nor are those of {len(all_notes) - 1} more" if len(all_notes) > 1 else ""
+        return f"{all_notes[0].message}{more}" if all_notes else ""
 
     def note_answer(self, schema: str, problem: str) -> str:
         """A line about what of an answer's schema is not enforced; "" for nothing, and where it was said
@@ -224,12 +224,12 @@ class ToolCalls:
     def _special(self) -> dict[str, int]:
         """Ids of the control tokens of calls and reasoning, by their texts."""
         control, model = set(self._model.control_texts), self._model
-        found = {}
+        special = {}
         for text in {*self._texts, *TAGS, *TAGS.values()} & control:
             ids = model.tokenize(text, False, True)
             if len(ids) == 1:
-                found[text] = ids[0]
-        return found
+                special[text] = ids[0]
+        return special
 
     @functools.cached_property
     def _shown_tags(self) -> dict[int, str]:

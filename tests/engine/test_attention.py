@@ -23,9 +23,9 @@ class _Room(ctypes.Structure):
 
 
 def function(name: str, result: object, *arguments: object) -> ctypes._FuncPointer:
-    found = getattr(ggml, name)
-    found.restype, found.argtypes = result, arguments
-    return found
+    c_function = getattr(ggml, name)
+    c_function.restype, c_function.argtypes = result, arguments
+    return c_function
 
 
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -68,9 +68,9 @@ def attention(
         compute = function("ggml_graph_compute_with_ctx", ctypes.c_int, POINTER, POINTER, ctypes.c_int)
         assert compute(room, graph, n_threads) == 0
         shape = (q.shape[1], q.shape[0], v.shape[2])
-        found = np.empty(shape, np.float32)
-        ctypes.memmove(found.ctypes.data, data(out), found.nbytes)
-        return found
+        output = np.empty(shape, np.float32)
+        ctypes.memmove(output.ctypes.data, data(out), output.nbytes)
+        return output
     finally:
         function("ggml_free", None, POINTER)(room)
 
@@ -140,8 +140,8 @@ SHAPES = [
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 def test_attention_agrees_with_numpy(shape: tuple[int, ...], n_threads: int) -> None:
     q, k, v, mask = example(*shape)
-    found = attention(q, k, v, mask, n_threads=n_threads)
-    assert found == pytest.approx(expected(q, k, v, mask), abs=0.01)
+    output = attention(q, k, v, mask, n_threads=n_threads)
+    assert output == pytest.approx(expected(q, k, v, mask), abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_attention_without_a_mask() -> None:
 def test_large_scores_do_not_overflow() -> None:
     q, k, v, mask = example(4, 2, 64, 64, 90, 3)
     q *= 1000
-    found = attention(q, k, v, mask)
-    assert np.isfinite(found).all()
-    assert found == pytest.approx(expected(q, k, v, mask), abs=0.02)
+    output = attention(q, k, v, mask)
+    assert np.isfinite(output).all()
+    assert output == pytest.approx(expected(q, k, v, mask), abs=0.02)
 
 
 def test_hidden_cells_have_no_effect() -> None:
@@ -185,9 +185,9 @@ def test_hidden_cells_have_no_effect() -> None:
 def test_a_row_with_all_cells_hidden_is_zero() -> None:
     q, k, v, mask = example(4, 2, 64, 64, 90, 4)
     mask[2] = -np.inf
-    found = attention(q, k, v, mask)
-    assert not found[2].any()
-    assert found[[0, 1, 3]] == pytest.approx(expected(q, k, v, mask)[[0, 1, 3]], abs=0.01)
+    output = attention(q, k, v, mask)
+    assert not output[2].any()
+    assert output[[0, 1, 3]] == pytest.approx(expected(q, k, v, mask)[[0, 1, 3]], abs=0.01)
 
 
 @pytest.mark.skipif(not SUPPORTED, reason="attention.h is for AVX2")

@@ -148,10 +148,10 @@ def test_the_grammars_of_llama_cpp(
     for known in (text for texts in TEXTS.values() for text in texts):
         for i, other in enumerate(texts_like(known, len(known))):
             reference = LlamaCppGrammar(model, text)
-            found = matches(model, mask_of(grammars, text), other)
-            assert found == reference.matches(other), other
-            assert found or i or known not in TEXTS[file.stem], known
-            n_matches += found
+            ours = matches(model, mask_of(grammars, text), other)
+            assert ours == reference.matches(other), other
+            assert ours or i or known not in TEXTS[file.stem], known
+            n_matches += ours
             reference.close()
     assert n_matches >= 2
 
@@ -171,13 +171,13 @@ def test_tokens_are_matched_by_their_ids(model: LlamaModel, grammars: Grammars) 
         ([start, 70, 70], False),
     ):
         mask, reference = mask_of(grammars, grammar), LlamaCppGrammar(model, grammar)
-        found = mask.legal([*ids, end]) == len(ids) + 1
+        ours = mask.legal([*ids, end]) == len(ids) + 1
         theirs = True
         for token in [*ids, end]:
             theirs = theirs and bool(reference.allowed([token])[0])
             if theirs and token != end:
                 reference.accept(token)
-        assert found == theirs == expected, ids
+        assert ours == theirs == expected, ids
         reference.close()
 
 

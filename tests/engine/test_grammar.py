@@ -275,9 +275,9 @@ def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> No
     params: dict[str, Any] = {"max_tokens": 60, "temperature": 0.3, "seed": 3, "logprobs": 4}
     params |= {"json_schema": SCHEMAS["person"]} if structured else {"logit_bias": {"300": 1}}
     items = front.items(messages=RENAME, params=params)
-    found = [entry for item in items for entry in item.logprobs or []]
+    entries = [entry for item in items for entry in item.logprobs or []]
     ids = [i for item in items for i in item.ids]
-    assert [entry.chosen.id for entry in found] == ids
+    assert [entry.chosen.id for entry in entries] == ids
     loaded = front.core.loaded
     assert loaded is not None
     assert front.messages[-1].stats.n_accept + front.messages[-1].stats.n_forced_accept > 0  # type: ignore[union-attr]
@@ -286,14 +286,14 @@ def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> No
     front.core.engine.slots[0].ids = []  # type: ignore[union-attr]
     loaded.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(prompt[:-1])])
     at, last = len(prompt) - 1, prompt[-1]
-    for token, entry in zip(ids, found, strict=True):
+    for token, entry in zip(ids, entries, strict=True):
         logs = log_softmax(loaded.context.decode([BatchRow(last, at, 0, True)])[0])
         assert entry.chosen.logprob == pytest.approx(logs[token], abs=0.3)  # batches round differently
         assert [c.logprob for c in entry.top] == pytest.approx(np.sort(logs)[:-5:-1], abs=0.3)
         piece = loaded.model.piece(token) or loaded.model.token_text(token).encode()
         assert bytes(entry.chosen.bytes) == piece
         at, last = at + 1, token
-    assert sum(math.exp(c.logprob) for c in found[0].top) <= 1 + 1e-6
+    assert sum(math.exp(c.logprob) for c in entries[0].top) <= 1 + 1e-6
     loaded.context.truncate(0, 0)
 
 

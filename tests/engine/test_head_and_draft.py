@@ -49,15 +49,15 @@ class InTurn(Fixed):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Targets whose heads are often right, and a draft model for each that is right now and then."""
-    folder, found = tmp_path_factory.mktemp("files"), {}
+    folder, paths = tmp_path_factory.mktemp("files"), {}
     for kind, adds in ADDS.items():
         make = getattr(tinymtp, kind)
-        found[kind] = make(folder / f"{kind}.gguf", adds=adds, copied=True, head_noise=0.2)
-        found[f"{kind} draft"] = make(folder / f"{kind}-draft.gguf", adds=adds, noise=0.1, part="trunk")
-    found["promise"] = tinymtp.mimo2(folder / "promise.gguf", adds=ADDS["mimo2"], part="promise")
-    found["sidecar"] = tinymtp.mimo2(folder / "mtp-mimo2.gguf", part="head")
-    found["other"] = tinygguf.llama(folder / "other.gguf", n_vocab=500)
-    return found
+        paths[kind] = make(folder / f"{kind}.gguf", adds=adds, copied=True, head_noise=0.2)
+        paths[f"{kind} draft"] = make(folder / f"{kind}-draft.gguf", adds=adds, noise=0.1, part="trunk")
+    paths["promise"] = tinymtp.mimo2(folder / "promise.gguf", adds=ADDS["mimo2"], part="promise")
+    paths["sidecar"] = tinymtp.mimo2(folder / "mtp-mimo2.gguf", part="head")
+    paths["other"] = tinygguf.llama(folder / "other.gguf", n_vocab=500)
+    return paths
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_both_draft_and_the_text_is_that_of_plain_decoding(
     assert planned == plain
     in_turn(one)
     for together in ([requests[0]], requests):
-        found, drafted, accepted = answers(one, *together)
-        assert found == plain[: len(together)]
+        texts, drafted, accepted = answers(one, *together)
+        assert texts == plain[: len(together)]
         assert drafted["head"] > 20
         assert drafted["model"] > 20
     assert accepted["head"] > 5
@@ -154,7 +154,7 @@ class SlowTarget:
         planner = loaded(front).profile.planner
         assert front.core.engine is not None
         assert planner is not None
-        front.core.engine.clock = planner.clock = planner._loop.clock = self
+        front.core.engine.scheduler.clock = planner.clock = planner._loop.clock = self
         loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
 
     def __call__(self) -> float:
@@ -180,8 +180,8 @@ def test_the_planner_uses_both(
     for n in (0, 3, 6):
         together = ([request] for request in requests[n : n + 3]) if n < 6 else [requests[n:]]
         for some in together:
-            found, more, right = answers(one, *some)
-            assert found == [plain[request.id - 1] for request in some]
+            texts, more, right = answers(one, *some)
+            assert texts == [plain[request.id - 1] for request in some]
             drafted += more
             accepted += right
     assert answers(one, masked)[0] == plain[-1:]
@@ -200,8 +200,8 @@ def test_with_a_grammar(front: Callable[..., Front], files: dict[str, Path], kin
     assert fold(one.messages).text.startswith("the s")
     assert answers(one, request)[0] == plain
     in_turn(one)
-    found, drafted, _ = answers(one, request)
-    assert found == plain
+    texts, drafted, _ = answers(one, request)
+    assert texts == plain
     assert min(drafted["head"], drafted["model"]) > 0
 
 
@@ -340,8 +340,8 @@ def test_the_first_of_several_layers_drafts_all_tokens_before_the_head_is_left_o
     monkeypatch.setattr(loader, "available_memory", lambda: plan.host)
     less = front(files["step35"], files["step35 draft"])
     assert notices(less) == []
-    found = [loaded(each).head for each in (one, less)]
-    assert [1 + len(each.context.following) if each else 0 for each in found] == [3, 1]
+    heads = [loaded(each).head for each in (one, less)]
+    assert [1 + len(each.context.following) if each else 0 for each in heads] == [3, 1]
     assert loaded(less).draft is not None
 
 
@@ -364,6 +364,6 @@ def test_after_a_failure_both_are_freed(
     assert (loaded(one).head, loaded(one).draft) == (None, None)
     assert head.context.handle is draft.context.handle is loaded(one).context.features is None
     one.core.handle(m.Configure(None))
-    found, drafted, _ = answers(one, generate(1, 0.0))
-    assert found == plain
+    texts, drafted, _ = answers(one, generate(1, 0.0))
+    assert texts == plain
     assert set(drafted) <= {"copy"}

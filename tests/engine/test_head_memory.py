@@ -64,21 +64,21 @@ def allocated(target: Path, head: Path, mtp: bool, n_contexts: int) -> list[dict
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    found = []
+    usages = []
     for part in done.stdout.split("\ncontext\n")[1:]:
         sums = dict.fromkeys(("KV", "RS"), 0.0)
         for kind, size in re.findall(r"(KV|RS) buffer size = +([\d.]+) MiB", part):
             sums[kind] += float(size)
-        found.append(sums)
-    assert len(found) == 1 + n_contexts
-    return [found[0], {kind: sum(one[kind] for one in found[1:]) for kind in found[0]}]
+        usages.append(sums)
+    assert len(usages) == 1 + n_contexts
+    return [usages[0], {kind: sum(one[kind] for one in usages[1:]) for kind in usages[0]}]
 
 
 def planned(target: Header, head: Header) -> MemoryPlan:
     settings = PlanSettings(1 << 40, n_ctx=N_CTX, n_slots=N_SLOTS, n_rs_seq=N_RS_SEQ)
-    found = read_head(head)
-    assert found is not None
-    return plan_memory(target, found, settings)
+    info = read_head(head)
+    assert info is not None
+    return plan_memory(target, info, settings)
 
 
 CASES: dict[str, tuple[bool, Callable[[Path], tuple[Path, Path]]]] = {
@@ -101,8 +101,8 @@ def test_caches_and_states_are_planned_as_llama_cpp_allocates_them(name: str, tm
     target, head = build(tmp_path)
     plan, n_contexts = planned(read_header(target), read_header(head)), 3 if name == "step35" else 1
     assert plan.draft is not None
-    found = allocated(target, head, mtp, n_contexts)
-    for usage, there in zip((plan.target, plan.draft), found, strict=True):
+    usages = allocated(target, head, mtp, n_contexts)
+    for usage, there in zip((plan.target, plan.draft), usages, strict=True):
         assert usage.kv / 2**20 == pytest.approx(there["KV"], abs=0.011)
         assert usage.state / 2**20 == pytest.approx(there["RS"], abs=0.011)
     assert plan.target.kv > 2**20

@@ -127,15 +127,15 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pair]]:
     """Loads a pair by kind and noise, each once."""
-    found: dict[tuple[str, float], Pair] = {}
+    pairs: dict[tuple[str, float], Pair] = {}
 
     def load(kind: str, noise: float = NOISE) -> Pair:
-        if (kind, noise) not in found:
-            found[kind, noise] = Pair(kind, tmp_path_factory.mktemp(kind), noise)
-        return found[kind, noise]
+        if (kind, noise) not in pairs:
+            pairs[kind, noise] = Pair(kind, tmp_path_factory.mktemp(kind), noise)
+        return pairs[kind, noise]
 
     yield load
-    for one in found.values():
+    for one in pairs.values():
         one.close()
 
 
@@ -162,11 +162,11 @@ def plain(pair_: Pair, *requests: Request) -> list[list[int]]:
 
 def always() -> CostCurve:
     """Costs with which drafts always pay."""
-    found = CostCurve()
+    costs = CostCurve()
     for n in range(1, DEFAULT.max_rows + 1):
         for _ in range(DEFAULT.min_samples):
-            found.observe(n, 1 + 0.01 * n)
-    return found
+            costs.observe(n, 1 + 0.01 * n)
+    return costs
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -285,11 +285,11 @@ def test_a_head_in_a_file_of_its_own_has_the_threads_of_its_settings(tmp_path: P
     context.set_threads(3, 4)
     for given, expected in (({}, (3, 4)), ({"n_threads": 2, "n_threads_batch": 2}, (2, 2))):
         own = LlamaModel(replace(settings(head), **given), is_head=True)
-        found = HeadContext(
+        opened = HeadContext(
             own, context, N_CTX, encodes=True, n_features=3 * llama.llama_model_n_embd(own.handle)
         )
-        assert (llama.llama_n_threads(found.handle), llama.llama_n_threads_batch(found.handle)) == expected
-        found.close()
+        assert (llama.llama_n_threads(opened.handle), llama.llama_n_threads_batch(opened.handle)) == expected
+        opened.close()
         own.close()
     context.close()
     model.close()

@@ -68,32 +68,32 @@ def test_the_parts_in_order(model: LlamaModel) -> None:
 
 
 def test_the_suffix_first(model: LlamaModel) -> None:
-    found = infill_ids(model, Infill("12", "34", "9", suffix_first=True), 512, 64)
-    assert found == [BOS, SUF, *digits("34"), PRE, *digits("129"), MID]
+    prompt = infill_ids(model, Infill("12", "34", "9", suffix_first=True), 512, 64)
+    assert prompt == [BOS, SUF, *digits("34"), PRE, *digits("129"), MID]
 
 
 def test_prefix_and_suffix_share_a_batch_three_to_one(model: LlamaModel) -> None:
     """n_batch 64: 48 of the prefix, 16 - (2 + 1) of the suffix, which begins at the gap."""
     prefix, suffix = "0123456789" * 9, "9876543210" * 9
-    found = infill_ids(model, Infill(prefix, suffix, "7", []), 1024, 64)
-    at = found.index(PRE)
-    assert found[at + 1 :] == [*digits(prefix[-48:] + "7"), SUF, *digits(suffix[:13]), MID]
+    prompt = infill_ids(model, Infill(prefix, suffix, "7", []), 1024, 64)
+    at = prompt.index(PRE)
+    assert prompt[at + 1 :] == [*digits(prefix[-48:] + "7"), SUF, *digits(suffix[:13]), MID]
 
 
 def test_other_texts_fill_the_rest_of_the_context(model: LlamaModel) -> None:
     """Of 512 tokens 64 are for the batch, 64 + 4 are left free: the last 380 of the other texts remain."""
     chunks = [InfillChunk("1" * 300), InfillChunk("2" * 300)]
-    found = infill_ids(model, Infill("7", "8", "", chunks), 512, 64)
+    prompt = infill_ids(model, Infill("7", "8", "", chunks), 512, 64)
     everything = infill_ids(model, Infill("7", "8", "", chunks), 4096, 64)
-    assert found == everything[len(everything) - len(found) :]
-    assert found.index(BOS) == 380
-    assert len(found) < 512
+    assert prompt == everything[len(everything) - len(prompt) :]
+    assert prompt.index(BOS) == 380
+    assert len(prompt) < 512
 
 
 def test_control_tokens_in_the_texts_are_text(model: LlamaModel) -> None:
     mark = "<|fim_middle|>"
-    found = infill_ids(model, Infill(mark, mark, mark, [InfillChunk(mark, mark)]), 1024, 256)
-    assert found.count(MID) == 1
+    prompt = infill_ids(model, Infill(mark, mark, mark, [InfillChunk(mark, mark)]), 1024, 256)
+    assert prompt.count(MID) == 1
 
 
 def test_texts_are_cut_before_they_are_tokenised(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ def test_texts_are_cut_before_they_are_tokenised(model: LlamaModel, monkeypatch:
 
     monkeypatch.setattr(model, "tokenize", counted)
     long = "1" * 3_000_000
-    found = infill_ids(model, Infill(long, long, "", [InfillChunk(long)] * 3), 512, 64)
-    assert len(found) < 512
+    prompt = infill_ids(model, Infill(long, long, "", [InfillChunk(long)] * 3), 512, 64)
+    assert len(prompt) < 512
     assert max(sizes) <= 512 * model.longest_token
 
 
@@ -116,8 +116,8 @@ def test_the_prefix_begins_at_the_same_line_while_the_gap_moves(model: LlamaMode
     lines = [f"{i * i % 97} = {i * 31 % 89}\n" for i in range(400)]
     starts = []
     for gap in range(250, 350):
-        found = infill_ids(model, Infill("".join(lines[gap - 240 : gap]), "8", "", []), 4096, 2048)
-        prefix = found[found.index(PRE) + 1 : found.index(SUF)]
+        prompt = infill_ids(model, Infill("".join(lines[gap - 240 : gap]), "8", "", []), 4096, 2048)
+        prefix = prompt[prompt.index(PRE) + 1 : prompt.index(SUF)]
         text = b"".join(map(model.piece, prefix)).decode()
         assert "".join(lines[:gap]).endswith("\n" + text)
         assert 1536 * 7 // 8 - 20 <= len(prefix) <= 1536
@@ -143,7 +143,7 @@ def test_the_places_that_later_prompts_share(model: LlamaModel) -> None:
         gap = Infill("1" * 300, "3" * 100, extra=chunks, suffix_first=first)
         prompt = infill_ids(model, gap, 2048, 2048)
         starts = [prompt.index(SUF), prompt.index(PRE)] if first else [prompt.index(PRE), prompt.index(SUF)]
-        found = infill_boundaries(model, prompt)
-        assert [b.n for b in found if b.kind == "system"] == starts[:1]
-        assert [b.n for b in found if b.kind == "user"] == starts[1:]
-        assert {b.n for b in found if b.kind == "distance"} == {b.n for b in distances(len(prompt))}
+        boundaries = infill_boundaries(model, prompt)
+        assert [b.n for b in boundaries if b.kind == "system"] == starts[:1]
+        assert [b.n for b in boundaries if b.kind == "user"] == starts[1:]
+        assert {b.n for b in boundaries if b.kind == "distance"} == {b.n for b in distances(len(prompt))}

@@ -115,8 +115,8 @@ def test_a_loadable_backend_is_found() -> None:
     class Linked:
         """llama.cpp, which is not linked to the CPU backend."""
 
-    found = kernels._with_cpu(Linked())
-    assert ctypes.cast(found.ggml_graph_compute, ctypes.c_void_p).value is not None
+    with_cpu = kernels._with_cpu(Linked())
+    assert ctypes.cast(with_cpu.ggml_graph_compute, ctypes.c_void_p).value is not None
     assert kernels._with_cpu(ggml) is ggml
 
 

@@ -105,9 +105,9 @@ class Products:
         else:
             node = call("ggml_mul_mat_id", POINTER, POINTER(self.room), *a, self.put(ids, 26))
         before = n_computed()
-        found = self.compute(node, n_threads)
+        product = self.compute(node, n_threads)
         self.ours = n_computed() > before
-        return found
+        return product
 
     def compute(self, node: object, n_threads: int) -> NDArray[np.float32]:
         graph = call("ggml_new_graph", POINTER, POINTER(self.room))
@@ -115,9 +115,9 @@ class Products:
         arguments = (POINTER(self.room), POINTER(graph), ctypes.c_int(n_threads))
         assert call("ggml_graph_compute_with_ctx", ctypes.c_int, *arguments) == 0
         n = call("ggml_nelements", LONG, POINTER(node))
-        found = np.empty(n, np.float32)
-        ctypes.memmove(found.ctypes.data, call("ggml_get_data", POINTER, POINTER(node)), found.nbytes)
-        return found
+        product = np.empty(n, np.float32)
+        ctypes.memmove(product.ctypes.data, call("ggml_get_data", POINTER, POINTER(node)), product.nbytes)
+        return product
 
 
 def n_computed() -> int:
@@ -209,18 +209,18 @@ def test_attention_is_bit_equal_alone_and_among_others(
 
 
 def test_off_and_unknown_values() -> None:
-    found = kernels.load(ggml, {kernels.VARIABLE: "off"})
-    assert (found.level, found.identity) == ("", "")
-    assert "off" in found.reason
+    loaded = kernels.load(ggml, {kernels.VARIABLE: "off"})
+    assert (loaded.level, loaded.identity) == ("", "")
+    assert "off" in loaded.reason
     with pytest.raises(UsageError, match="SPECLLAMA_KERNELS is 'fast', which is not one of off, on, auto"):
         kernels.load(ggml, {kernels.VARIABLE: "fast"})
 
 
 def test_another_ggml_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "GGML", "0.0.1")
-    found = kernels.load(ggml, {})
-    assert found.level == ""
-    assert found.reason.startswith("they are for ggml 0.0.1, this is ")
+    loaded = kernels.load(ggml, {})
+    assert loaded.level == ""
+    assert loaded.reason.startswith("they are for ggml 0.0.1, this is ")
     with pytest.raises(EngineError, match=r"kernels cannot be used: they are for ggml 0\.0\.1"):
         kernels.load(ggml, {kernels.VARIABLE: "on"})
 

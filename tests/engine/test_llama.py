@@ -52,16 +52,16 @@ def test_compilations_are_distinguished(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert here == compiled()
     assert len(here) == 16
     assert int(here, 16)
-    found = []
+    identifiers = []
     for library_hash, other in (("a", "x"), ("b", "x"), ("a", "y")):
         files = [
             recorded("llama_cpp/lib/libggml-cpu.so", library_hash),
             recorded("llama_cpp/llama.py", other),
         ]
         monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))
-        found.append(compiled())
-    assert found[0] != found[1]
-    assert found[0] == found[2], "only libraries count"
+        identifiers.append(compiled())
+    assert identifiers[0] != identifiers[1]
+    assert identifiers[0] == identifiers[2], "only libraries count"
     monkeypatch.setattr(library, "_lib", ctypes.CDLL(None))
     for files in (None, [recorded("llama_cpp/lib/libggml-cpu.so", None)]):
         monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))

@@ -54,30 +54,30 @@ BASE = LoadSettings(target=ModelSettings(path="t.gguf"), draft=ModelSettings(pat
 
 def plain(params: Any) -> dict[str, Any]:
     """The fields of a structure of llama.cpp; of a pointer, whether it is set."""
-    found = {}
+    fields = {}
     for name, kind in params._fields_:
         value = getattr(params, name)
         simple = isinstance(value, (int, float)) and kind is not ctypes.c_void_p
-        found[name] = value if simple else bool(value)
-    return found
+        fields[name] = value if simple else bool(value)
+    return fields
 
 
 def effect(settings: LoadSettings) -> dict[str, Any]:
     """What loading these settings plans and gives to llama.cpp, for the target and the draft."""
     settings = on_gpus(settings, [gpu.name for gpu in GPUS])
     plan = plan_load(settings, TARGET, DRAFT if settings.draft else None, 100 * GB, GPUS)
-    found: dict[str, Any] = {"plan": plan, "devices": [settings.target.devices]}
+    effects: dict[str, Any] = {"plan": plan, "devices": [settings.target.devices]}
     target = replace(settings.target, swa_full=keeps_all_cells(settings))
     for name, s, usage in (("target", target, plan.target), ("draft", settings.draft, plan.draft)):
         if s is None or usage is None:
             continue
         named = replace(s, devices=() if any(gpu.name in s.devices for gpu in GPUS) else s.devices)
-        found[f"{name} model"] = plain(ModelParams(named).params)
+        effects[f"{name} model"] = plain(ModelParams(named).params)
         n_ctx = usage.n_ctx + (spare_cells(settings) if name == "target" else 0)
         n_outputs, n_states = rows_of_logits(settings), rollback(settings)
         params = context_params(s, n_ctx, settings.n_slots, n_outputs, n_states)
-        found[f"{name} context"] = plain(params)
-    return found
+        effects[f"{name} context"] = plain(params)
+    return effects
 
 
 CHANGED: Mapping[str, Any] = {

@@ -39,18 +39,20 @@ def model() -> Iterator[LlamaModel]:
 
 
 def compare(context: LlamaContext, ids: list[int]) -> Calibration:
-    found = Calibration()
+    calibration = Calibration()
 
     def clock() -> float:  # the time is up once all widths were compared several times
-        return time.perf_counter() + SECONDS * (set(found.widths) == set(WIDTHS) and found.n_rows > 300)
+        return time.perf_counter() + SECONDS * (
+            set(calibration.widths) == set(WIDTHS) and calibration.n_rows > 300
+        )
 
-    return measure(context, 0, ids, SECONDS, clock, found)
+    return measure(context, 0, ids, SECONDS, clock, calibration)
 
 
 @pytest.fixture(scope="module")
 def compared(model: LlamaModel) -> dict[int, Calibration]:
     """The comparison of batched with single rows, by length of the text."""
-    found, context = {}, LlamaContext(model, N_CTX)
+    by_length, context = {}, LlamaContext(model, N_CTX)
     ids = model.tokenize(PROMPT * 60, model.adds_bos, False)[: max(LENGTHS)]
     engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
     for n in LENGTHS:
@@ -59,14 +61,14 @@ def compared(model: LlamaModel) -> dict[int, Calibration]:
             engine.step()
         (slot,) = engine.slots
         assert context.n_past(0) == n
-        found[n] = compare(context, generation.history[:n])
+        by_length[n] = compare(context, generation.history[:n])
         slot.ids = slot.ids[: context.n_past(0)]
     context.close()
-    return found
+    return by_length
 
 
 def n_equal_rows(compared: dict[int, Calibration]) -> int:
-    return min(found.equal_up_to for found in compared.values())
+    return min(calibration.equal_up_to for calibration in compared.values())
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
@@ -74,11 +76,11 @@ def test_batched_rows_are_bit_equal_to_single_rows_at_every_length(
     compared: dict[int, Calibration],
 ) -> None:
     """The purpose of the kernels in native."""
-    assert {n: found.reach for n, found in compared.items()} == {n: n for n in LENGTHS}
+    assert {n: calibration.reach for n, calibration in compared.items()} == {n: n for n in LENGTHS}
     assert len({length_class(n) for n in LENGTHS}) == 3
     assert n_equal_rows(compared) >= ENOUGH_ROWS
-    assert all(set(found.widths) == set(WIDTHS) for found in compared.values())
-    assert all(found.n_rows > 100 for found in compared.values())
+    assert all(set(calibration.widths) == set(WIDTHS) for calibration in compared.values())
+    assert all(calibration.n_rows > 100 for calibration in compared.values())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

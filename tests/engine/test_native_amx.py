@@ -45,5 +45,5 @@ def test_without_amx_the_header_is_empty(tmp_path: Path) -> None:
     source = tmp_path / "empty.cpp"
     source.write_text("int a;\n")
     command = [compiler, "-mno-amx-tile", "-include", HEADER, "-E", "-P", source]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert found.split() == ["int", "a;"]
+    preprocessed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert preprocessed.split() == ["int", "a;"]

@@ -383,13 +383,13 @@ class TestEngineCore:
         front.ids(messages=ZIP, params={**FEW, "max_tokens": 60})
         front.messages.clear()
         front.core.handle(m.Calibrate(0.05))
-        (found,) = front.messages
-        assert isinstance(found, m.Calibrated)
-        assert found.t1 > 0
-        assert 0 <= found.epsilon < 0.5  # zero, or an activation that was rounded differently
+        (calibrated,) = front.messages
+        assert isinstance(calibrated, m.Calibrated)
+        assert calibrated.t1 > 0
+        assert 0 <= calibrated.epsilon < 0.5  # zero, or an activation that was rounded differently
         assert front.core.loaded is not None
         learning = front.core.loaded.profile
-        assert front.core.store.read(learning.key)["t1"] == found.t1
+        assert front.core.store.read(learning.key)["t1"] == calibrated.t1
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
 
     def test_drafting_can_be_configured_without_reloading(self, front: Front) -> None:

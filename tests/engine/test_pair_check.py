@@ -159,18 +159,18 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
     from specllama.llama.library import llama
     from specllama.llama.model import LlamaModel
 
-    found: list[dict[str, Any] | None] = []
+    views: list[dict[str, Any] | None] = []
     texts: list[list[bytes]] = []
     for path in paths:
         try:
             model = LlamaModel(ModelSettings(path=path), vocab_only=True)
         except IntegrityError:
-            found.append(None)
+            views.append(None)
             texts.append([])
             continue
         kind = llama.llama_vocab_type(model.vocab)
         n = model.n_vocab if kind else 0  # without a vocabulary, llama.cpp aborts on queries about tokens
-        found.append(
+        views.append(
             {
                 "kind": KINDS[kind],
                 "n_tokens": model.n_vocab,
@@ -184,10 +184,10 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
         texts.append([llama.llama_vocab_get_text(model.vocab, i) for i in range(n)])
         model.close()
     allowed = [
-        [rule(a, b, x, y) for b, y in zip(found, texts, strict=True)]
-        for a, x in zip(found, texts, strict=True)
+        [rule(a, b, x, y) for b, y in zip(views, texts, strict=True)]
+        for a, x in zip(views, texts, strict=True)
     ]
-    return {"found": found, "allowed": allowed}
+    return {"views": views, "allowed": allowed}
 
 
 def rule(
@@ -246,10 +246,10 @@ def check_agreement(names: Sequence[str], paths: Sequence[Path], rejected: Seque
     """llama.cpp and the pair check agree on every file and on every ordered pair."""
     report = query_llama(paths)
     headers = [read_header(path) for path in paths]
-    assert [name for name, f in zip(names, report["found"], strict=True) if f is None] == list(rejected)
-    for name, header, found in zip(names, headers, report["found"], strict=True):
-        if found is not None:
-            assert our_view(header) == found, name
+    assert [name for name, f in zip(names, report["views"], strict=True) if f is None] == list(rejected)
+    for name, header, theirs in zip(names, headers, report["views"], strict=True):
+        if theirs is not None:
+            assert our_view(header) == theirs, name
     wrong = [
         (a, b, verdict)
         for i, a in enumerate(names)
@@ -271,14 +271,14 @@ def test_every_pair_of_real_vocabularies() -> None:
 def test_every_pre_tokenizer(tmp_path: Path) -> None:
     cases: dict[str, Case] = {name: ("gpt2", W, {"pre": name}) for name in PRE_TYPES}
     paths = write_files(cases, tmp_path)
-    for path, name, found in zip(paths, cases, query_llama(paths)["found"], strict=True):
-        assert found == our_view(read_header(path)), name
+    for path, name, theirs in zip(paths, cases, query_llama(paths)["views"], strict=True):
+        assert theirs == our_view(read_header(path)), name
 
 
 def test_every_kind_of_end_token(tmp_path: Path) -> None:
     paths = write_files(ENDS, tmp_path)
-    for path, name, found in zip(paths, ENDS, query_llama(paths)["found"], strict=True):
-        assert found == our_view(read_header(path)), name
+    for path, name, theirs in zip(paths, ENDS, query_llama(paths)["views"], strict=True):
+        assert theirs == our_view(read_header(path)), name
 
 
 def test_rejects_equal_token_texts_on_which_llama_cpp_aborts(tmp_path: Path) -> None:

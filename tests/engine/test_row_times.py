@@ -78,13 +78,13 @@ def test_a_measurement_gives_plausible_times_and_is_stored(
     assert store.missing == [("F16", "Q4_0")]
     for _ in measure_missing(store):
         pass
-    found = store.read()
+    stored = store.read()
     # An interruption can make a type implausible, which is then left out; hardly both.
-    assert found
-    for values in found.values():
+    assert stored
+    for values in stored.values():
         assert len(values) == len(WIDTHS)
         assert values[-1] > values[0] > 0
-    if len(found) == 2:
+    if len(stored) == 2:
         assert store.missing == []
         assert RowTimeMeasurer(store).done
 
@@ -169,9 +169,9 @@ def test_the_first_load_of_a_model_begins_with_it(tmp_path: Path) -> None:
     front.close()
     front = Front(PAIR, store)
     assert front.core.loaded is not None
-    found = front.core.loaded.profile.curves.at(0).config.decode_prior
-    assert [n for n, _ in found] == list(WIDTHS)
-    assert found[-1][1] == pytest.approx(SEVERAL_ROWS * (1 + 64 / 8) / (1 + 1 / 8))
+    prior = front.core.loaded.profile.curves.at(0).config.decode_prior
+    assert [n for n, _ in prior] == list(WIDTHS)
+    assert prior[-1][1] == pytest.approx(SEVERAL_ROWS * (1 + 64 / 8) / (1 + 1 / 8))
     front.close()
 
 
@@ -180,9 +180,9 @@ def test_other_numbers_of_threads_for_several_rows_have_no_times(tmp_path: Path)
     context = LlamaContext(model, 256)
     assert row_times.row_times_of(Store(tmp_path), context) is None
     context.set_threads(2, 2)
-    found = row_times.row_times_of(Store(tmp_path), context)
-    assert found is not None
-    assert found.n_threads == 2
+    row_store = row_times.row_times_of(Store(tmp_path), context)
+    assert row_store is not None
+    assert row_store.n_threads == 2
     context.close()
     model.close()
 
@@ -233,6 +233,6 @@ def test_the_report_of_the_build_names_the_types(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("specllama.worker.load_info.physical_cores", lambda: 2)
     assert inspect_build(Store(tmp_path)).products == ()
     RowTimeStore(Store(tmp_path), 2).add({"F16": SMALL["F16"]})
-    found = inspect_build(Store(tmp_path))
-    assert found.products == ("F16",)
-    assert replace(found, products=()) == inspect_build(Store(tmp_path / "other"))
+    report = inspect_build(Store(tmp_path))
+    assert report.products == ("F16",)
+    assert replace(report, products=()) == inspect_build(Store(tmp_path / "other"))

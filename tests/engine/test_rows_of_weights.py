@@ -57,14 +57,14 @@ def test_rows_of_every_width_are_bit_equal_to_single_rows(kind: str, n_threads: 
         generation = engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
         while engine.busy:
             engine.step()
-        found = Calibration()
+        calibration = Calibration()
 
         def clock() -> float:  # the time is up once all widths were compared
-            done = found.equal_up_to == max(WIDTHS) or found.unlike is not None
+            done = calibration.equal_up_to == max(WIDTHS) or calibration.unlike is not None
             return time.perf_counter() + 60 * done
 
-        measure(context, 0, generation.history[: len(ids)], 20.0, clock, found)
-        assert (found.equal_up_to, found.unlike, found.epsilon) == (max(WIDTHS), None, 0.0)
+        measure(context, 0, generation.history[: len(ids)], 20.0, clock, calibration)
+        assert (calibration.equal_up_to, calibration.unlike, calibration.epsilon) == (max(WIDTHS), None, 0.0)
     finally:
         context.close()
         model.close()

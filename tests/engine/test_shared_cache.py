@@ -38,16 +38,16 @@ def test_cells_between_those_of_others_and_in_any_order(tiny: Load, context: Mak
     expected = alone(context(target, 512), 70)
     shared = context(target, 512, n_seq_max=4)
     shared.decode(rows(1, 0, 21))
-    found = [shared.decode(rows(0, 0, 40)).copy()]
+    logits = [shared.decode(rows(0, 0, 40)).copy()]
     for i in range(40, 50):  # rows of three texts in turn; one text's draft is rejected each time
         batch = [*rows(2, i - 40, i - 38), *rows(0, i, i + 1), *rows(3, i - 40, i - 39)]
-        found.append(shared.decode(batch)[2:3].copy())
+        logits.append(shared.decode(batch)[2:3].copy())
         shared.truncate(2, i - 39)
     shared.truncate(1, 0)  # the next cells are before all others
     for n, i in enumerate(range(50, 70, 2), 10):
         batch = [*rows(3, n, n + 1), *rows(0, i, i + 2), *rows(2, n, n + 1)]
-        found.append(shared.decode(batch)[1:3].copy())
-    assert (np.concatenate(found) == expected).all()
+        logits.append(shared.decode(batch)[1:3].copy())
+    assert (np.concatenate(logits) == expected).all()
 
 
 def test_a_text_that_was_moved_out_and_back(tiny: Load, context: Make) -> None:
@@ -62,19 +62,19 @@ def test_a_text_that_was_moved_out_and_back(tiny: Load, context: Make) -> None:
     shared.truncate(0, 0)
     shared.decode(rows(2, 0, 25))
     assert shared.load(0, saved) == 50
-    found = [shared.decode(rows(0, i, i + 1)).copy() for i in range(50, 70)]
-    assert (np.concatenate(found) == expected[50:]).all()
+    logits = [shared.decode(rows(0, i, i + 1)).copy() for i in range(50, 70)]
+    assert (np.concatenate(logits) == expected[50:]).all()
 
 
 def test_a_window_whose_cells_are_used_again(tiny: Load, context: Make) -> None:
     """The cache of windows has 256 cells; rejected drafts move where the next tokens lie in it."""
     target = tiny("gemma3", **SETTINGS)
     expected = alone(context(target, 512), 400)
-    drafting, found, i = context(target, 512), [], 40
-    found.append(drafting.decode(rows(0, 0, 40)).copy())
+    drafting, logits, i = context(target, 512), [], 40
+    logits.append(drafting.decode(rows(0, 0, 40)).copy())
     while i < 400:
         draft = [BatchRow(7, j, 0, True) for j in range(i + 1, min(i + 7, 400))]
-        found.append(drafting.decode([*rows(0, i, i + 1), *draft])[:1].copy())
+        logits.append(drafting.decode([*rows(0, i, i + 1), *draft])[:1].copy())
         i += 1
         assert drafting.truncate(0, i) == i
-    assert (np.concatenate(found) == expected).all()
+    assert (np.concatenate(logits) == expected).all()

@@ -188,7 +188,7 @@ def logits(path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
     model = LlamaModel(settings)
     context = LlamaContext(model, 256)
     rows = [BatchRow(token, i, 0, i >= 8) for i, token in enumerate(PROMPT)]
-    found = np.array(context.decode(rows))
+    rows_read = np.array(context.decode(rows))
     context.close()
     model.close()
-    return found
+    return rows_read

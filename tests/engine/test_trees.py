@@ -41,9 +41,9 @@ def rows_of(seq_id: int, pos: int, tokens: Sequence[int]) -> list[BatchRow]:
 
 def singly(context: LlamaContext, seq_id: int, pos: int, tokens: Sequence[int]) -> list[np.ndarray]:
     """The logits of tokens that are decoded one by one; they are removed again."""
-    found = [context.decode([row])[0].copy() for row in rows_of(seq_id, pos, tokens)]
+    logits = [context.decode([row])[0].copy() for row in rows_of(seq_id, pos, tokens)]
     context.truncate(seq_id, pos)
-    return found
+    return logits
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -61,10 +61,10 @@ def test_rows_of_a_tree_are_those_of_its_paths(cache: str, n_rows: int) -> None:
         paths = [[last, *chain], [last, *chain[:3], *first], [last, *second]]
         plain, with_first, with_second = (singly(context, 0, pos, path) for path in paths)
         branches = [rows_of(0, pos + 4, first), rows_of(0, pos + 1, second)]
-        found = context.decode(rows_of(0, pos, paths[0]), n_rows, n_rows, branches)
+        logits = context.decode(rows_of(0, pos, paths[0]), n_rows, n_rows, branches)
         expected = [*plain, *with_first[4:], *with_second[1:]]
-        assert len(found) == len(expected)
-        assert all(np.array_equal(row, other) for row, other in zip(found, expected, strict=True))
+        assert len(logits) == len(expected)
+        assert all(np.array_equal(row, other) for row, other in zip(logits, expected, strict=True))
         assert context.n_past(0) == pos + len(paths[0])
         assert context.truncate(0, pos + kept) == pos + kept
         assert context.n_past(1) == len(text) - 1
@@ -126,14 +126,14 @@ class Guesses(ScriptedDrafter):
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         assert self.with_alternatives
-        found = {}
+        proposals = {}
         for seq, proposal in super().step(drafts).items():
             rest = self._rest(self.histories[seq], drafts[seq])
             other = [int(t) for t in rest[: 1 + self.n_after]]
             if other[0] != proposal.token:
                 proposal = proposal._replace(other=Alternative(other, 0.3))
-            found[seq] = proposal
-        return found
+            proposals[seq] = proposal
+        return proposals
 
 
 def decode(
@@ -166,9 +166,9 @@ def test_second_candidates_give_the_same_text_in_fewer_rounds(
     requests = requests[:n_slots]
     plain = [decode(trees, target, [], [one], None)[0] for one in requests]
     texts = {tuple(g.request.prompt): g.output for g in plain}
-    found = decode(trees, target, [Guesses(texts)], requests, 3)
-    assert [g.output for g in found] == [g.output for g in plain]
-    for g in found:
+    generations = decode(trees, target, [Guesses(texts)], requests, 3)
+    assert [g.output for g in generations] == [g.output for g in plain]
+    for g in generations:
         assert g.stats.n_branch_accept > 10
         assert g.stats.n_accept + g.stats.rounds >= 39
         assert g.stats.rounds < 16

@@ -82,7 +82,7 @@ def test_routes_exist(name: str) -> None:
 
 
 def test_all_dialects_are_named() -> None:
-    names = (f"{found.name}{'.routes' * found.ispkg}" for found in pkgutil.iter_modules(dialects.__path__))
+    names = (f"{entry.name}{'.routes' * entry.ispkg}" for entry in pkgutil.iter_modules(dialects.__path__))
     modules = {
         name.removesuffix(".routes"): importlib.import_module(f"{dialects.__name__}.{name}")
         for name in names

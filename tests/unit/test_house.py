@@ -74,7 +74,6 @@ LONGER_THAN_300 = {
     "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
-    "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
     "client/protocol.py": "one small class a message, and the union of them all",
     "testing.py": "one table in place of a model, and all that decodes and drafts on it",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
@@ -162,8 +161,8 @@ def fault(importer: str, imported: str) -> str | None:
 
 
 def test_no_import_points_up() -> None:
-    found = [(fault(i.importer, i.imported), i.line) for i in ours()]
-    assert [f"{why} (line {line})" for why, line in found if why] == []
+    upward = [(fault(i.importer, i.imported), i.line) for i in ours()]
+    assert [f"{why} (line {line})" for why, line in upward if why] == []
 
 
 @pytest.mark.parametrize(
@@ -203,12 +202,12 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
             return [*path[path.index(node) :], node]
         if node not in done:
             for other in sorted(graph.get(node, ())):
-                if found := visit(other, (*path, node)):
-                    return found
+                if cycle := visit(other, (*path, node)):
+                    return cycle
             done.add(node)
         return []
 
-    return next((found for node in sorted(graph) if (found := visit(node, ()))), [])
+    return next((cycle for node in sorted(graph) if (cycle := visit(node, ()))), [])
 
 
 def test_modules_form_no_circle() -> None:
@@ -273,7 +272,7 @@ def test_fronts_do_not_need_numpy() -> None:
 def test_only_the_console_writes_to_the_streams_of_a_front() -> None:
     """There the text passes the filter for terminals; what goes around it has no text of others."""
     unfiltered = {"cli.progress", "cli.chat.screen", "cli.chat.input"}
-    found = set()
+    writers = set()
     for path in FILES:
         name = module_name(path)
         if folder(name) not in FRONTS or name == "cli.console":
@@ -281,10 +280,10 @@ def test_only_the_console_writes_to_the_streams_of_a_front() -> None:
         for node in ast.walk(tree(path)):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or re.fullmatch(r"sys\.std(out|err)\.(buffer\.)?write", called):
-                found.add(f"{name}, line {node.lineno}: {called}")
+                writers.add(f"{name}, line {node.lineno}: {called}")
             if called == "console.write" and name not in unfiltered:
-                found.add(f"{name}, line {node.lineno}: {called}")
-    assert found == set()
+                writers.add(f"{name}, line {node.lineno}: {called}")
+    assert writers == set()
 
 
 def test_class_names_are_unique() -> None:
@@ -344,9 +343,9 @@ def test_no_front_renders_a_template() -> None:
     """A template of a downloaded file runs in the engine process, which can be ended."""
     fronts = ("cli", "server", "api", "bench", "client")
     rendering = ("text.chat_template", "text.sandbox", "text.template_worker", "text.template_process")
-    found = [i for i in ours() if i.imported in rendering]
-    assert [i for i in found if folder(i.importer) in fronts] == []
-    assert found
+    imports = [i for i in ours() if i.imported in rendering]
+    assert [i for i in imports if folder(i.importer) in fronts] == []
+    assert imports
 
 
 def test_templates_run_in_their_process_alone() -> None:
@@ -363,15 +362,15 @@ def test_one_clock_measures_time() -> None:
         "models.hub.retry_after", "server.dialects.ollama.routes", "server.dialects.openai.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
     }  # fmt: skip
-    found = {
+    clocks = {
         (module_name(path), node.attr)
         for path in FILES
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("time", "asyncio")
         if node.attr in ("time", "monotonic", "monotonic_ns", "time_ns", "perf_counter", "run")
     }
-    assert {name for name, clock in found if clock == "time"} == times_of_day
-    assert {(name, clock) for name, clock in found if clock != "time"} == {("clock", "perf_counter")}
+    assert {name for name, clock in clocks if clock == "time"} == times_of_day
+    assert {(name, clock) for name, clock in clocks if clock != "time"} == {("clock", "perf_counter")}
 
 
 def test_public_names_are_sorted_and_there() -> None:
@@ -455,12 +454,12 @@ def tracked_files() -> list[Path]:
 
 
 def test_no_paths_of_somebodys_machine() -> None:
-    found = []
+    lines = []
     for path in tracked_files():
         data = path.read_bytes()
         if b"\0" in data[:8192] or path == Path(__file__):
             continue
         for n, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
             if re.search(r"(?<![\w.$}~-])/(work|root|home/[a-z]\w+|Users/\w+)/\w", line):
-                found.append(f"{path.relative_to(ROOT)}:{n}: {line.strip()[:80]}")
-    assert found == []
+                lines.append(f"{path.relative_to(ROOT)}:{n}: {line.strip()[:80]}")
+    assert lines == []

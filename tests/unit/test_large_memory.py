@@ -10,9 +10,9 @@ import pytest
 from specllama.large_memory import SMALL, MemoryReserve, map_memory
 
 
-def until(found) -> None:
+def until(condition) -> None:
     ends = time.monotonic() + 20
-    while not found():
+    while not condition():
         assert time.monotonic() < ends
         time.sleep(0.005)
 

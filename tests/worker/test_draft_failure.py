@@ -48,7 +48,7 @@ class SlowTarget:
         core, self.now = front.core, 0.0
         assert core.engine is not None
         assert core.loaded is not None
-        core.engine.clock = self
+        core.engine.scheduler.clock = self
         if (planner := core.loaded.profile.planner) is not None:
             planner.clock = planner._loop.clock = self
         self.decode = core.loaded.context.decode

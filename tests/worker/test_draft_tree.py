@@ -106,9 +106,9 @@ def test_a_model_with_a_state_has_chains_and_says_so(tmp_path: Path) -> None:
         target = ModelSettings(path=str(path), n_threads=1, n_ctx=256)
         one = loaded(tmp_path / "store", target=target, draft=None, draft_tree=tree, draft_max=3)
         (ready,) = [message for message in one.messages if isinstance(message, m.Ready)]
-        found = [str(note) for note in ready.info.notes if "draft_tree" in str(note)]
-        assert len(found) == notes
-        assert all("drafts are chains" in note for note in found)
+        texts = [str(note) for note in ready.info.notes if "draft_tree" in str(note)]
+        assert len(texts) == notes
+        assert all("drafts are chains" in note for note in texts)
         ids = list(range(30, 60)) * 2
         params = {"max_tokens": 20, "ignore_eos": True, "temperature": 0.0}
         assert one.ids(ids=ids, params=params) == one.ids(ids=ids, params=params, speculate=False)

@@ -66,7 +66,7 @@ def test_the_next_process_reads_only_what_is_new(
         os.kill(client.pid, signal.SIGKILL)
     with EngineClient() as client:
         client.load(settings(path))
-        found = ask(client, second, earlier=earlier)
+        continued = ask(client, second, earlier=earlier)
         again = ask(client, first, earlier=earlier)
         others = [
             replace(earlier, digest="0" * 32), replace(earlier, ids=[*earlier.ids[:-1], 10**6]),
@@ -75,10 +75,10 @@ def test_the_next_process_reads_only_what_is_new(
         ]  # fmt: skip
         without = ask(client, second).prompt_ids
         assert [ask(client, second, earlier=other).prompt_ids for other in others] == [without] * len(others)
-    assert found.prompt_ids == expected.prompt_ids
-    assert found.prompt_ids[: len(earlier.ids)] == earlier.ids
-    assert found.text == expected.text
-    assert found.stats.n_evaluated == expected.stats.n_evaluated < 40
+    assert continued.prompt_ids == expected.prompt_ids
+    assert continued.prompt_ids[: len(earlier.ids)] == earlier.ids
+    assert continued.text == expected.text
+    assert continued.stats.n_evaluated == expected.stats.n_evaluated < 40
     assert again.prompt_ids == answer.prompt_ids
 
 

@@ -53,14 +53,14 @@ def asked(i: int, temperature: float, n: int = 60) -> dict[str, Any]:
 
 def drafted(front: Front, temperature: float) -> list[tuple[int, int]]:
     """Drafted and accepted tokens of each request, whose text is that of plain decoding."""
-    found = []
+    counts = []
     for i in range(2):
         ids = front.ids(**asked(i, temperature))
         done = front.messages[-1]
         assert isinstance(done, m.Done)
-        found.append((done.stats.n_drafted, done.stats.n_accept))
+        counts.append((done.stats.n_drafted, done.stats.n_accept))
         assert ids == front.ids(**asked(i, temperature), speculate=False)
-    return found
+    return counts
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,16 @@ def same(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 @pytest.fixture(scope="module", params=KINDS)
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp(request.param)
-    found = loaded_with(permuted(Path(EMBEDDED_DRAFT), folder / "draft.gguf", **KINDS[request.param]), folder)
-    assert isinstance(found.messages[-1], m.Ready), found.messages
-    assert found.core.loaded is not None
-    assert found.core.loaded.draft is not None
-    assert isinstance(found.core.loaded.draft.context, ForeignContext)
-    found.kind = request.param  # type: ignore[attr-defined]
-    yield found
-    found.close()
+    opened = loaded_with(
+        permuted(Path(EMBEDDED_DRAFT), folder / "draft.gguf", **KINDS[request.param]), folder
+    )
+    assert isinstance(opened.messages[-1], m.Ready), opened.messages
+    assert opened.core.loaded is not None
+    assert opened.core.loaded.draft is not None
+    assert isinstance(opened.core.loaded.draft.context, ForeignContext)
+    opened.kind = request.param  # type: ignore[attr-defined]
+    yield opened
+    opened.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -101,11 +101,11 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for path in KINDS[request.param](folder)
     )
     settings = LoadSettings(target=target, draft=draft, draft_max=3, memory=False, n_slots=N_SLOTS)
-    found = Front(settings, Store(folder / "store"))
-    assert isinstance(found.messages[-1], m.Ready), found.messages
-    assert found.messages[-1].info.head
-    yield found
-    found.close()
+    opened = Front(settings, Store(folder / "store"))
+    assert isinstance(opened.messages[-1], m.Ready), opened.messages
+    assert opened.messages[-1].info.head
+    yield opened
+    opened.close()
 
 
 @cache

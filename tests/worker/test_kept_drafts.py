@@ -59,29 +59,29 @@ def end(front: Front) -> None:
 
 def ask(front: Front, text: str, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
     params = {"max_tokens": 30, "seed": 3, "temperature": temperature, "ignore_eos": True}
-    found = front.text(params=params, prompt=text, **request)
+    text_written = front.text(params=params, prompt=text, **request)
     done = front.messages[-1]
     assert isinstance(done, m.Done)
-    return done, found
+    return done, text_written
 
 
 def drafter(front: Front) -> ModelDrafter:
     assert front.core.loaded is not None
-    (found,) = (d for d in front.core.loaded.drafters if isinstance(d, ModelDrafter))
-    return found
+    (model_drafter,) = (d for d in front.core.loaded.drafters if isinstance(d, ModelDrafter))
+    return model_drafter
 
 
 def rows(front: Front) -> list[int]:
     """The rows of the draft model's decodes from now on."""
-    context, found = drafter(front).context, []
+    context, widths = drafter(front).context, []
     decode = context.decode
 
     def counted(batch: Any, *more: Any) -> Any:
-        found.append(len(batch))
+        widths.append(len(batch))
         return decode(batch, *more)
 
     context.decode = counted  # type: ignore[method-assign]
-    return found
+    return widths
 
 
 DRAFTS = {"llama": tinygguf.llama, "gemma3": tinygguf.gemma3, "mamba": tinygguf.mamba}
@@ -128,7 +128,7 @@ def test_a_text_that_gives_way_takes_the_draft_models_cache_with_it(opened, pair
     assert again == text
     assert done.stats.n_reused > 500
     assert sum(counted) < 300
-    (stored,) = front.core.engine.store.memory.texts
+    (stored,) = front.core.engine.scheduler.store.memory.texts
     assert stored.draft is not None
     assert stored.n_bytes > len(stored.draft)
 
@@ -209,9 +209,9 @@ def test_a_draft_that_is_replaced_while_it_is_loaded_keeps_nothing(
     load_model = loader.open_model
 
     def replaced(*arguments: Any) -> Any:
-        found = load_model(*arguments)
+        model = load_model(*arguments)
         new.replace(draft)
-        return found
+        return model
 
     monkeypatch.setattr(loader, "open_model", replaced)
     loaded = opened(EMBEDDED_TARGET, draft).core.loaded

@@ -142,7 +142,7 @@ def test_without_memory_for_prompts_the_disk_is_used(opened):
     done, again = ask(second)
     assert again == text
     assert done.stats.n_from_disk > 500
-    assert not second.core.engine.store.memory.texts
+    assert not second.core.engine.scheduler.store.memory.texts
 
 
 def test_a_busy_engine_writes_too(opened):
@@ -254,7 +254,7 @@ def test_a_state_is_not_read_where_the_memory_has_gone_since_it_was_found(opened
     ask(first)
     end(first)
     second = opened("llama")
-    copies = second.core.engine.store.copies
+    copies = second.core.engine.scheduler.store.copies
     answers = iter([True, False])
     copies.room = lambda _: next(answers)
     done, _ = ask(second)

@@ -74,15 +74,15 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threaded]:
 def calls(one: Threaded, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are tokenised."""
     assert one.core.loaded is not None
-    model, found = one.core.loaded.model, list[str]()
+    model, texts = one.core.loaded.model, list[str]()
     tokenize = model.tokenize
 
     def counted(text: str, add_special: bool, parse_special: bool) -> list[int]:
-        found.append(text)
+        texts.append(text)
         return tokenize(text, add_special, parse_special)
 
     monkeypatch.setattr(model, "tokenize", counted)
-    return found
+    return texts
 
 
 def limit(one: Threaded) -> int:
@@ -144,18 +144,18 @@ class TestPrepared:
         choices = [m.Choice(2, 1, 7), m.Choice(3, 2, 8)]
         for size in (0, LARGE + 1):
             calls.clear()
-            found = one.send(generate(1, prompt="def read(", params=OF_ONE, choices=choices), size)
+            messages = one.send(generate(1, prompt="def read(", params=OF_ONE, choices=choices), size)
             assert calls == ["def read("]
-            seeds = {f.id: f.params.seed for f in found if isinstance(f, m.Started)}
+            seeds = {f.id: f.params.seed for f in messages if isinstance(f, m.Started)}
             assert seeds == {1: 1, 2: 7, 3: 8}
-            assert sorted(f.id for f in found if isinstance(f, m.Done)) == [1, 2, 3]
+            assert sorted(f.id for f in messages if isinstance(f, m.Done)) == [1, 2, 3]
 
     def test_all_choices_get_the_error(self, one: Threaded) -> None:
         request = generate(1, prompt="zip " * 600, params=OF_ONE, choices=[m.Choice(2, 1, 7)])
         for size in (0, LARGE + 1):
-            found = one.send(request, size)
-            assert [f.id for f in found if isinstance(f, m.Failed)] == [1, 2]
-            assert len(found) == 2
+            messages = one.send(request, size)
+            assert [f.id for f in messages if isinstance(f, m.Failed)] == [1, 2]
+            assert len(messages) == 2
 
     def test_the_decoding_goes_on_meanwhile(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.core.loaded is not None
@@ -231,10 +231,10 @@ class TestAnswers:
         one.messages.clear()
         for id_ in (1, 2):
             one.core.handle(m.Tokenize(id_, "zip"), 40 * 1024 * 1024)
-        found = {f.id: f for f in one.rest() if isinstance(f, (m.Failed, m.Tokenized))}
-        assert isinstance(found[1], m.Tokenized)
-        assert isinstance(found[2], m.Failed)
-        assert found[2].error["kind"] == "BusyError"
+        answers = {f.id: f for f in one.rest() if isinstance(f, (m.Failed, m.Tokenized))}
+        assert isinstance(answers[1], m.Tokenized)
+        assert isinstance(answers[2], m.Failed)
+        assert answers[2].error["kind"] == "BusyError"
 
 
 class TestParts:

@@ -40,23 +40,23 @@ def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_
     while missing:
         first.messages.clear()
         first.core.handle(m.Calibrate(1.0))
-        (found,) = first.messages
-        assert isinstance(found, m.Calibrated)
-        missing, slices = found.unmeasured, slices + 1
+        (calibrated,) = first.messages
+        assert isinstance(calibrated, m.Calibrated)
+        missing, slices = calibrated.unmeasured, slices + 1
         assert slices < 100
     assert first.ids(messages=ZIP, params=LONGER) == expected
     done = first.messages[-1]
     assert isinstance(done, m.Done)
     assert not done.unmeasured
     assert done.stored_t1 is not None
-    assert done.stored_t1 <= found.t1  # an answer was faster, perhaps
+    assert done.stored_t1 <= calibrated.t1  # an answer was faster, perhaps
     first.close()
     second = Front(PAIR, Store(tmp_path))
     assert second.core.loaded is not None
     stored = second.core.loaded.profile
     assert stored.planner is not None
     assert all(stored.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
-    assert stored.t1 == found.t1
+    assert stored.t1 == calibrated.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
 
@@ -65,9 +65,14 @@ def test_a_comparison_of_as_many_rows_as_the_stored_one_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(*_args: object) -> None:
-        found = _args[-1]
-        assert isinstance(found, Calibration)
-        found.singles, found.changes, found.widths, found.reach = [0.001], [0.0, 0.0], {2: True}, 100
+        calibration = _args[-1]
+        assert isinstance(calibration, Calibration)
+        calibration.singles, calibration.changes, calibration.widths, calibration.reach = (
+            [0.001],
+            [0.0, 0.0],
+            {2: True},
+            100,
+        )
 
     monkeypatch.setattr(profile, "measure", measure)
     monkeypatch.setattr(profile, "time_widths", lambda *_args: 0)
@@ -130,7 +135,7 @@ def test_another_build_of_llama_cpp_is_measured_separately(
 def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with another context size uses the same file. A long context has 100 ids here."""
     monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 100)))
-    found = []
+    curves = []
     for n_ctx, n_prompt in ((512, 50), (1024, 120), (2048, 20)):
         target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)
         front = Front(LoadSettings(target=target), Store(tmp_path))
@@ -138,11 +143,11 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
         front.core.shut_down()
         front.close()
         (file,) = tmp_path.iterdir()
-        found.append(json.loads(file.read_text())["curves"])
-    assert [list(stored) for stored in found] == [["0"], ["0", "100"], ["0", "100"]]
-    long = found[1]["100"]["widths"]
+        curves.append(json.loads(file.read_text())["curves"])
+    assert [list(stored) for stored in curves] == [["0"], ["0", "100"], ["0", "100"]]
+    long = curves[1]["100"]["widths"]
     assert long[0][0] == 1
-    assert found[2]["100"]["widths"] == [
+    assert curves[2]["100"]["widths"] == [
         [n, seconds, min(count, DEFAULT.stored_samples)] for n, seconds, count in long
     ]
 
@@ -164,9 +169,9 @@ def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front.ids(messages=ZIP, params=LONGER)
     front.messages.clear()
     front.core.handle(m.Calibrate(0.1))
-    (found,) = front.messages
-    assert isinstance(found, m.Calibrated)
-    assert found.t1 > 0  # because it was requested
+    (calibrated,) = front.messages
+    assert isinstance(calibrated, m.Calibrated)
+    assert calibrated.t1 > 0  # because it was requested
     front.core.shut_down()
     front.close()
     assert not (tmp_path / "store").exists()

@@ -41,10 +41,10 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     load = LoadSettings(
         target=settings[0], draft=settings[1], draft_max=3, memory=False, n_slots=N_SLOTS, drafters=("model",)
     )
-    found = Front(load, Store(folder / "store"))
-    assert isinstance(found.messages[-1], m.Ready), found.messages
-    yield found
-    found.close()
+    opened = Front(load, Store(folder / "store"))
+    assert isinstance(opened.messages[-1], m.Ready), opened.messages
+    yield opened
+    opened.close()
 
 
 def asked(seed: int, temperature: float) -> dict[str, Any]:
@@ -140,10 +140,10 @@ def test_a_draft_without_the_other_embeddings_drafts_with_stand_ins(tmp_path: Pa
     front = Front(load, Store(tmp_path / "store"))
     try:
         assert front.ids(**asked(1, 0.0)) == front.ids(**asked(1, 0.0), speculate=False)
-        found = _context(front).kept
+        kept = _context(front).kept
         text = read_header(target).token_texts
-        (lacking,) = [t for t in range(N_VOCAB) if found.own[t] < 0][:1]
-        assert text[found.ids[found.own_ids([lacking])[0]]] == text[lacking][-1:]
+        (lacking,) = [t for t in range(N_VOCAB) if kept.own[t] < 0][:1]
+        assert text[kept.ids[kept.own_ids([lacking])[0]]] == text[lacking][-1:]
     finally:
         front.close()
 

@@ -65,8 +65,8 @@ def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) ->
         if isinstance(last, Tuning) and last.label == stop_at and last.share > 0.9:
             front.core.handle(m.Cancel(7))
     assert isinstance(front.messages[-1], Tuned), front.messages[-1]
-    found = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
-    return [part for part in found if isinstance(part, MeasuredDraft)]
+    reports = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
+    return [part for part in reports if isinstance(part, MeasuredDraft)]
 
 
 def write(kind: str, folder: Path) -> tuple[Path, Path]:
@@ -98,18 +98,18 @@ def test_a_head_in_a_file_of_its_own_is_tried(
 ) -> None:
     target, head = write(kind, tmp_path)
     one = front(target)
-    copied, found = tuned(one, head)
-    assert (found.problem, found.head, copied.head) == ("", label, "")
-    assert found.step is not None
-    assert found.step > 0
-    widths = [point.rows for point in found.points]
+    copied, own = tuned(one, head)
+    assert (own.problem, own.head, copied.head) == ("", label, "")
+    assert own.step is not None
+    assert own.step > 0
+    widths = [point.rows for point in own.points]
     assert widths == [1] if kind == "gemma4" else widths[:3] == [1, 2, 3]
-    assert found.forecast is not None
-    assert found.forecast.acceptance is not None
+    assert own.forecast is not None
+    assert own.forecast.acceptance is not None
     if kind == "dflash":
-        assert found.forecast.acceptance < 0.2
+        assert own.forecast.acceptance < 0.2
     else:
-        assert found.forecast.acceptance > 0.9
+        assert own.forecast.acceptance > 0.9
     assert one.core.loaded is not None
     assert one.core.loaded.draft is one.core.loaded.head is None
     assert one.core.loaded.context.features is None
@@ -118,7 +118,7 @@ def test_a_head_in_a_file_of_its_own_is_tried(
     assert isinstance(run.head, LoadedHead)
     assert run.profile.planner is not None
     learnt = run.profile.planner.learnt
-    assert learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(found.step)
+    assert learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(own.step)
     assert learnt.tables[HEAD.name].n_seen == 0
 
 
@@ -134,9 +134,9 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     one = front(model, inside=True)
     before = one.ids(prompt="zip", params={"max_tokens": 20, "temperature": 0, "ignore_eos": True})
     _, inside, other, small = tuned(one, model, nothing, draft)
-    assert [found.problem for found in (inside, other, small)] == ["", "", ""]
-    assert [found.head for found in (inside, other, small)] == ["MTP, 1 layer", "MTP, 1 layer", ""]
-    share = [found.forecast.acceptance if found.forecast else None for found in (inside, other, small)]
+    assert [report.problem for report in (inside, other, small)] == ["", "", ""]
+    assert [report.head for report in (inside, other, small)] == ["MTP, 1 layer", "MTP, 1 layer", ""]
+    share = [report.forecast.acceptance if report.forecast else None for report in (inside, other, small)]
     assert share[0] == pytest.approx(1.0, abs=0.1)
     assert share[1] is not None
     assert share[1] < 0.2
@@ -158,13 +158,13 @@ def test_a_trimmed_copy_of_the_head_inside_the_model_is_tried(
 ) -> None:
     model = tinymtp.mimo2(tmp_path / "model.gguf", n_vocab=600, adds=LAST, copied=True)
     one = front(model, inside=True)
-    _, found = tuned(one, model)
-    assert (found.problem, found.head) == ("", "MTP, 1 layer")
-    assert found.trimmed is not None
-    assert (found.trimmed.n_kept, found.trimmed.n_vocab) == (320, 600)
-    assert found.trimmed.step > 0
-    assert found.forecast is not None
-    whole, trimmed = found.forecast.acceptance, found.trimmed.forecast.acceptance
+    _, own = tuned(one, model)
+    assert (own.problem, own.head) == ("", "MTP, 1 layer")
+    assert own.trimmed is not None
+    assert (own.trimmed.n_kept, own.trimmed.n_vocab) == (320, 600)
+    assert own.trimmed.step > 0
+    assert own.forecast is not None
+    whole, trimmed = own.forecast.acceptance, own.trimmed.forecast.acceptance
     assert whole == pytest.approx(1.0, abs=0.1)
     assert trimmed is not None
     assert 0.1 < trimmed < whole

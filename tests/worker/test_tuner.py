@@ -117,8 +117,8 @@ PARTS = {
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
     """The measurements of this kind as plain data."""
-    found = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
-    return [asdict(part) for part in found if isinstance(part, PARTS[name])]
+    reports = [one.part for one in front.messages if isinstance(one, TuneMeasurement)]
+    return [asdict(part) for part in reports if isinstance(part, PARTS[name])]
 
 
 def ended(front: Front) -> Tuned:
@@ -144,9 +144,12 @@ def test_everything_is_measured_and_the_better_draft_has_the_higher_acceptance(
     (epsilon,), (texts,) = parts(one, "epsilon"), parts(one, "texts")
     assert epsilon["n_rows"] > 0
     assert epsilon["value"] >= 0
-    assert {name: found["texts"] for name, found in texts["workloads"].items()} == {"explain": 1, "edit": 1}
+    assert {name: one_part["texts"] for name, one_part in texts["workloads"].items()} == {
+        "explain": 1,
+        "edit": 1,
+    }
     copied, bad, good = parts(one, "draft")
-    assert [found["index"] for found in (copied, bad, good)] == [-1, 0, 1]
+    assert [one_part["index"] for one_part in (copied, bad, good)] == [-1, 0, 1]
     assert [b["k"] for b in good["break_even"]] == [1, 2, 3, 5, 7, 11, 15]
     assert copied["forecast"]["acceptance"] is None
     assert bad["forecast"]["acceptance"] < 0.2 < 0.5 < good["forecast"]["acceptance"]
@@ -235,7 +238,7 @@ def test_cancelling_keeps_the_completed_measurements(
     (curve,) = parts(one, "curve") or [{"complete": False}]
     assert curve["complete"] == (part != "plan")
     assert (tmp_path / "store").exists() == (part != "plan")
-    predicted = [found["index"] for found in parts(one, "draft") if found["forecast"]]
+    predicted = [report["index"] for report in parts(one, "draft") if report["forecast"]]
     assert predicted == ([-1] if part == "draft" else [])
     assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
 
@@ -263,13 +266,13 @@ def test_progress_is_reported_by_stage(front: Callable[..., Front], monkeypatch:
     monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     tuned(one, DRAFT)
-    message = [found for found in one.messages if isinstance(found, Tuning)]
-    assert list(dict.fromkeys(found.label for found in message)) == [
+    message = [stage for stage in one.messages if isinstance(stage, Tuning)]
+    assert list(dict.fromkeys(stage.label for stage in message)) == [
         "t(n)", "threads", "writing texts", "copying", "draft pydoc-draft.gguf"
     ]  # fmt: skip
-    shares = [found.share for found in message]
+    shares = [stage.share for stage in message]
     assert all(0 <= a <= b + 0.02 <= 1.03 for a, b in pairwise(shares))
-    assert all(found.left >= 0 for found in message)
+    assert all(stage.left >= 0 for stage in message)
 
 
 def test_a_curve_is_measured_in_a_longer_context_too(
@@ -344,9 +347,9 @@ def test_products_of_rows_are_measured_where_they_are_missing(
 ) -> None:
     asked = list[tuple[str, ...]]()
 
-    def measured(kinds: tuple[str, ...], _n: int, found: dict[str, list[float]], _clock: object) -> Any:
+    def measured(kinds: tuple[str, ...], _n: int, into: dict[str, list[float]], _clock: object) -> Any:
         asked.append(kinds)
-        found |= {kind: [1e-10] * len(row_prior.WIDTHS) for kind in kinds}
+        into |= {kind: [1e-10] * len(row_prior.WIDTHS) for kind in kinds}
         yield
 
     monkeypatch.setattr(row_times, "SECONDS", 60.0)

@@ -150,10 +150,10 @@ class Policy(Protocol):
         prompt: Sequence[int],
         sampler: Sampler,
         mask: Mask | None = None,
-        memory_scope: str | None = "",
+        history_scope: str | None = "",
         cache_scope: str = "",
     ) -> None:
-        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope,
+        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. history_scope,
         cache_scope: see `sequence.Request`.
         """
         ...
@@ -234,12 +234,12 @@ class PolicyBase:
         prompt: Sequence[int],
         sampler: Sampler,
         mask: Mask | None = None,
-        memory_scope: str | None = "",
+        history_scope: str | None = "",
         cache_scope: str = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
-                drafter.set_scope(seq_id, memory_scope)
+                drafter.set_scope(seq_id, history_scope)
             if isinstance(drafter, CachingDrafter):
                 drafter.set_cache_scope(seq_id, cache_scope)
             drafter.start(seq_id, prompt, sampler, mask)

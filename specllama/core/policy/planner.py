@@ -126,10 +126,10 @@ class Planner(PolicyBase):
         prompt: Sequence[int],
         sampler: Sampler,
         mask: Mask | None = None,
-        memory_scope: str | None = "",
+        history_scope: str | None = "",
         cache_scope: str = "",
     ) -> None:
-        super().start(seq_id, prompt, sampler, mask, memory_scope, cache_scope)
+        super().start(seq_id, prompt, sampler, mask, history_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
         self.budget.begin()

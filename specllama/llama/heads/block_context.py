@@ -71,28 +71,28 @@ class BlockContext:
     def inject(self, seq_id: int, first: int, features: Hidden) -> None:
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
-            places = [(first + at + i, seq_id, False) for i in range(len(part))]
-            self._decode(EmbeddingBatch(self._limits, places, None, part))
+            row_specs = [(first + at + i, seq_id, False) for i in range(len(part))]
+            self._decode(EmbeddingBatch(self._limits, row_specs, None, part))
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
-        found: dict[int, DraftedBlock] = {}
+        blocks: dict[int, DraftedBlock] = {}
         seqs = list(last)
         for at in range(0, len(seqs), self._n_blocks):
-            found.update(self._draft({seq: last[seq] for seq in seqs[at : at + self._n_blocks]}))
-        return found
+            blocks.update(self._draft({seq: last[seq] for seq in seqs[at : at + self._n_blocks]}))
+        return blocks
 
     def _draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
         """The blocks of as many sequences as fit into a physical batch."""
         n, outputs = self._n_rows, not self._top_k
-        places = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
+        row_specs = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
-        self._decode(EmbeddingBatch(self._limits, places, tokens, None))
+        self._decode(EmbeddingBatch(self._limits, row_specs, tokens, None))
         if self._top_k:
             width, address = self._n_embd, nextn_rows(self.handle)
         else:
             width, address = self.n_vocab, ctypes.cast(get_logits(self.handle), FLOATS)
-        rows = rows_at(address, len(places), width).reshape(len(last), n, width)
+        rows = rows_at(address, len(row_specs), width).reshape(len(last), n, width)
         blocks = {seq: self._block(rows[i, n - self.n_draft :]) for i, seq in enumerate(last)}
         for seq, (_, pos) in last.items():
             self.truncate(seq, pos)

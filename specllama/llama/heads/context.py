@@ -105,18 +105,18 @@ class HeadContext:
         rows = [
             HeadRow(i, i, 0, rng.normal(size=self.n_features).astype(np.float32), False) for i in range(2)
         ]
-        found = []
+        outputs = []
         for first in (False, True):
-            found.append(self.decode([rows[0]._replace(output=first), rows[1]._replace(output=True)])[1])
+            outputs.append(self.decode([rows[0]._replace(output=first), rows[1]._replace(output=True)])[1])
             self.truncate(0, 0)
-        (last,), both = found
+        (last,), both = outputs
         return bool(np.abs(last - both[0]).max() < np.abs(last - both[1]).max())
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
         self._limits.check_seqs(seq_id, seq_id)
         if not self._encodes:
             return features
-        found, first = [], int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
+        states, first = [], int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
             batch = EmbeddingBatch(
@@ -126,8 +126,8 @@ class HeadContext:
             if result != 0:
                 raise DecodeError(f"llama_encode of the head returned {result}: {log.reason()}")
             llama.llama_synchronize(self.handle)
-            found.append(rows_at(ext.get_nextn(self.handle), len(part), self._n_embd).copy())
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            states.append(rows_at(ext.get_nextn(self.handle), len(part), self._n_embd).copy())
+        return states[0] if len(states) == 1 else np.concatenate(states)
 
     def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
         if n_rows > len(rows):
@@ -149,9 +149,9 @@ class HeadContext:
         outputs = [i for i, row in enumerate(rows) if row.output]
         # An EAGLE-3 graph computes all rows and returns the first ones, whichever have an output.
         every = self._encodes and bool(outputs)
-        places = [(row.pos, row.seq_id, row.output or every) for row in rows]
+        row_specs = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
-        batch = EmbeddingBatch(self._limits, places, [row.token for row in rows], hidden)
+        batch = EmbeddingBatch(self._limits, row_specs, [row.token for row in rows], hidden)
         result = llama.llama_decode(self.handle, batch.batch)
         if result == 1:
             raise NoRoomError

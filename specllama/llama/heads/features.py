@@ -53,8 +53,8 @@ class TargetFeatures:
         if self.reader is None or (self._needs_last and not self._on):
             return
         n = len(batch) + sum(map(len, branches))
-        found = [self._read(layer, n) for layer in self._layers]
-        features = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        layers = [self._read(layer, n) for layer in self._layers]
+        features = layers[0] if len(layers) == 1 else np.concatenate(layers, axis=1)
         self.reader.features_decoded(batch, features, branches)
 
     def _read(self, layer: int, n: int) -> Hidden:

@@ -199,10 +199,10 @@ def _listing(name: RepoName, info: Any) -> Listing:
     files: dict[str, HubFile] = {}
     unverified = []
     for sibling in info.get("siblings") or ():
-        found = _file(sibling)
-        if found is None and _is_model(sibling["rfilename"]):
+        remote = _file(sibling)
+        if remote is None and _is_model(sibling["rfilename"]):
             unverified.append(sibling["rfilename"])
-        if found is not None and files.setdefault(found.path, found) != found:
+        if remote is not None and files.setdefault(remote.path, remote) != remote:
             raise ValueError("a file occurs twice")
     card = info.get("cardData") or {}
     licence = card.get("license_name") or card.get("license") or ""

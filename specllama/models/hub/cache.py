@@ -92,10 +92,10 @@ class RepoCache:
 
     def _recorded(self, etag: str, key: str) -> str:
         try:
-            found = json.loads(read_small(self._record(etag)))[key]
+            value = json.loads(read_small(self._record(etag)))[key]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
-        return found if isinstance(found, str) and found.isascii() and found.isprintable() else ""
+        return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
 
     def remember(self, etag: str, validator: str, revision: str) -> None:
         """Store the validator of the bytes in `partial`, and the revision for which they were requested."""
@@ -199,20 +199,20 @@ class RepoCache:
     def commits(self) -> list[str]:
         """The commits with files, the newest snapshot first."""
         try:
-            found = [e for e in os.scandir(self.folder / "snapshots") if _COMMIT.fullmatch(e.name)]
-            return [e.name for e in sorted(found, key=lambda e: -e.stat().st_mtime)]
+            entries = [e for e in os.scandir(self.folder / "snapshots") if _COMMIT.fullmatch(e.name)]
+            return [e.name for e in sorted(entries, key=lambda e: -e.stat().st_mtime)]
         except OSError:
             return []
 
     def files(self, commit: str) -> list[Snapshot]:
         """The complete GGUF files of a commit, sorted by path."""
-        base, found = self.snapshot(commit), []
+        base, snapshots = self.snapshot(commit), []
         for folder, _, names in os.walk(base):
             for name in names:
                 link = Path(folder, name)
                 if name.lower().endswith(".gguf") and not name.startswith(".") and link.is_file():
-                    found.append(Snapshot(commit, link.relative_to(base).as_posix(), link))
-        return sorted(found, key=lambda s: s.path)
+                    snapshots.append(Snapshot(commit, link.relative_to(base).as_posix(), link))
+        return sorted(snapshots, key=lambda s: s.path)
 
     def candidates(self, name: RepoName) -> list[str]:
         """The commits to search for a name: the one that its revision names, then all others unless the user
@@ -225,10 +225,10 @@ class RepoCache:
     def partials(self) -> list[tuple[str, Path]]:
         """Unfinished downloads: etag and path."""
         try:
-            found = sorted((self.folder / "blobs").iterdir())
+            blobs = sorted((self.folder / "blobs").iterdir())
         except OSError:
             return []
-        return [(m[1], path) for path in found if (m := _PARTIAL.fullmatch(path.name))]
+        return [(m[1], path) for path in blobs if (m := _PARTIAL.fullmatch(path.name))]
 
     def drop_stale(self, revision: str, current: frozenset[str]) -> None:
         """Remove unfinished downloads of this revision whose etag is no longer in it, except those in

@@ -112,13 +112,13 @@ class Web:
 def _redirected(url: str, location: str) -> str:
     """The address that a Location header names. Raises NetworkError."""
     try:
-        found = urljoin(url, location) if len(location) <= _MAX_URL else ""
-        scheme = urlsplit(found).scheme
+        address = urljoin(url, location) if len(location) <= _MAX_URL else ""
+        scheme = urlsplit(address).scheme
     except ValueError:
-        found, scheme = location, ""
+        address, scheme = location, ""
     if scheme not in ("http", "https"):
         raise NetworkError(f"the hub redirects to {location[:100]!r}, which is not a web address")
-    return found
+    return address
 
 
 def session() -> httpx2.Client:

@@ -61,10 +61,10 @@ class PullPlan:
             )
 
 
-def plan(library: Library, found: Sequence[ResolvedModel]) -> PullPlan:
+def plan(library: Library, models: Sequence[ResolvedModel]) -> PullPlan:
     """The files to download for models on the hub; content shared by several counts once."""
     items: dict[str, DownloadItem] = {}
-    for model in found:
+    for model in models:
         if model.listing is not None:
             cache = RepoCache(library.root, model.listing.name.repo)
             for file in model.parts:
@@ -85,13 +85,13 @@ def _have(cache: RepoCache, listing: Listing, file: HubFile) -> int:
     return n_bytes if n_bytes <= file.size else 0
 
 
-def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
+def download(library: Library, models: Sequence[ResolvedModel]) -> list[str]:
     """Download the missing files of models. Returns the paths of their first parts, in order.
 
     Raises ResourceError before anything is written if there is too little disk space; otherwise NetworkError,
     AccessError, NotFoundError, IntegrityError, ResourceError, after which a partial download is kept.
     """
-    todo = plan(library, found)
+    todo = plan(library, models)
     todo.check()
     meter = Meter(library.listener, todo.n_bytes)
     blobs: dict[str, str] = {}
@@ -106,7 +106,7 @@ def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
         raise
     finally:
         library.listener.clear()
-    return [_linked(library, model, blobs) for model in found]
+    return [_linked(library, model, blobs) for model in models]
 
 
 def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], None]) -> str:

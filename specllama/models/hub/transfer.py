@@ -180,12 +180,12 @@ def _write(out: int, data: bytes) -> None:
         rest = rest[os.write(out, rest) :]
 
 
-def _refuse(job: Download, found: _Mismatch) -> NoReturn:
+def _refuse(job: Download, mismatch: _Mismatch) -> NoReturn:
     job.cache.forget(job.file.etag)
     kind = "sha1" if len(job.file.etag) == 40 else "sha256"
-    size = f"{found.size}" if found.size <= job.file.size else f"more than {job.file.size}"
+    size = f"{mismatch.size}" if mismatch.size <= job.file.size else f"more than {job.file.size}"
     raise IntegrityError(
-        f"{job.file.path} does not match the hub's record: {kind} {found.digest} of {size} bytes, not "
+        f"{job.file.path} does not match the hub's record: {kind} {mismatch.digest} of {size} bytes, not "
         f"{job.file.etag} of {job.file.size}; it was removed",
         "try again; if it happens again, the hub or a proxy on the way changes the file",
     )

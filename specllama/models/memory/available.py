@@ -42,9 +42,9 @@ def physical_cores(root: Path = Path("/")) -> int:
     """Physical cores that affinity and the cgroup's quota allow, at least 1."""
     if platform.system() == "Darwin":
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            found = (output_of(["sysctl", "-n", key], 5.0) or "").strip()
-            if found.isdigit():
-                return int(found)
+            count = (output_of(["sysctl", "-n", key], 5.0) or "").strip()
+            if count.isdigit():
+                return int(count)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_siblings(root, cpu) for cpu in allowed}
     return max(1, min(len(cores), _cpu_quota(root)))
@@ -52,14 +52,14 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 def gpus_present(root: Path = Path("/")) -> list[str]:
     """The GPUs of the system, each named by its llama.cpp backend: "cuda", "metal", "vulkan"."""
-    found = []
+    backends = []
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        found.append("metal")
+        backends.append("metal")
     if (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/gpus").is_dir():
-        found.append("cuda")
+        backends.append("cuda")
     elif any((root / "dev/dri").glob("renderD*")):
-        found.append("vulkan")
-    return found
+        backends.append("vulkan")
+    return backends
 
 
 def _mem_available(proc: Path) -> int:

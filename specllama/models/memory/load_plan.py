@@ -59,9 +59,9 @@ def on_gpus(settings: LoadSettings, there: Sequence[str]) -> LoadSettings:
     if not n or (n == 1 and not usable):
         return settings
     if len(usable) < n:
-        found = f"only {', '.join(usable)} can be used" if usable else "no GPU can be used"
+        usable_text = f"only {', '.join(usable)} can be used" if usable else "no GPU can be used"
         raise ResourceError(
-            f"needs {n} GPUs, and {found}",
+            f"needs {n} GPUs, and {usable_text}",
             f"specllama doctor lists the devices; {option('tensor_parallel_size', max(1, len(usable)))} fits",
             option="tensor_parallel_size",
         )

@@ -314,21 +314,21 @@ def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
         f"not enough memory for {models} with n_ctx {plan.n_ctx}: "
         f"{_gigabytes(needed)} GB {where} needed ({detail}), {_gigabytes(there)} GB available"
     )
-    found = list(_remedies(planner, plan))
-    if not found:
+    remedies = list(_remedies(planner, plan))
+    if not remedies:
         return ResourceError(message, "No setting makes it fit: free memory, or use a smaller model.")
-    return ResourceError(message, "It would fit with " + ", or with ".join(found[:4]) + ".")
+    return ResourceError(message, "It would fit with " + ", or with ".join(remedies[:4]) + ".")
 
 
 def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
     """Settings that would fit, those with the least loss first; a smaller quantisation only if none fits."""
     s, draft = planner.settings, planner.draft
-    found = False
+    any_remedy = False
     if not plan.fits_devices:
         free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
         auto = planner.with_settings(free).plan(plan.n_ctx)
         if auto.fits:
-            found = True
+            any_remedy = True
             both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
             yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
     alone = planner.without_draft() if draft else None
@@ -343,15 +343,15 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
         if variant is None:
             continue
         if flags and variant.plan(plan.n_ctx).fits:
-            found = True
+            any_remedy = True
             yield flags
             if variant is alone:  # smaller caches are not needed
                 break
         elif n_ctx := _smaller_n_ctx(variant, plan):
-            found = True
+            any_remedy = True
             both = " " + option("n_ctx_draft", n_ctx) if variant.draft and s.n_ctx_draft else ""
             yield f"{flags} {option('n_ctx', n_ctx)}".strip() + both
-    if not found:
+    if not any_remedy:
         yield from _smaller_quants(alone or planner, f"{no_draft} and " if draft else "")
 
 

@@ -48,8 +48,8 @@ def shortened(
         elif key == _MERGES:
             yield KeyValue(key, _merges(value, {texts[token] for token in own}), kind)
         elif key == "tokenizer.ggml.suppress_tokens":
-            if found := [own[int(token)] for token in value if int(token) in own]:
-                yield KeyValue(key, found, kind)
+            if suppressed := [own[int(token)] for token in value if int(token) in own]:
+                yield KeyValue(key, suppressed, kind)
         elif names_token(key):
             if value in own:
                 yield KeyValue(key, own[value], kind)
@@ -59,16 +59,16 @@ def shortened(
 
 def _merges(merges: StringArray, kept: set[bytes]) -> list[bytes]:
     """The merges of kept tokens into a kept token, in their order."""
-    found = []
+    merges_kept = []
     for raw in merges.raws():
         left, _, right = raw.partition(b" ")
         if left in kept and right in kept and left + right in kept:
-            found.append(raw)
-    if not found:
+            merges_kept.append(raw)
+    if not merges_kept:
         raise UsageError(
             "no merge of the tokenizer is left, so that llama.cpp could not load it", "keep more"
         )
-    return found
+    return merges_kept
 
 
 def about(

@@ -47,11 +47,11 @@ class TrimSource:
     @property
     def tensors(self) -> list[TensorInfo]:
         """The tensors of the trimmed file: of the head inside a model without the model's blocks."""
-        found = [t for t in self.header.tensors if t.name != "d2t"]
+        tensors = [t for t in self.header.tensors if t.name != "d2t"]
         if self.head is None or self.head.own_file:
-            return found
+            return tensors
         n = self.head.n_layer_target
-        return [t for t in found if (block := _BLOCK.match(t.name)) is None or int(block[1]) >= n]
+        return [t for t in tensors if (block := _BLOCK.match(t.name)) is None or int(block[1]) >= n]
 
     def has_rows(self, name: str) -> bool:
         """Whether this tensor has a row for each token that can be proposed."""

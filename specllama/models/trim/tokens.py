@@ -67,17 +67,17 @@ def special_ids(header: Header) -> Ids:
     """
     texts, vocab = header.token_texts, read_vocab(header)
     special = ~np.isin(token_types(header, len(texts)), (NORMAL, UNUSED))
-    found = {i for i in np.flatnonzero(special).tolist() if not _PLACEHOLDER.fullmatch(texts[i])}
+    ids = {i for i in np.flatnonzero(special).tolist() if not _PLACEHOLDER.fullmatch(texts[i])}
     if vocab.kind == "bpe":  # one character for each byte value
-        found.update(
+        ids.update(
             i for i, text in enumerate(texts) if len(text) <= 2 and len(text.decode(errors="replace")) == 1
         )
-    found.update(end_ids(header, vocab))
+    ids.update(end_ids(header, vocab))
     named = (
         int(value) for key, value in header.metadata.items() if names_token(key) and isinstance(value, int)
     )
-    found.update(i for i in (*named, vocab.bos_id, vocab.eos_id) if i is not None and 0 <= i < len(texts))
-    return np.array(sorted(found), np.int64)
+    ids.update(i for i in (*named, vocab.bos_id, vocab.eos_id) if i is not None and 0 <= i < len(texts))
+    return np.array(sorted(ids), np.int64)
 
 
 def names_token(key: str) -> bool:
@@ -108,5 +108,5 @@ def _by_count(header: Header, counts: Mapping[int, int]) -> Ids:
     n = header.n_vocab
     if counts and max(counts) >= n:
         raise UsageError(f"the texts have token {max(counts)}, the draft has {n} tokens")
-    found = sorted(counts, key=lambda token: (-counts[token], token))
-    return np.array(found, np.int64)
+    ids = sorted(counts, key=lambda token: (-counts[token], token))
+    return np.array(ids, np.int64)

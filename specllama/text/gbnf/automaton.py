@@ -82,7 +82,7 @@ class Automata:
         since the reader looks at bytes.
         """
         classes, begin = _character_classes(self._sets)
-        found: set[str] = set()
+        owners: set[str] = set()
         todo = {frozenset(s) for s in self._next(self._first, classes).values()}
         seen = set(todo)
         while todo:
@@ -93,25 +93,25 @@ class Automata:
                 after |= followed_by[name]
             for kind, positions in self._next(self._union(state), classes).items():
                 if begin[kind] & after:
-                    found |= {self._owners[p] for p in positions}
+                    owners |= {self._owners[p] for p in positions}
                 new = frozenset(positions)
                 if new not in seen:
                     seen.add(new)
                     todo.add(new)
-        return found
+        return owners
 
     def _union(self, state: Iterable[int]) -> set[int]:
         return set().union(*(self._following[p] for p in state))
 
     def _next(self, positions: Iterable[int], classes: Mapping[Ranges, list[int]]) -> dict[int, list[int]]:
         """The positions at which each class of characters arrives."""
-        found: dict[int, list[int]] = defaultdict(list)
+        by_kind: dict[int, list[int]] = defaultdict(list)
         for p in sorted(positions):
             among = classes[self._sets[p]]
             self._work.add(len(among))
             for kind in among:
-                found[kind].append(p)
-        return found
+                by_kind[kind].append(p)
+        return by_kind
 
     def _build(self, name: str, node: Node) -> Part:
         if isinstance(node, RuleRef):
@@ -119,10 +119,10 @@ class Automata:
         if isinstance(node, Chars):
             return self._position(name, node)
         if isinstance(node, Literal):
-            found = _EMPTY
+            fragment = _EMPTY
             for c in node.text:
-                found = self._joined(found, self._position(name, char(ord(c))))
-            return found
+                fragment = self._joined(fragment, self._position(name, char(ord(c))))
+            return fragment
         if isinstance(node, Alternatives):
             options = [self._build(name, option) for option in node.options]
             first = frozenset().union(*(o.first for o in options))
@@ -130,10 +130,10 @@ class Automata:
         if isinstance(node, Repeat):
             return self._repeated(name, node)
         assert isinstance(node, Sequence)
-        found = _EMPTY
+        fragment = _EMPTY
         for item in node.items:
-            found = self._joined(found, self._build(name, item))
-        return found
+            fragment = self._joined(fragment, self._build(name, item))
+        return fragment
 
     def _position(self, name: str, chars: Chars) -> Part:
         self._work.add(1)
@@ -144,14 +144,14 @@ class Automata:
         return Part(False, at, at)
 
     def _repeated(self, name: str, node: Repeat) -> Part:
-        found = _EMPTY
+        fragment = _EMPTY
         for i in range(node.most or max(node.least, 1)):
             self._work.add(1)
             part = self._build(name, node.item)
-            found = self._joined(found, part._replace(empty=part.empty or i >= node.least))
+            fragment = self._joined(fragment, part._replace(empty=part.empty or i >= node.least))
         if node.most is None:
             self._connect(part.last, part.first)
-        return found
+        return fragment
 
     def _joined(self, a: Part, b: Part) -> Part:
         self._connect(a.last, b.first)
@@ -184,10 +184,10 @@ def _character_classes(sets: list[Ranges]) -> tuple[dict[Ranges, list[int]], lis
         if within:
             number = classes.setdefault(within, len(classes))
             among[number] = among.get(number, 0) | first_bytes(((low, end - 1),))
-    found: dict[Ranges, list[int]] = {ranges: [] for ranges in distinct}
+    numbers: dict[Ranges, list[int]] = {ranges: [] for ranges in distinct}
     for members, number in classes.items():
         while members:
             lowest = members & -members
-            found[distinct[lowest.bit_length() - 1]].append(number)
+            numbers[distinct[lowest.bit_length() - 1]].append(number)
             members ^= lowest
-    return found, [among[n] for n in range(len(classes))]
+    return numbers, [among[n] for n in range(len(classes))]

@@ -49,18 +49,18 @@ class Follow:
         if isinstance(node, RuleRef):
             return self._first[node.name]
         if isinstance(node, Alternatives):
-            found = 0
+            first = 0
             for option in node.options:
-                found |= self._first_of(option)
-            return found
+                first |= self._first_of(option)
+            return first
         if isinstance(node, Repeat):
             return self._first_of(node.item) | _EMPTY * (not node.least)
         if isinstance(node, Sequence):
-            found = _EMPTY
+            first = _EMPTY
             for item in node.items:
-                if found & _EMPTY:
-                    found = found & ~_EMPTY | self._first_of(item)
-            return found
+                if first & _EMPTY:
+                    first = first & ~_EMPTY | self._first_of(item)
+            return first
         return _TOKEN
 
     def _visit(self, name: str) -> set[str]:

@@ -43,27 +43,27 @@ def left_recursive(rules: Rules, nodes: Iterable[Node]) -> str | None:
 
 def _begins_with(node: Node, rules: Rules) -> list[_Key]:
     """The rules with which llama.cpp's rule for a group, or for the repetition's further items, may begin."""
-    found: list[_Key] = []
+    keys: list[_Key] = []
     for option in children(node):
-        passed = all(_passed(item, rules, found) for item in _items(option))
+        passed = all(_passed(item, rules, keys) for item in _items(option))
         if isinstance(node, Repeat) and passed and node.most is None:
-            found.append(id(node))
-    return found
+            keys.append(id(node))
+    return keys
 
 
-def _passed(item: Node, rules: Rules, found: list[_Key]) -> bool:
+def _passed(item: Node, rules: Rules, keys: list[_Key]) -> bool:
     """Note what stands first in an item; whether what follows may be first too."""
     if isinstance(item, RuleRef):
-        found.append(item.name)
+        keys.append(item.name)
         return _may_be_empty(rules[item.name])
     if isinstance(item, Alternatives):
-        found.append(id(item))
+        keys.append(id(item))
         return _may_be_empty(item)
     if isinstance(item, Repeat):
-        if item.least and not all(_passed(part, rules, found) for part in _items(item.item)):
+        if item.least and not all(_passed(part, rules, keys) for part in _items(item.item)):
             return False
         if item.most != item.least:
-            found.append(id(item))
+            keys.append(id(item))
         return True
     return False
 

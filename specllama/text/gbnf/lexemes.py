@@ -39,10 +39,10 @@ def cut(rules: Rules, characters_only: bool) -> Rules:
         return cutter.cut()
     try:
         while True:
-            found = cutter.cut()
-            overruns = _overruns(found, cutter, work)
+            lexemes = cutter.cut()
+            overruns = _overruns(lexemes, cutter, work)
             if not overruns:
-                return found
+                return lexemes
             cutter.refused |= overruns
     except TooLargeError:
         cutter.characters_only = True
@@ -72,14 +72,14 @@ class _Cutter:
 
     def cut(self) -> Rules:
         self.sources = {}
-        found: Rules = {}
+        lexemes: Rules = {}
         todo = ["root"]
         while todo:
             name = todo.pop()
-            if name not in found:
-                found[name] = self._cut(self.rules[name])
-                todo += [node.name for node in descendants(found[name]) if isinstance(node, RuleRef)]
-        return found
+            if name not in lexemes:
+                lexemes[name] = self._cut(self.rules[name])
+                todo += [node.name for node in descendants(lexemes[name]) if isinstance(node, RuleRef)]
+        return lexemes
 
     def _cut(self, node: Node) -> Node:
         if isinstance(node, Chars) or not self.characters_only:

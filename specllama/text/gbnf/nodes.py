@@ -82,16 +82,16 @@ def char_set(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Chars:
     """The characters of text among these ranges, or all others; a range that ends before it begins has
     none.
     """
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for low, high in sorted(r for r in ranges if r[0] <= r[1]):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], high)
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], high)
         else:
-            found.append((low, high))
+            joined.append((low, high))
     if negated:
-        starts, ends = [0, *(high + 1 for _, high in found)], [*(low - 1 for low, _ in found), ANY[-1][1]]
-        found = list(zip(starts, ends, strict=True))
-    both = ((max(a, c), min(b, d)) for a, b in found for c, d in ANY)
+        starts, ends = [0, *(high + 1 for _, high in joined)], [*(low - 1 for low, _ in joined), ANY[-1][1]]
+        joined = list(zip(starts, ends, strict=True))
+    both = ((max(a, c), min(b, d)) for a, b in joined for c, d in ANY)
     return Chars(tuple((low, high) for low, high in both if low <= high))
 
 
@@ -117,26 +117,26 @@ def descendants(node: Node) -> Iterable[Node]:
     """The node and all nodes below it."""
     todo = [node]
     while todo:
-        todo.extend(children(found := todo.pop()))
-        yield found
+        todo.extend(children(below := todo.pop()))
+        yield below
 
 
 def users(rules: Rules) -> dict[str, set[str]]:
     """The rules that refer to each rule."""
-    found: dict[str, set[str]] = {name: set() for name in rules}
+    by_name: dict[str, set[str]] = {name: set() for name in rules}
     for name, body in rules.items():
         for node in descendants(body):
             if isinstance(node, RuleRef):
-                found[node.name].add(name)
-    return found
+                by_name[node.name].add(name)
+    return by_name
 
 
 def first_bytes(ranges: Ranges) -> int:
     """The first bytes in UTF-8 of the characters in these ranges, as bits."""
-    found = 0
+    bits = 0
     for low, high in ranges:
-        found |= (2 << _first_byte(high)) - (1 << _first_byte(low))
-    return found
+        bits |= (2 << _first_byte(high)) - (1 << _first_byte(low))
+    return bits
 
 
 def _first_byte(code: int) -> int:

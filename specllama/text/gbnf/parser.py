@@ -76,7 +76,7 @@ class _Parser:
         self._n_made = 0  # rules that llama.cpp makes for groups and repetitions
 
     def rules(self) -> Rules:
-        found: Rules = {}
+        rules: Rules = {}
         self._space(newlines=True)
         while self._here():
             name = self._name()
@@ -84,11 +84,11 @@ class _Parser:
             if not self._take("::="):
                 self._expected("::=" + (" (a rule's name has letters, digits and -)" * (self._here() == "_")))
             self._space(newlines=True)
-            found[name] = self._choice(nested=False)
+            rules[name] = self._choice(nested=False)
             if not (self._take("\r\n") or self._take("\r") or self._take("\n")) and self._here():
                 self._expected("the end of the line")
             self._space(newlines=True)
-        return found
+        return rules
 
     def _choice(self, nested: bool) -> Alternatives:
         options = [self._sequence(nested)]
@@ -186,12 +186,12 @@ class _Parser:
         if not self._take("<"):
             self._expected("< of a token after !")
         if self._take("["):
-            found = self._int()
-            if found >= 1 << 32:
+            token = self._int()
+            if token >= 1 << 32:
                 self._expected("the id of a token, which has 32 bits")
             if not self._take("]>"):
                 self._expected("]>")
-            return TokenRef(found, negated)
+            return TokenRef(token, negated)
         end = self._text.find(">", self._at)
         if end < 0:
             self._expected("> of a token")
@@ -199,21 +199,23 @@ class _Parser:
         text = self._text[start : self._at]
         known = self._token_id(text)
         if known is None:
-            raise _refused(f"{text[:60]} is not one token of this model's vocabulary ({self._place(start)})")
+            raise _refused(
+                f"{text[:60]} is not one token of this model's vocabulary ({self._position(start)})"
+            )
         return TokenRef(known, negated)
 
     def _group(self) -> Alternatives:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _refused(f"groups are nested deeper than {MAX_DEPTH} levels ({self._place(self._at)})")
+            raise _refused(f"groups are nested deeper than {MAX_DEPTH} levels ({self._position(self._at)})")
         self._at += 1
         self._n_made += 1
         self._space(newlines=True)
-        found = self._choice(nested=True)
+        body = self._choice(nested=True)
         if not self._take(")"):
             self._expected("a closing parenthesis")
         self._depth -= 1
-        return found
+        return body
 
     def _times(self, nested: bool) -> tuple[int, int | None]:
         """The least and the most repetitions that an operator asks for."""
@@ -234,11 +236,11 @@ class _Parser:
             self._expected("a comma or a closing brace")
         self._space(nested)
         if least > MAX_REPETITION:
-            raise _refused(f"more than {MAX_REPETITION} repetitions ({self._place(start)})")
+            raise _refused(f"more than {MAX_REPETITION} repetitions ({self._position(start)})")
         if unbounded or most > MAX_REPETITION:
             return least, None
         if most < least:
-            raise _refused(f"a repetition of at least {least} and at most {most} ({self._place(start)})")
+            raise _refused(f"a repetition of at least {least} and at most {most} ({self._position(start)})")
         return least, most
 
     def _limited(self, n_rules: int, least: int, most: int | None) -> int:
@@ -246,7 +248,7 @@ class _Parser:
         n_rules *= most or least or 1
         if n_rules > MAX_REPETITION:
             raise _refused(
-                f"nested repetitions make more than {MAX_REPETITION} rules ({self._place(self._at)})"
+                f"nested repetitions make more than {MAX_REPETITION} rules ({self._position(self._at)})"
             )
         self._n_made += 1 if most is None else most - least
         return n_rules
@@ -256,16 +258,16 @@ class _Parser:
         return len(self._names) + self._n_made
 
     def _name(self) -> str:
-        found = self._run_of(_WORD)
-        if not found:
+        name = self._run_of(_WORD)
+        if not name:
             self._expected("the name of a rule")
-        self._names.add(found)
-        return found
+        self._names.add(name)
+        return name
 
     def _int(self) -> int:
-        found = self._run_of(_DIGITS)
-        significant = found.lstrip("0")[:21]  # Python converts no number of thousands of digits
-        if not found or int(significant or "0") >= 1 << 64:
+        digits = self._run_of(_DIGITS)
+        significant = digits.lstrip("0")[:21]  # Python converts no number of thousands of digits
+        if not digits or int(significant or "0") >= 1 << 64:
             self._expected("a number of at most 64 bits")
         return int(significant or "0")
 
@@ -283,13 +285,13 @@ class _Parser:
         return self._text[self._at : self._at + 1]
 
     def _take(self, text: str) -> bool:
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) * found
-        return found
+        matches = self._text.startswith(text, self._at)
+        self._at += len(text) * matches
+        return matches
 
     def _expected(self, what: str) -> NoReturn:
-        raise _refused(f"expected {what} ({self._place(self._at)})")
+        raise _refused(f"expected {what} ({self._position(self._at)})")
 
-    def _place(self, at: int) -> str:
+    def _position(self, at: int) -> str:
         line = self._text.count("\n", 0, at) + 1
         return f"line {line}, column {at - self._text.rfind(chr(10), 0, at)}"

@@ -31,17 +31,17 @@ def possible(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
     if not any(_is_impossible(node, matches) for node in leaves):
         return rules
     used_by = users(rules)
-    found = dict(rules)
+    kept = dict(rules)
     todo = list(rules)
     while todo:
         name = todo.pop()
-        if name in found and (body := _without_impossible(rules[name], found, matches)) != found[name]:
+        if name in kept and (body := _without_impossible(rules[name], kept, matches)) != kept[name]:
             if body is None:
-                del found[name]
+                del kept[name]
             else:
-                found[name] = body
+                kept[name] = body
             todo += used_by[name]
-    return found
+    return kept
 
 
 def _without_impossible(node: Node, rules: Rules, matches: Callable[[TokenRef], bool]) -> Node | None:
@@ -56,15 +56,15 @@ def _without_impossible(node: Node, rules: Rules, matches: Callable[[TokenRef], 
     if isinstance(node, RuleRef):
         return node if node.name in rules else None
     if isinstance(node, Repeat):
-        found = possible_ones([node.item])
-        if found:
-            return Repeat(found[0], node.least, node.most)
+        kept = possible_ones([node.item])
+        if kept:
+            return Repeat(kept[0], node.least, node.most)
         return None if node.least else Sequence(())
     if isinstance(node, Alternatives):
-        found = possible_ones(node.options)
-        return Alternatives(tuple(found)) if found else None
-    found = possible_ones(children(node))
-    return Sequence(tuple(found)) if len(found) == len(children(node)) else None
+        kept = possible_ones(node.options)
+        return Alternatives(tuple(kept)) if kept else None
+    kept = possible_ones(children(node))
+    return Sequence(tuple(kept)) if len(kept) == len(children(node)) else None
 
 
 def _is_impossible(leaf: Node, matches: Callable[[TokenRef], bool]) -> bool:

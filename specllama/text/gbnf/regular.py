@@ -121,10 +121,10 @@ def _innermost_first(rules: Rules) -> list[str]:
     """Rules after those that they refer to, without recursive ones and their users."""
     used_by = users(rules)
     n_missing = Counter(name for names in used_by.values() for name in names)
-    found = [name for name in rules if not n_missing[name]]
-    for name in found:
+    order = [name for name in rules if not n_missing[name]]
+    for name in order:
         for user in used_by[name]:
             n_missing[user] -= 1
             if not n_missing[user]:
-                found.append(user)
-    return found
+                order.append(user)
+    return order

@@ -30,11 +30,11 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     if not settings.rpc:
         return settings
     require_rpc()
-    found = find_workers(settings.rpc)
-    on_abort(lambda message: send(protocol.Failed(_lost(found, message).to_dict())))
-    for worker in found:
+    workers = find_workers(settings.rpc)
+    on_abort(lambda message: send(protocol.Failed(_lost(workers, message).to_dict())))
+    for worker in workers:
         _add(worker)
-    for sock in sockets.connections_to({worker.address for worker in found}):
+    for sock in sockets.connections_to({worker.address for worker in workers}):
         sockets.keep_alive(sock)
     local = tuple(d.name for d in devices() if d.gpu and not d.remote) or ("none",)
     draft = settings.draft

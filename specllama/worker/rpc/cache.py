@@ -58,13 +58,13 @@ class TensorCache:
     def _files(self) -> list[tuple[Path, int, int]]:
         """Path, bytes, and time of the last change of each tensor."""
         with os.scandir(self.root) as entries:
-            found = [e for e in entries if re.fullmatch("[0-9a-f]{16}", e.name) and e.is_file()]
-            return [(Path(e.path), e.stat().st_size, e.stat().st_mtime_ns) for e in found]
+            files = [e for e in entries if re.fullmatch("[0-9a-f]{16}", e.name) and e.is_file()]
+            return [(Path(e.path), e.stat().st_size, e.stat().st_mtime_ns) for e in files]
 
     def _known(self) -> dict[str, int]:
         """Names and sizes of complete files; empty if the list cannot be read."""
         try:
-            found = json.loads((self.root / _LIST).read_bytes())
-            return found if isinstance(found, dict) else {}
+            known = json.loads((self.root / _LIST).read_bytes())
+            return known if isinstance(known, dict) else {}
         except (OSError, ValueError, RecursionError):
             return {}

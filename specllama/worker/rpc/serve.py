@@ -47,7 +47,7 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
     served = [d for d in devices() if d.name in {s.name for s in served}]
     cache = _cache(request.cache)
     n_threads = request.n_threads or physical_cores()
-    found = protocol.Serving(
+    serving = protocol.Serving(
         request.address,
         ".".join(map(str, PROTOCOL)),
         n_threads,
@@ -55,7 +55,7 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
         str(cache.root) if cache else None,
     )
     port = int(request.address.rpartition(":")[2])
-    threading.Thread(target=_announce, args=(port, found, send), daemon=True).start()
+    threading.Thread(target=_announce, args=(port, serving, send), daemon=True).start()
     threading.Thread(target=_Clients(port, send, cache).watch, args=(_stdout(),), daemon=True).start()
     serve_devices(request.address, served, n_threads, str(cache.root) if cache else None)
     raise ResourceError(f"{request.address} cannot be used any more", f"choose another {option('port')}")
@@ -90,13 +90,13 @@ def _stdout() -> int:
     return reading
 
 
-def _announce(port: int, found: protocol.Serving, send: Send) -> None:
+def _announce(port: int, serving: protocol.Serving, send: Send) -> None:
     """Send Serving once the server listens."""
     while (listener := sockets.listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:
         sockets.keep_alive(listener)
-    send(found)
+    send(serving)
     if KERNELS.reason:
         send(protocol.Notice(f"specllama's kernels are not used: {KERNELS.reason}"))
 

@@ -90,10 +90,10 @@ def _compare_models(
             return Comparison(len(ours), difference, not len(others))
         # Some models scale the embeddings of ids, not those that they are given.
         scales = {1.0, math.sqrt(header.n_embd)}
-        found = {s: _trimmed_rows(model, header, replace(trim, scale=s), mixed.tolist()) for s in scales}
+        by_scale = {s: _trimmed_rows(model, header, replace(trim, scale=s), mixed.tolist()) for s in scales}
     wanted = theirs[1][:, trim.ids]
-    scale = min(found, key=lambda s: float(np.abs(wanted - found[s][:, trim.ids]).max()))
-    exact = _close(wanted, found[scale][:, trim.ids], retype)
+    scale = min(by_scale, key=lambda s: float(np.abs(wanted - by_scale[s][:, trim.ids]).max()))
+    exact = _close(wanted, by_scale[scale][:, trim.ids], retype)
     set_embeddings(Path(header.path), trim.rest_offset if exact else 0, scale)
     return Comparison((1 + exact) * len(ours), difference, exact)
 
@@ -133,12 +133,14 @@ def _difference(theirs: Rows, ours: Rows, retype: str, path: Path) -> float:
     """The greatest difference of logits. Raises IntegrityError for one that is no rounding, unless the output
     matrix has another type.
     """
-    found = float(np.abs(theirs - ours).max())
-    if retype and np.isfinite(found):
-        return found
+    difference = float(np.abs(theirs - ours).max())
+    if retype and np.isfinite(difference):
+        return difference
     if not _close(theirs, ours, retype):
-        raise IntegrityError(f"{path} does not compute what its source does: logits differ by {found:.3g}")
-    return found
+        raise IntegrityError(
+            f"{path} does not compute what its source does: logits differ by {difference:.3g}"
+        )
+    return difference
 
 
 def _close(theirs: Rows, ours: Rows, retype: str) -> bool:
@@ -152,12 +154,12 @@ def _close(theirs: Rows, ours: Rows, retype: str) -> bool:
 
 def _same_bytes(source: TrimSource, written: Header, ids: Ids, retype: str) -> None:
     """Raises IntegrityError unless each tensor has the source's bytes in the rows that are kept."""
-    found = {t.name: t for t in written.tensors}
+    by_name = {t.name: t for t in written.tensors}
     rows = row_indexes(source, ids)
     for t in source.tensors:
         if retype and source.is_output(t.name):
             continue
-        ours, theirs = tensor_bytes(written, found[t.name]), tensor_bytes(source.header, t)
+        ours, theirs = tensor_bytes(written, by_name[t.name]), tensor_bytes(source.header, t)
         if source.has_rows(t.name):
             theirs = kept_rows(theirs, t, rows)
         if not np.array_equal(ours, theirs):

@@ -76,10 +76,10 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     write_trimmed(source, temporary, ids, info, request.type, _converted)
     written = read_header(temporary)
     check_draft(written)
-    found = Comparison()
+    comparison = Comparison()
     if request.verify:
         send(protocol.Loading(VERIFYING, 0.0))
-        found = compare(source, settings, temporary, request.type)
+        comparison = compare(source, settings, temporary, request.type)
         written = read_header(temporary)
     if _stamps(paths) != before:
         raise IntegrityError(f"{header.path} was changed while it was trimmed", "trim it again")
@@ -93,15 +93,15 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
         n_bytes=written.file_bytes,
         source_step_bytes=step_bytes(source.header, source),
         step_bytes=step_bytes(written, source),
-        verified=found.n_rows,
-        difference=found.difference,
-        exact_context=found.exact_context,
+        verified=comparison.n_rows,
+        difference=comparison.difference,
+        exact_context=comparison.exact_context,
     )
 
 
 def _stamps(paths: Sequence[str]) -> list[tuple[int, int]]:
     """Sizes of files, and when they were changed. Raises OSError."""
-    return [(found.st_size, found.st_mtime_ns) for found in map(os.stat, paths)]
+    return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, paths)]
 
 
 def _source(request: Trim) -> TrimSource:
@@ -189,10 +189,10 @@ def _check_room(temporary: Path, source: TrimSource, ids: NDArray[np.int64]) -> 
 
 def _converted(rows: NDArray[np.uint8], kind: str, n: int, to: str) -> NDArray[np.uint8]:
     """Rows in another tensor type, a part at a time."""
-    found = np.empty((len(rows), row_bytes(to, n)), np.uint8)
+    converted = np.empty((len(rows), row_bytes(to, n)), np.uint8)
     for at in range(0, len(rows), 4096):
-        found[at : at + 4096] = from_floats(to_floats(rows[at : at + 4096], kind, n), to)
-    return found
+        converted[at : at + 4096] = from_floats(to_floats(rows[at : at + 4096], kind, n), to)
+    return converted
 
 
 def step_bytes(header: Header, source: TrimSource) -> int:

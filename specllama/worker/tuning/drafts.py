@@ -61,7 +61,7 @@ def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
 class DraftTrial:
     """The trial of one draft, or of copying alone.
 
-    costs: of the target's decodes. stores: whether times of steps are stored. found: the results so far.
+    costs: of the target's decodes. stores: whether times of steps are stored. report: the results so far.
     traces: the recordings, each with its workload. predicted: seconds that the current step should take at
     most.
     """
@@ -76,7 +76,7 @@ class DraftTrial:
     ) -> None:
         self._stores = stores
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
-        self.found = MeasuredDraft(-1)
+        self.report = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
         self._simulated: MakeDraft = TraceDrafter
@@ -111,8 +111,8 @@ class DraftTrial:
             drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
-            self.found = replace(
-                self.found,
+            self.report = replace(
+                self.report,
                 model=model,
                 head=head.label if head else "",
                 translated=self.foreign is not None,
@@ -144,7 +144,7 @@ class DraftTrial:
         the texts took so many of them.
         """
         n = sum(len(text.text) for text in self.texts)
-        return {width: [n_steps / max(1, n) * t for t in found] for width, found in times.items()}
+        return {width: [n_steps / max(1, n) * t for t in samples] for width, samples in times.items()}
 
     def drafting_and_trimming(self, settings: ModelSettings) -> Iterator[float]:
         """Try this draft, then a trimmed copy where that may gain something; as `drafting`."""
@@ -170,10 +170,10 @@ class DraftTrial:
                 for share in trial.drafting(copy[0]):
                     self.predicted = trial.predicted
                     yield share
-            found = trial.found
-        if found.step is not None and found.forecast is not None:
-            self.found = replace(
-                self.found, trimmed=TrimmedPrediction(copy[1], copy[2], found.step, found.forecast)
+            measured = trial.report
+        if measured.step is not None and measured.forecast is not None:
+            self.report = replace(
+                self.report, trimmed=TrimmedPrediction(copy[1], copy[2], measured.step, measured.forecast)
             )
 
     def _model_drafter(self, draft: LoadedDraft) -> CachingDrafter:
@@ -220,21 +220,21 @@ class DraftTrial:
         for pair in pairs if self._stores else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
-        self.found = replace(self.found, points=points(times), step=step)
+        self.report = replace(self.report, points=points(times), step=step)
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:
         """Predict the speed-up by replaying text by text. steps: None without a draft model."""
         forecast = Forecast(self.costs, steps, copy_drafter_factory(self.loaded), self._simulated)
         step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
-        self.found = replace(self.found, break_even=break_evens(self.costs, step, LENGTHS))
+        self.report = replace(self.report, break_even=break_evens(self.costs, step, LENGTHS))
         for i, (workload, trace) in enumerate(self.traces):
             self.predicted = len(trace.text) * _REPLAY_SECONDS
             forecast.add(workload, trace)
             yield (i + 1) / len(self.traces)
-        self.found = replace(self.found, forecast=_prediction(forecast))
+        self.report = replace(self.report, forecast=_prediction(forecast))
 
 
 def _prediction(forecast: Forecast) -> DraftPrediction:
-    found = forecast.to_dict()
-    workloads = {name: WorkloadPrediction(**part) for name, part in found.pop("workloads").items()}
-    return DraftPrediction(**found, workloads=workloads)
+    figures = forecast.to_dict()
+    workloads = {name: WorkloadPrediction(**part) for name, part in figures.pop("workloads").items()}
+    return DraftPrediction(**figures, workloads=workloads)

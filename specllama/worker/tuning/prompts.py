@@ -118,7 +118,7 @@ class TextWriter:
         self._seconds_left -= self.clock() - began
 
     @property
-    def found(self) -> WrittenTexts:
+    def report(self) -> WrittenTexts:
         """The number of completed texts and their tokens, by workload."""
         lengths: dict[str, list[int]] = {}
         for text in (t for t in self.selection.texts if t.text):

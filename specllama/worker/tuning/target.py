@@ -99,7 +99,7 @@ class CurveTimes:
         return all(len(self.times.get(n, ())) >= DEFAULT.min_samples for n in (1, *self.widths))
 
     @property
-    def found(self) -> TimedCurve:
+    def report(self) -> TimedCurve:
         return TimedCurve(
             n_ids=len(self.position.ids),
             points=points(self.times),
@@ -130,7 +130,7 @@ class ThreadTrial:
             self.disturbed = others.disturbs
 
     @property
-    def found(self) -> ThreadsComparison:
+    def report(self) -> ThreadsComparison:
         best = fastest(self.times, *self.used)
         return ThreadsComparison(
             used=self.used[0],

@@ -35,12 +35,12 @@ class ThreadChoice:
 
 def candidates(cores: int, used: Iterable[int]) -> list[int]:
     """Numbers of threads to time, the largest first: up to the physical cores, and those in use."""
-    found = {*used, *range(1, min(cores, _ALL_UP_TO) + 1), cores, max(1, cores - 1)}
+    numbers = {*used, *range(1, min(cores, _ALL_UP_TO) + 1), cores, max(1, cores - 1)}
     power = _ALL_UP_TO
     while power < cores:
-        found.update(n for step in _STEPS if (n := int(power * step)) < cores)
+        numbers.update(n for step in _STEPS if (n := int(power * step)) < cores)
         power *= 2
-    return sorted(found, reverse=True)
+    return sorted(numbers, reverse=True)
 
 
 def fastest(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
@@ -55,10 +55,10 @@ def fastest(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: i
     best = ThreadChoice(n_threads, 1.0, False)
     if not used:
         return None
-    for n, found in sorted(times.items()):
+    for n, samples in sorted(times.items()):
         if n == n_threads == n_threads_batch:
             continue
-        ratios = [u / sqrt(one * wide) for u, one, wide in zip(used, found.one, found.wide, strict=False)]
+        ratios = [u / sqrt(one * wide) for u, one, wide in zip(used, samples.one, samples.wide, strict=False)]
         if ratios and (gain := median(ratios)) > best.gain:
             often = sum(ratio > 1 for ratio in ratios) >= MIN_SHARE * len(ratios) and len(ratios) >= len(used)
             best = ThreadChoice(n, gain, often and gain >= MIN_GAIN)

@@ -99,12 +99,12 @@ def time_threads(
     wide = min(WIDE, position.max_rows)
     kept = list(numbers)
     for share, n in _rounds(kept, min_rounds, seconds, position.clock):
-        found = into.setdefault(n, ThreadTimes())
+        samples = into.setdefault(n, ThreadTimes())
         use(n)
         position.time(1)  # starts or ends threads
-        found.one.append(position.time(1))
-        found.wide.append(position.time(wide))
-        if n == numbers[-1] and len(found.one) == 1:
+        samples.one.append(position.time(1))
+        samples.wide.append(position.time(wide))
+        if n == numbers[-1] and len(samples.one) == 1:
             best, best_wide = min(t.one[0] for t in into.values()), min(t.wide[0] for t in into.values())
             kept[:] = [k for k in kept if _is_close(into[k], best, best_wide)]
         yield share
@@ -155,8 +155,8 @@ def time_steps(
                 drafter.start(0, ids[:at], sampler)
             fits = drafter.cache_state(0).n_pending == n
             began = clock()
-            found = drafter.step({0: []})
-            if found and fits:
+            proposals = drafter.step({0: []})
+            if proposals and fits:
                 into.setdefault(n, []).append(clock() - began)
         yield share
 
@@ -197,16 +197,16 @@ def is_disturbed(times: Mapping[int, Sequence[float]]) -> bool:
     if not ones:
         return False
     first = lower_quartile(ones)
-    wider = (lower_quartile(found) for n, found in times.items() if n > 1 and found)
+    wider = (lower_quartile(samples) for n, samples in times.items() if n > 1 and samples)
     return median_ratio(ones) > _BUSY or any(took < first / _BUSY for took in wider)
 
 
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
     """A cost curve of the lower quartiles, over widths that were timed often enough."""
     widths = [
-        [n, lower_quartile(found), len(found)]
-        for n, found in sorted(times.items())
-        if len(found) >= DEFAULT.min_samples
+        [n, lower_quartile(samples), len(samples)]
+        for n, samples in sorted(times.items())
+        if len(samples) >= DEFAULT.min_samples
     ]
     return CostCurve.from_dict({"widths": widths, "anew": [n for n, *_ in widths]})
 

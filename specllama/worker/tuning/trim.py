@@ -76,11 +76,11 @@ def trimmed_copy(
         path.touch()
         _sweep(folder, path.stat().st_mtime)
         request = Trim(draft.path, str(path), str(temporary(path)), inside, verify=False, n_threads=n_threads)
-        found = trim(request, lambda _message: None)
+        trimmed = trim(request, lambda _message: None)
     except (SpecllamaError, OSError):
-        found = None
+        trimmed = None
     try:
-        yield (replace(draft, path=str(path)), found.n_kept, found.n_vocab) if found else None
+        yield (replace(draft, path=str(path)), trimmed.n_kept, trimmed.n_vocab) if trimmed else None
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

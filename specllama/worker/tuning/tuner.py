@@ -240,8 +240,8 @@ class Tuner:
                 yield
             done += stage.seconds
 
-    def _report(self, found: TunePart) -> None:
-        self._send(TuneMeasurement(self.id, found))
+    def _report(self, part: TunePart) -> None:
+        self._send(TuneMeasurement(self.id, part))
 
     # Stages
 
@@ -251,7 +251,7 @@ class Tuner:
             yield from curve.run(seconds, self._context.n_threads)
         finally:
             self._disturbed |= curve.disturbed
-            self._report(curve.found)
+            self._report(curve.report)
         if bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
@@ -267,7 +267,7 @@ class Tuner:
             yield from tried.run(THREAD_SECONDS)
         finally:
             self._disturbed |= tried.disturbed and not self.order.ignore_load
-            self._report(replace(tried.found, disturbed=self._disturbed))
+            self._report(replace(tried.report, disturbed=self._disturbed))
 
     def _write(self, writer: TextWriter) -> Iterator[float]:
         empty(self._context, self._engine.slots[0])
@@ -276,7 +276,7 @@ class Tuner:
         finally:
             self._loaded.profile.store_comparison(writer.calibration)
             self._report(writer.epsilon)
-            self._report(writer.found)
+            self._report(writer.report)
 
     def _try_draft(
         self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]
@@ -286,13 +286,13 @@ class Tuner:
         try:
             yield from trial.copying() if draft is None else trial.drafting_and_trimming(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
-            trial.found = replace(trial.found, problem=_problem(error).message)
+            trial.report = replace(trial.report, problem=_problem(error).message)
         else:
             if trial.foreign is not None and not self._disturbed:
-                copying = [one.found for one in self.trials if one.found.model is None]
-                store_tuned(self._loaded, trial.foreign, trial.found, copying)
+                copying = [one.report for one in self.trials if one.report.model is None]
+                store_tuned(self._loaded, trial.foreign, trial.report, copying)
         finally:
-            self._report(replace(trial.found, index=index))
+            self._report(replace(trial.report, index=index))
 
 
 def _problem(error: Exception) -> SpecllamaError:

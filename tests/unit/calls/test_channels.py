@@ -72,9 +72,9 @@ def test_reasoning_and_text_however_they_arrive(
     form: CallFormat, answer: str, thought: str, text: str
 ) -> None:
     for parts in cuts(answer):
-        found = pieces(form, NO_TOOLS, parts, form.tokens)
-        assert "".join(p.text for p in found if isinstance(p, ThoughtPiece)) == thought, parts
-        assert "".join(p.text for p in found if isinstance(p, TextPiece)) == text, parts
+        parts_read = pieces(form, NO_TOOLS, parts, form.tokens)
+        assert "".join(p.text for p in parts_read if isinstance(p, ThoughtPiece)) == thought, parts
+        assert "".join(p.text for p in parts_read if isinstance(p, TextPiece)) == text, parts
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_reasoning_after_text(name: str, opening: str, closing: str) -> None:
     begin = f"{S}<|channel|>commentary{S}<|message|>" if name == "gpt-oss" else ""
     form, answer = named(name), f"{begin}One.{opening}so{closing}Two.{opening}hm"
     for parts in cuts(answer):
-        found = pieces(form, NO_TOOLS, parts, form.tokens)
-        kinds = [(type(p), p.text) for p in found if isinstance(p, (TextPiece, ThoughtPiece))]
+        parts_read = pieces(form, NO_TOOLS, parts, form.tokens)
+        kinds = [(type(p), p.text) for p in parts_read if isinstance(p, (TextPiece, ThoughtPiece))]
         joined = [
             (kind, "".join(text for _, text in some))
             for kind, some in itertools.groupby(kinds, lambda k: k[0])
@@ -110,39 +110,43 @@ def test_calls_in_another_form() -> None:
     for parts in cuts(answer):
         form = named("gpt-oss")
         reader = ChannelReader(form.reader(NO_TOOLS, form.tokens), named("hermes").reader(Tools(TOOLS), ()))
-        found = [p for part in parts for p in reader.push(part, [(len(part), "target")])] + reader.finish()
-        assert "".join(p.text for p in found if isinstance(p, ThoughtPiece)) == "hm"
-        assert "".join(p.text for p in found if isinstance(p, TextPiece)) == "One"
-        assert [p.name for p in found if isinstance(p, OpenPiece)] == ["now"]
-        assert "".join(p.text for p in found if isinstance(p, ArgumentsPiece)) == "{}"
+        parts_read = [
+            p for part in parts for p in reader.push(part, [(len(part), "target")])
+        ] + reader.finish()
+        assert "".join(p.text for p in parts_read if isinstance(p, ThoughtPiece)) == "hm"
+        assert "".join(p.text for p in parts_read if isinstance(p, TextPiece)) == "One"
+        assert [p.name for p in parts_read if isinstance(p, OpenPiece)] == ["now"]
+        assert "".join(p.text for p in parts_read if isinstance(p, ArgumentsPiece)) == "{}"
 
 
 def test_white_space_around_reasoning_separates_the_texts_once() -> None:
     form = named("apertus")
-    found = pieces(form, NO_TOOLS, [f"One.\n\n{S}<|inner_prefix|>so{S}<|inner_suffix|>\n\nTwo."], form.tokens)
-    assert "".join(p.text for p in found if isinstance(p, TextPiece)) == "One.\n\nTwo."
+    answer = pieces(
+        form, NO_TOOLS, [f"One.\n\n{S}<|inner_prefix|>so{S}<|inner_suffix|>\n\nTwo."], form.tokens
+    )
+    assert "".join(p.text for p in answer if isinstance(p, TextPiece)) == "One.\n\nTwo."
 
 
 def messages(parts: Sequence[str]) -> list[protocol.Message]:
     """What the engine sends of an answer in parts, each a token with its logprob."""
-    started, found = protocol.Started(1, 3, SamplingParams(seed=5)), list[protocol.Message]()
+    started, deltas = protocol.Started(1, 3, SamplingParams(seed=5)), list[protocol.Message]()
     for i, part in enumerate(parts):
         piece = part.replace(SHOWN, "")
         chosen = protocol.CandidateLogprob(i, piece, list(piece.encode()), -1.0)
         logprobs = [protocol.PositionLogprobs(chosen, [], len(part))]
         runs = [(len(part), "draft")] if part else []
-        found.append(protocol.Tokens([protocol.SequenceDelta(1, part, [i], runs, 0, 0, logprobs)]))
-    return [started, *found, protocol.Done(1, "", "stop", RunStats(), [])]
+        deltas.append(protocol.Tokens([protocol.SequenceDelta(1, part, [i], runs, 0, 0, logprobs)]))
+    return [started, *deltas, protocol.Done(1, "", "stop", RunStats(), [])]
 
 
 def tokens(form: CallFormat, answer: str) -> list[str]:
     """The answer in control tokens and single characters."""
-    found, at = list[str](), 0
+    parts, at = list[str](), 0
     while at < len(answer):
         control = next((t for t in form.tokens if answer.startswith(SHOWN + t, at)), None)
-        found.append(answer[at] if control is None else SHOWN + control)
-        at += len(found[-1])
-    return found
+        parts.append(answer[at] if control is None else SHOWN + control)
+        at += len(parts[-1])
+    return parts
 
 
 @every

@@ -97,8 +97,8 @@ def test_schemas_full_of_references_take_no_time() -> None:
 
 
 def test_tools() -> None:
-    found = with_closed_schemas(Tools([Tool("f", "", obj("a")), Tool("g")], "required"))
-    assert found == Tools([Tool("f", "", shut("a")), Tool("g")], "required")
+    closed_tools = with_closed_schemas(Tools([Tool("f", "", obj("a")), Tool("g")], "required"))
+    assert closed_tools == Tools([Tool("f", "", shut("a")), Tool("g")], "required")
 
 
 LEAF = st.sampled_from([{"type": "string"}, {"type": "integer"}, {"const": 1}])

@@ -19,17 +19,17 @@ NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 def read(*parts: str) -> list[Piece]:
     """The pieces of an answer, neighbouring texts and arguments joined."""
-    reader, found = named("hermes").reader(TOOLS), list[Piece]()
+    reader, joined = named("hermes").reader(TOOLS), list[Piece]()
     pieces = [piece for part in parts for piece in reader.push(part, [(len(part), "target")])]
     for piece in pieces + reader.finish():
         if isinstance(piece, (TextPiece, ArgumentsPiece)):
             assert sum(n for n, _ in piece.runs) == len(piece.text)
-            if found and isinstance(last := found[-1], type(piece)):
-                found[-1] = type(piece)(last.text + piece.text)
+            if joined and isinstance(last := joined[-1], type(piece)):
+                joined[-1] = type(piece)(last.text + piece.text)
                 continue
             piece = type(piece)(piece.text)
-        found.append(piece)
-    return found
+        joined.append(piece)
+    return joined
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ UNUSABLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_what_is_not_supported_is_left_out(case: str) -> None:
     one = tool(UNSUPPORTED[case])
-    (found,) = arguments(Tools([one]))
-    assert found.problem
-    assert found.schema is not ANY_OBJECT
+    (left,) = arguments(Tools([one]))
+    assert left.problem
+    assert left.schema is not ANY_OBJECT
     (note,) = notes(Tools([one]))
     assert "the tool f " in note.message
     assert note.severity == "warning"
@@ -80,9 +80,9 @@ def test_what_is_not_supported_is_left_out(case: str) -> None:
 
 @pytest.mark.parametrize("case", UNUSABLE)
 def test_what_cannot_be_used_is_any_object(case: str) -> None:
-    (found,) = arguments(Tools([tool(UNUSABLE[case])]))
-    assert found.problem
-    assert found.schema is ANY_OBJECT
+    (left,) = arguments(Tools([tool(UNUSABLE[case])]))
+    assert left.problem
+    assert left.schema is ANY_OBJECT
     assert grammar(named("hermes"), Tools([tool(UNUSABLE[case])], "required")).accepts(
         '<tool_call>\n{"name": "f", "arguments": {"b": [1]}}\n</tool_call>'
     )
@@ -122,7 +122,7 @@ def test_a_thousand_tools(form: Any) -> None:
     tools = Tools(
         [Tool(f"tool_{i:04}", "", {"type": "object", **schema, "$id": str(i)}) for i in range(1000)]
     )
-    problems = {found.problem for found in arguments(tools)}
+    problems = {one.problem for one in arguments(tools)}
     assert "the schemas of all tools together are too large" in problems
     began = time.thread_time()
     source = form.grammar(tools, AnswerShape())
@@ -174,8 +174,8 @@ def test_types() -> None:
 def test_parameters_without_properties() -> None:
     assert parameters({"type": "object"}).more
     assert not parameters({"type": "object", "additionalProperties": False}).more
-    found = parameters({"properties": {"a": {}}, "required": ["a", "b"]})
-    assert (list(found.schemas), found.required, found.more) == (["a", "b"], {"a", "b"}, False)
+    parsed = parameters({"properties": {"a": {}}, "required": ["a", "b"]})
+    assert (list(parsed.schemas), parsed.required, parsed.more) == (["a", "b"], {"a", "b"}, False)
 
 
 @pytest.mark.parametrize("schema", ["{", "3", "[" * 100_000, nested(40), UNUSABLE["parts"]], ids=range(5))

@@ -61,9 +61,9 @@ def test_schemas(schema: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_none(schema: dict[str, Any], path: str) -> None:
-    found = fault(schema, "s")
-    assert found is not None
-    assert found[0] == path
+    problem = fault(schema, "s")
+    assert problem is not None
+    assert problem[0] == path
     with pytest.raises(FieldError) as error:
         tool_of("f", None, {"properties": {"x": schema}}, field="t")
     assert error.value.details == {"param": path.replace("s", "t.parameters.properties.x", 1)}
@@ -72,8 +72,8 @@ def test_what_is_none(schema: dict[str, Any], path: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(["type", "properties", "items", "anyOf", "required"]), VALUES))
 def test_it_never_raises(schema: dict[str, Any]) -> None:
-    found = fault(schema, "s")
-    assert found is None or found[0].startswith("s")
+    problem = fault(schema, "s")
+    assert problem is None or problem[0].startswith("s")
 
 
 NULLS: dict[str, Any] = {
@@ -109,7 +109,7 @@ def test_keywords_that_are_null_are_absent_for_tools_and_answers() -> None:
 
 @given(VALUES)
 def test_nothing_else_is_left_out(value: Any) -> None:
-    found = without_nulls(value)
-    assert without_nulls(found) == found
+    kept = without_nulls(value)
+    assert without_nulls(kept) == kept
     if "null" not in json.dumps(value):
-        assert found == value
+        assert kept == value

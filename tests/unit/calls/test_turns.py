@@ -49,8 +49,8 @@ class TestOrder:
 
     def test_they_get_the_names_of_their_tools(self) -> None:
         own = {**result("a"), "name": "own"}
-        found = in_call_order([called("a"), result("a"), own, result("x")])
-        assert [message.get("name") for message in found] == [None, "f", "own", None]
+        ordered = in_call_order([called("a"), result("a"), own, result("x")])
+        assert [message.get("name") for message in ordered] == [None, "f", "own", None]
 
 
 class TestSystem:
@@ -103,8 +103,8 @@ class TestForms:
     def test_reasoning_and_calls_are_joined_too(self) -> None:
         one = {**A, "reasoning_content": "x"}
         other = {**called("a"), "reasoning_content": "y", "content": "b"}
-        found = accepted([U, one, other, result("a")], lambda m: m if len(m) == 3 else alternating([A]))
-        assert found[1] == {**other, "content": "a\nb", "reasoning_content": "x\ny"}
+        joined = accepted([U, one, other, result("a")], lambda m: m if len(m) == 3 else alternating([A]))
+        assert joined[1] == {**other, "content": "a\nb", "reasoning_content": "x\ny"}
 
     def test_messages_are_tried_as_they_are_first(self) -> None:
         assert accepted([U, V, A, B, EMPTY], lambda messages: messages) == [U, V, A, B, EMPTY]

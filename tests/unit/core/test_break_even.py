@@ -56,22 +56,22 @@ def test_acceptance_needed(k, cost, acceptance):
 @settings(deadline=None)
 @given(st.integers(1, 63), st.floats(1.001, 60))
 def test_the_acceptance_needed_breaks_even(k, cost):
-    found = acceptance_needed(k, cost)
-    assert 0 <= found <= 1
+    needed = acceptance_needed(k, cost)
+    assert 0 <= needed <= 1
     if cost < k + 1:
-        assert expected_tokens(found, k) == pytest.approx(cost, rel=1e-6)
-    assert acceptance_needed(k, cost * 1.01) >= found
+        assert expected_tokens(needed, k) == pytest.approx(cost, rel=1e-6)
+    assert acceptance_needed(k, cost * 1.01) >= needed
 
 
 def test_break_evens_has_each_length_whose_decode_was_measured():
-    found = break_evens(curve({1: 0.01, 2: 0.019, 3: 0.03, 4: 0.0158}), 0.0)
-    assert [b.k for b in found] == [1, 2, 3]
-    assert [b.decode for b in found] == pytest.approx([1.9, 3.0, 1.58])
-    assert found[0].acceptance == pytest.approx(0.9)
-    assert found[1].acceptance == 1
-    assert found[2].acceptance < 0.45
-    assert easiest(found) == found[2]  # a third draft token makes the decode faster
-    assert break_evens(curve({1: 0.01, 2: 0.019, 4: 0.02}), 0.0, (1, 2)) == found[:1]
+    lengths = break_evens(curve({1: 0.01, 2: 0.019, 3: 0.03, 4: 0.0158}), 0.0)
+    assert [b.k for b in lengths] == [1, 2, 3]
+    assert [b.decode for b in lengths] == pytest.approx([1.9, 3.0, 1.58])
+    assert lengths[0].acceptance == pytest.approx(0.9)
+    assert lengths[1].acceptance == 1
+    assert lengths[2].acceptance < 0.45
+    assert easiest(lengths) == lengths[2]  # a third draft token makes the decode faster
+    assert break_evens(curve({1: 0.01, 2: 0.019, 4: 0.02}), 0.0, (1, 2)) == lengths[:1]
 
 
 def test_steps_of_the_draft_model_raise_the_acceptance_needed():
@@ -88,6 +88,6 @@ def test_unmeasured_widths_have_no_break_even():
 
 
 def test_where_no_draft_can_pay_the_shortest_is_returned():
-    found = easiest(break_evens(curve({1: 0.01, 2: 0.025, 3: 0.04}), 0.0))
-    assert found is not None
-    assert (found.k, found.acceptance) == (1, 1.0)
+    shortest = easiest(break_evens(curve({1: 0.01, 2: 0.025, 3: 0.04}), 0.0))
+    assert shortest is not None
+    assert (shortest.k, shortest.acceptance) == (1, 1.0)

@@ -111,7 +111,7 @@ def test_a_planner_switches_to_the_curve_of_a_longer_context():
 
 
 def _widths(policy, curves, n_ids, now, seconds, n_rounds=80):
-    found = []
+    widths = []
     for _ in range(n_rounds):
         if policy.costs is not curves.at(n_ids):
             policy.use_costs(curves.at(n_ids))
@@ -120,5 +120,5 @@ def _widths(policy, curves, n_ids, now, seconds, n_rounds=80):
         now[0] += seconds(n)
         policy.committed(0, [*draft.tokens, 5])
         policy.observe(Round(n, seconds(n), 0.0, seconds(n), [VerifyResult(0, draft, n - 1, n)]))
-        found.append(n)
-    return found
+        widths.append(n)
+    return widths

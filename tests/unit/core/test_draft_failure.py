@@ -68,11 +68,11 @@ class Failing(Timed):
 
 
 def known(seconds: Callable[[int], float]) -> CostCurve:
-    found = CostCurve()
+    costs = CostCurve()
     for n in range(1, 65):
         for _ in range(DEFAULT.min_samples):
-            found.observe(n, seconds(n))
-    return found
+            costs.observe(n, seconds(n))
+    return costs
 
 
 class Setup:

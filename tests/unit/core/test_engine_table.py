@@ -17,9 +17,9 @@ from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
 from tests.support.examples import examples
@@ -417,11 +417,11 @@ class TestSharedPrompts:
 def test_the_memory_drafter_does_not_change_the_output(work, adaptive, n_slots):
     """Requests one after the other, with the texts of earlier ones in the same scope."""
     memory = RequestHistory()
-    drafters = [CopyDrafter(), MemoryDrafter(memory)]
+    drafters = [CopyDrafter(), HistoryDrafter(memory)]
     policy = Planner(drafters, clock()) if adaptive else Fixed(drafters, 5)
     engine = engine_over(TableContext(N_VOCAB, 400, n_slots), policy)
     for prompt, params, seed, scope in work:
-        request = Request(prompt, params, seed, memory_scope=scope)
+        request = Request(prompt, params, seed, history_scope=scope)
         got = run(engine, request)[0]
         memory.keep(scope, got.history, got.n_prompt)
         assert got.output == plain(request, 400).output
@@ -429,11 +429,11 @@ def test_the_memory_drafter_does_not_change_the_output(work, adaptive, n_slots):
 
 def test_a_repeated_request_is_drafted_from_memory():
     request = Request(
-        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, memory_scope="a"
+        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, history_scope="a"
     )
     memory = RequestHistory()
-    engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), MemoryDrafter(memory)], 8))
+    engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), HistoryDrafter(memory)], 8))
     for scope, low, high in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):
-        got = run(engine, dataclasses.replace(request, memory_scope=scope))[0]
+        got = run(engine, dataclasses.replace(request, history_scope=scope))[0]
         memory.keep(scope, got.history, got.n_prompt)
         assert low <= got.stats.drafted_by["memory"] <= high, scope

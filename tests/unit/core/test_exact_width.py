@@ -112,37 +112,37 @@ def test_without_spare_cells_a_text_ends_before_rows_would_not_fit():
     for kind in ("none", "fixed"):
         engine = engine_on_device(kind, n_ctx=256)
         engine.target.n_spare = 0
-        (found,) = written(engine, request(PROMPT, 2, -1))
-        assert (found.finish_reason, len(found.history)) == ("context", 256 - ROWS.width + 1)
+        (generation,) = written(engine, request(PROMPT, 2, -1))
+        assert (generation.finish_reason, len(generation.history)) == ("context", 256 - ROWS.width + 1)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.integers(0, 3)), min_size=2, max_size=5))
 def test_conversations_of_several_turns_are_the_same(turns):
     """Each turn continues the text, or leaves a part of it out; the prefix is reused in both."""
-    found = []
+    conversations = []
     for kind in ("none", "fixed"):
         engine, history, texts = engine_on_device(kind), list(PROMPT), []
         for n, shorter, seed in turns:
             (one,) = written(engine, request(history, seed, n))
             texts.append(one.output)
             history = [*one.history[: len(one.history) // (2 if shorter else 1)], 4 + seed]
-        found.append((texts, engine.active))
-    assert found[0] == found[1]
+        conversations.append((texts, engine.active))
+    assert conversations[0] == conversations[1]
 
 
 def test_requests_that_ask_for_it_are_decoded_one_after_another():
     wanted = [request([5 + i, *PROMPT], i, 60, exact=i % 2 == 0) for i in range(6)]
-    found = []
+    outputs = []
     for kind in ("none", "fixed"):
         engine = engine_on_device(kind, n_slots=4)
         engine.exact = False
         generations = written(engine, *wanted)
-        found.append([g.output for g in generations[::2]])
+        outputs.append([g.output for g in generations[::2]])
         assert all(g.finish_reason == "length" for g in generations)
-    assert found[0] == found[1]
+    assert outputs[0] == outputs[1]
     alone = [written(engine_on_device("none"), one)[0].output for one in wanted[::2]]
-    assert found[0] == alone
+    assert outputs[0] == alone
 
 
 def test_a_cache_that_others_have_used_is_not_reused():

@@ -110,8 +110,8 @@ def test_a_priced_drafter_without_a_draft_leaves_the_sequence_to_the_next_one():
 
     class Outgrown(Counting):
         def step(self, drafts):
-            found = super().step({seq: draft for seq, draft in drafts.items() if seq != 1})
-            return {seq: Proposal(p.token, 0.1 if seq == 2 else p.confidence) for seq, p in found.items()}
+            proposals = super().step({seq: draft for seq, draft in drafts.items() if seq != 1})
+            return {seq: Proposal(p.token, 0.1 if seq == 2 else p.confidence) for seq, p in proposals.items()}
 
     model, head = Outgrown([0.9] * 9, "model"), Counting([0.8] * 9, "head")
     drafts = Fixed([Counting([0.4] * 9, "copy"), model, head], 3, p_min=0.3).draft({0: 9, 1: 9, 2: 9})

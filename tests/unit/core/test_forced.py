@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specllama.core.engine import Engine
+from specllama.core.engine import MAX_PENDING, Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.core.scheduler import MAX_PENDING
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
@@ -100,17 +99,17 @@ def test_choices_and_logprobs_are_those_of_plain_decoding(monkeypatch):
     monkeypatch.setattr(KeyedSampler, "choose", noted)
     forced = [5, 6, 7, 5, 6, 7, 5, 6, 7, 8, 5, 6]
     params = SamplingParams(temperature=0.8, logprobs=2)
-    found = []
+    runs = []
     for policy in (Fixed([], 0), Fixed([CopyDrafter()], 4)):
         chosen.clear()
         (got,) = run(engine_over(TableContext(N_VOCAB), policy), Request([5, 6, 7], params, 9, forced=forced))
-        found.append((got.logprobs, list(chosen)))
+        runs.append((got.logprobs, list(chosen)))
         assert got.output == forced
-    assert found[0] == found[1]
-    assert [at for at, _ in found[0][1]] == list(range(3, 15)), "one choice for each token, in order"
-    assert [token for _, token in found[0][1]] != forced
+    assert runs[0] == runs[1]
+    assert [at for at, _ in runs[0][1]] == list(range(3, 15)), "one choice for each token, in order"
+    assert [token for _, token in runs[0][1]] != forced
     free = run(engine_over(TableContext(N_VOCAB), Fixed([], 0)), Request([5, 6, 7], params, 9))[0]
-    assert found[0][1][0][1] == free.output[0]
+    assert runs[0][1][0][1] == free.output[0]
 
 
 def test_forced_end_tokens_do_not_end_the_generation():

@@ -31,10 +31,10 @@ def known(machine: str) -> CostCurve:
 
 def steps(share: float) -> StepCosts:
     """A step of one id takes this share of t(1), each further id a third of that."""
-    found = StepCosts()
+    costs = StepCosts()
     points = [[n, T1 * share * (1 + (n - 1) / 3), DEFAULT.min_samples] for n in (1, 2, 4, 8, 16, 32, 64)]
-    found.curve = CostCurve.from_dict({"widths": points})
-    return found
+    costs.curve = CostCurve.from_dict({"widths": points})
+    return costs
 
 
 def forecast_of(
@@ -61,20 +61,20 @@ def test_the_forecast_is_deterministic():
 
 
 def test_the_figures_add_up_over_the_texts():
-    found = forecast_of(OWN)
+    forecast = forecast_of(OWN)
     for name, traces in OWN.items():
-        part, n = found.parts[name], sum(len(t.text) for t in traces)
+        part, n = forecast.parts[name], sum(len(t.text) for t in traces)
         assert part.tokens == n
         assert part.plain == pytest.approx(n * T1)
         assert part.n_right == sum(d == t for x in traces for d, t in zip(x.draft, x.text, strict=True))
         assert 0 < part.n_accept <= part.n_drafted
     logs = 1.0
-    for part in found.parts.values():
+    for part in forecast.parts.values():
         logs *= part.speedup
-    assert found.speedup == pytest.approx(logs ** (1 / len(found.parts)))
-    plain = found.to_dict()
-    assert plain["tokens"] == found.tokens == sum(w["tokens"] for w in plain["workloads"].values())
-    assert plain["acceptance"] == sum(p.n_right for p in found.parts.values()) / found.tokens
+    assert forecast.speedup == pytest.approx(logs ** (1 / len(forecast.parts)))
+    plain = forecast.to_dict()
+    assert plain["tokens"] == forecast.tokens == sum(w["tokens"] for w in plain["workloads"].values())
+    assert plain["acceptance"] == sum(p.n_right for p in forecast.parts.values()) / forecast.tokens
     assert json.loads(json.dumps(plain)) == plain
 
 
@@ -85,15 +85,15 @@ def test_a_better_draft_is_predicted_to_be_better():
 
 
 def test_a_cheaper_draft_is_predicted_to_be_better():
-    found = [forecast_of(OWN, share=share).speedup for share in (0.02, 0.1, 0.5)]
-    assert found == sorted(found, reverse=True)
+    speedups = [forecast_of(OWN, share=share).speedup for share in (0.02, 0.1, 0.5)]
+    assert speedups == sorted(speedups, reverse=True)
 
 
 def test_without_a_draft_model_only_copies_gain():
-    found = forecast_of(OWN, share=None)
-    assert found.acceptance is None
-    assert found.parts["edit"].acceptance is None
-    assert found.parts["edit"].speedup > 1.2
+    forecast = forecast_of(OWN, share=None)
+    assert forecast.acceptance is None
+    assert forecast.parts["edit"].acceptance is None
+    assert forecast.parts["edit"].speedup > 1.2
     plain = forecast_of(OWN, share=None, copies=False)
     assert plain.speedup == pytest.approx(1.0)
 
@@ -114,17 +114,17 @@ def test_the_draft_models_prefill_is_part_of_the_cost():
 
 
 def test_empty_texts_give_no_figures():
-    found = forecast_of({"x": [], "y": [Trace([1], [], [], [])]})
-    assert (found.speedup, found.acceptance, found.parts) == (None, None, {})
-    assert found.to_dict()["workloads"] == {}
+    forecast = forecast_of({"x": [], "y": [Trace([1], [], [], [])]})
+    assert (forecast.speedup, forecast.acceptance, forecast.parts) == (None, None, {})
+    assert forecast.to_dict()["workloads"] == {}
     assert forecast_of({"x": [Trace([1, 2], [3], [3], [0.9])]}).speedup == pytest.approx(1.0)
 
 
 def stepped(drafter: TraceHead, draft: list[int]) -> tuple[int | None, float]:
     """The next token after a draft, and the seconds of the step."""
     began = drafter.machine.now
-    found = drafter.step({0: draft})
-    return (found[0].token if found else None), drafter.machine.now - began
+    proposals = drafter.step({0: draft})
+    return (proposals[0].token if proposals else None), drafter.machine.now - began
 
 
 def test_a_simulated_head_evaluates_accepted_tokens_again():
@@ -158,11 +158,11 @@ def test_a_simulated_block_costs_its_first_step():
 
 
 def test_a_block_is_predicted_to_be_better_than_a_head_of_the_same_step():
-    found = []
+    speedups = []
     for draft in (partial(TraceHead, n_kept=256), partial(TraceBlocks, n_kept=256, n_draft=8)):
         forecast = Forecast(known("A f16"), steps(0.2), None, draft)
         for name, traces in OWN.items():
             for trace in traces:
                 forecast.add(name, trace)
-        found.append(forecast.speedup)
-    assert found[1] > 1.05 * found[0]
+        speedups.append(forecast.speedup)
+    assert speedups[1] > 1.05 * speedups[0]

@@ -162,6 +162,6 @@ def test_a_close_decision_of_the_rule_lowers_the_margin():
 def test_where_ends_are_ignored_the_rule_is_off(max_tokens):
     rule = rule_of([b""] * 32)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=max_tokens > 0, top_k=30)
-    found = generated(Request([5, 6], params, 1, infill=rule))
-    assert len(found) == (7 if max_tokens > 0 else 94)
-    assert math.isfinite(sum(found))
+    output = generated(Request([5, 6], params, 1, infill=rule))
+    assert len(output) == (7 if max_tokens > 0 else 94)
+    assert math.isfinite(sum(output))

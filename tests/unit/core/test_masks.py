@@ -35,8 +35,8 @@ def legal_after(seed: int, order: int = 2, max_legal: int = 6):
 
     def legal(output) -> set[int]:
         rng = random.Random(f"{seed}:{list(output[-order:])}")
-        found = set(rng.sample(range(4, N_VOCAB), rng.choice([1, 1, max_legal])))
-        return found | {END} if rng.random() < 0.1 else found
+        tokens = set(rng.sample(range(4, N_VOCAB), rng.choice([1, 1, max_legal])))
+        return tokens | {END} if rng.random() < 0.1 else tokens
 
     return legal
 
@@ -113,8 +113,8 @@ def test_final_logprobs_are_of_the_distribution_that_is_chosen_from(
     logprob, top = sampler.final_logprobs(row, history, mask, token, n)
     assert np.array_equal(row, before)
     assert logprob == pytest.approx(math.log(expected[token]), abs=1e-4)
-    found = [math.exp(value) for _, value in top]
-    assert found == pytest.approx(sorted(expected.values(), reverse=True)[:n], abs=1e-4)
+    shares = [math.exp(value) for _, value in top]
+    assert shares == pytest.approx(sorted(expected.values(), reverse=True)[:n], abs=1e-4)
     assert all(expected[t] == pytest.approx(math.exp(value), abs=1e-4) for t, value in top)
 
 
@@ -272,13 +272,13 @@ def test_logprobs_are_those_of_plain_decoding(rule, n, seed, masked):
     expected, got = generate(Fixed([], 0)), generate(Fixed(drafters("all"), 5))
     assert got.logprobs == expected.logprobs
     assert len(got.logprobs) == got.n_output
-    for i, (token, found) in enumerate(zip(got.output, got.logprobs, strict=True)):
+    for i, (token, entry) in enumerate(zip(got.output, got.logprobs, strict=True)):
         row = table_row(got.history[: 3 + i], N_VOCAB).astype(np.float64)
         logs = row - math.log(np.exp(row).sum())
-        assert found.logprob == pytest.approx(logs[token], abs=1e-5)
+        assert entry.logprob == pytest.approx(logs[token], abs=1e-5)
         best = sorted(range(N_VOCAB), key=lambda t: -row[t])[:n]
-        assert [t for t, _ in found.top] == best
-        assert [v for _, v in found.top] == pytest.approx([logs[t] for t in best], abs=1e-5)
+        assert [t for t, _ in entry.top] == best
+        assert [v for _, v in entry.top] == pytest.approx([logs[t] for t in best], abs=1e-5)
 
 
 @given(params_strategy, st.integers(0, 99), st.integers(0, 2**32), st.booleans())
@@ -294,7 +294,7 @@ def test_final_logprobs_are_those_of_plain_decoding(params, rule, seed, masked):
     expected, got = generate(Fixed([], 0)), generate(Fixed(drafters("all"), 5))
     assert got.logprobs == expected.logprobs
     assert len(got.logprobs) == got.n_output
-    assert all(-math.inf < found.logprob <= 0 and len(found.top) <= 3 for found in got.logprobs)
+    assert all(-math.inf < entry.logprob <= 0 and len(entry.top) <= 3 for entry in got.logprobs)
 
 
 def test_logprobs_of_extreme_rows():

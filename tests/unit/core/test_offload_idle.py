@@ -36,17 +36,17 @@ class Harness:
 
     def run(self, *prompts: list[int], n: int = 8) -> list[Generation]:
         params = SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True)
-        found = [self.engine.submit(Request(p, params, 7)) for p in prompts]
+        generations = [self.engine.submit(Request(p, params, 7)) for p in prompts]
         while self.engine.busy:
             self.engine.step()
         for slot in self.engine.slots:
             assert self.target.cells[slot.seq_id] == slot.ids
-        return found
+        return generations
 
     @property
     def stored(self) -> list[list[int]]:
         """The ids of the texts that were copied out of the context."""
-        return [text.ids.tolist() for text in self.engine.store.memory.texts]
+        return [text.ids.tolist() for text in self.engine.scheduler.store.memory.texts]
 
 
 def alone(prompt: list[int], n: int = 8) -> list[int]:
@@ -84,8 +84,8 @@ def test_a_saved_cache_that_no_longer_fits_is_evaluated_again():
     assert first.history[:-1] in harness.stored
     longer = [*first.history, 9]
     # a request that fills the pool runs while the saved cache is needed
-    found = harness.run([8, *OTHER, *OTHER[:20]], longer, n=30)
-    assert [g.output for g in found] == [alone(list(g.request.prompt), n=30) for g in found]
+    generations = harness.run([8, *OTHER, *OTHER[:20]], longer, n=30)
+    assert [g.output for g in generations] == [alone(list(g.request.prompt), n=30) for g in generations]
 
 
 def test_without_room_caches_stay_in_the_context():
@@ -102,7 +102,7 @@ def test_room_is_not_queried_in_every_round():
     harness = Harness(room=False)
     harness.run(LONG)
     ticks = itertools.count()
-    harness.engine.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
+    harness.engine.scheduler.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
     harness.requested.clear()
     rounds = len(harness.target.widths)
     harness.run(OTHER, n=60)
@@ -123,7 +123,7 @@ def test_windows_and_recurrent_states_are_offloaded_whole(memory):
 
 def test_without_a_room_callback_caches_stay():
     harness = Harness()
-    harness.engine.store.copies.room = None
+    harness.engine.scheduler.store.copies.room = None
     harness.run(LONG)
     harness.run(OTHER)
     assert not harness.stored

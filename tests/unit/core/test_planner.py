@@ -34,10 +34,10 @@ GREEDY = KeyedSampler(SamplingParams(temperature=0), 0, 32)
 
 
 def measured(seconds: Callable[[int], float]) -> CostCurve:
-    found = CostCurve()
+    costs = CostCurve()
     for n in [n for n in range(1, DEFAULT.max_rows + 1) for _ in range(DEFAULT.min_samples)]:
-        found.observe(n, seconds(n))
-    return found
+        costs.observe(n, seconds(n))
+    return costs
 
 
 def _five(history: Sequence[int], draft: Sequence[int]) -> int:  # noqa: ARG001

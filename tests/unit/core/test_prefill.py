@@ -92,7 +92,7 @@ def test_the_widths_that_affect_rounding_do_not_depend_on_speed(n):
         fill(engine, prompt(200))
         target.widths.clear()
         engine.submit(Request(prompt(n, first=5), FOREVER, 1))
-        while not all(g.prefilled for g in engine.active) or engine.waiting:
+        while not all(g.prefilled for g in engine.active) or engine.scheduler.waiting:
             engine.step()
         widths = [w for w in target.widths if w > 2] or [n]
         assert sum(widths) == n

@@ -169,7 +169,7 @@ def test_a_raw_prompt_is_kept_at_growing_distances_from_its_end(memory):
 def test_without_memory_for_states_nothing_is_kept_and_texts_are_right(memory):
     server, prompt = Server(memory, budget=0), text(400, 0)
     first = server.ask(prompt, at=[200, 396])
-    assert not list(server.engine.store.memory.partials())
+    assert not list(server.engine.scheduler.store.memory.partials())
     edited = [*prompt[:300], *text(50, 1)]
     got = server.ask(edited)
     assert got.stats.n_reused == 0
@@ -181,10 +181,10 @@ def test_without_memory_for_states_nothing_is_kept_and_texts_are_right(memory):
 def test_states_of_a_text_are_limited_in_number():
     server, prompt = Server("rollback", max_partials=2), text(900, 0)
     server.ask(prompt, at=[100, 300, 500, 700, 895])
-    assert len(list(server.engine.store.memory.partials())) == 2
+    assert len(list(server.engine.scheduler.store.memory.partials())) == 2
     server = Server("rollback", max_partials=0)
     server.ask(prompt, at=[100, 300, 500, 700, 895])
-    assert not list(server.engine.store.memory.partials())
+    assert not list(server.engine.scheduler.store.memory.partials())
 
 
 @pytest.mark.parametrize("memory", KINDS)
@@ -200,9 +200,9 @@ def test_the_budget_is_kept():
     server = Server("rollback", budget=2000)
     for i in range(12):
         server.ask(text(300, i), at=[100, 200, 296])
-        assert server.engine.store.memory.n_bytes <= 2000
-    assert server.engine.store.memory.texts
-    assert server.engine.store.memory.n_evicted
+        assert server.engine.scheduler.store.memory.n_bytes <= 2000
+    assert server.engine.scheduler.store.memory.texts
+    assert server.engine.scheduler.store.memory.n_evicted
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -226,7 +226,7 @@ def test_any_sequence_of_requests_gives_the_texts_of_an_engine_without_a_store(m
         at = sorted({len(prompt) // 3, len(prompt) // 2, max(1, len(prompt) - 4)})
         got = server.ask(prompt, 6, at=at)
         assert got.output == plain(prompt, 6)
-        assert server.engine.store.memory.n_bytes <= budget
+        assert server.engine.scheduler.store.memory.n_bytes <= budget
         texts[which] = got.history
 
 

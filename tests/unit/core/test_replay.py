@@ -18,8 +18,8 @@ from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import CATCH_UP, Replay, undisturbed
 from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.history import HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 from specllama.testing import TableContext
 from tests.support.machines import MACHINES
 
@@ -35,10 +35,10 @@ OWN = load(HERE / "traces" / "pydoc.json")
 
 
 def known(points: dict[int, float]) -> CostCurve:
-    seconds, found = curve(points), CostCurve()
+    seconds, costs = curve(points), CostCurve()
     for n in [n for n in range(1, DEFAULT.max_rows + 1) for _ in range(DEFAULT.min_samples)]:
-        found.observe(n, seconds(n))
-    return found
+        costs.observe(n, seconds(n))
+    return costs
 
 
 def session(
@@ -227,12 +227,12 @@ def test_several_sequences_are_faster_than_plain_decoding(machine):
 
 def forms(n: int) -> list[Trace]:
     """Texts with the same form: new values between parts that are always the same."""
-    rng, form, found = random.Random(1), ids(60, 2), []
+    rng, form, traces = random.Random(1), ids(60, 2), []
     for _ in range(n):
         values = [rng.choices(range(5000, 9000), k=rng.randint(1, 3)) for _ in range(6)]
         text = [t for i, value in enumerate(values) for t in (*form[10 * i : 10 * i + 10], *value)]
-        found.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
-    return found
+        traces.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
+    return traces
 
 
 def unrelated(n: int) -> list[Trace]:
@@ -249,7 +249,7 @@ def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1
         replay = Replay(
             lambda drafters, clock: Planner(drafters, clock, known(points)),
             curve(points), None, CopyDrafter,
-            others=[MemoryDrafter(memory)] if enabled else [],
+            others=[HistoryDrafter(memory)] if enabled else [],
             ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
         )  # fmt: skip
         took.append(replay.replay(traces, n_slots).seconds)

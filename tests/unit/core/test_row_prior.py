@@ -36,9 +36,9 @@ def test_one_type_has_the_shape_of_its_products() -> None:
 
 
 def test_types_count_by_the_time_that_one_row_takes() -> None:
-    found = row_prior(TIMES, [WeightsRead("FLAT", 3000), WeightsRead("SLOW", 1000)])
+    prior = row_prior(TIMES, [WeightsRead("FLAT", 3000), WeightsRead("SLOW", 1000)])
     # Half of the time of one row is SLOW's, though it has a quarter of the bytes.
-    assert found == shape(lambda n: (1 + n) / 2)
+    assert prior == shape(lambda n: (1 + n) / 2)
 
 
 def test_without_the_times_of_most_weights_there_is_no_shape() -> None:
@@ -51,10 +51,10 @@ def test_without_the_times_of_most_weights_there_is_no_shape() -> None:
 
 def test_more_rows_never_cost_less() -> None:
     times = {"NOISY": [1e-10 * x for x in (1, 0.5, 1.3, 1.2, 1.5, 2, 3, 4, 3.5, 5, 6)]}
-    found = row_prior(times, [WeightsRead("NOISY", 1000)])
-    assert found is not None
+    prior = row_prior(times, [WeightsRead("NOISY", 1000)])
+    assert prior is not None
     expected = [1.3, 1.3, 1.5, 2, 3, 4, 4, 5, 6]
-    assert [t for _, t in found] == pytest.approx([1, 1, *(SEVERAL_ROWS * t for t in expected)])
+    assert [t for _, t in prior] == pytest.approx([1, 1, *(SEVERAL_ROWS * t for t in expected)])
 
 
 def test_rows_of_experts_read_further_experts() -> None:
@@ -79,11 +79,11 @@ def test_rows_of_experts_read_further_experts() -> None:
 )
 def test_a_shape_begins_with_one_and_never_falls(times: dict[str, list[float]], given_: list[Any]) -> None:
     weights = [WeightsRead(kind, size, n_expert, 1 + n_expert // 8) for kind, size, n_expert in given_]
-    found = row_prior(times, weights)
-    if found is not None:
-        assert found[0] == (1, 1.0)
-        assert [n for n, _ in found] == list(WIDTHS)
-        assert all(a[1] <= b[1] < math.inf for a, b in pairwise(found))
+    prior = row_prior(times, weights)
+    if prior is not None:
+        assert prior[0] == (1, 1.0)
+        assert [n for n, _ in prior] == list(WIDTHS)
+        assert all(a[1] <= b[1] < math.inf for a, b in pairwise(prior))
 
 
 @pytest.mark.parametrize(

@@ -392,14 +392,14 @@ def test_greedy_choices_skip_forbidden_tokens_with_and_without_margin(row, forbi
     """The shortcut, and the adjusted row that a margin needs, give the same token."""
     params, row = SamplingParams(temperature=0), np.array(row, np.float32)
     sampler = KeyedSampler(params, 1, min(n_vocab, len(row)), sorted(forbidden))
-    found = []
+    chosen = []
     for margin in (False, True):
         try:
-            found.append(sampler.choose(row, [1], margin=margin).token)
+            chosen.append(sampler.choose(row, [1], margin=margin).token)
         except DecodeError:
-            found.append(None)
-    assert found[0] == found[1]
-    assert found[0] not in forbidden
+            chosen.append(None)
+    assert chosen[0] == chosen[1]
+    assert chosen[0] not in forbidden
 
 
 def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():

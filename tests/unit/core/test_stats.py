@@ -122,8 +122,8 @@ def test_a_stored_time_does_not_count_where_decodes_take_longer_now():
 def test_a_stored_time_that_the_decodes_of_a_run_rule_out_does_not_count(t1, reason):
     stats = RunStats(n_predict=40, rounds=36, plain_rounds=32, n_drafted=5)
     stats.round_seconds, stats.decode_seconds = {4: (36, 0.037)}, 0.042
-    found = plain_rate(stats, t1)
-    assert (found.tps, found.source, found.reason) == (None, "none", reason)
+    rate = plain_rate(stats, t1)
+    assert (rate.tps, rate.source, rate.reason) == (None, "none", reason)
     assert plain_rate(stats, 0.001).source == "stored"
 
 
@@ -132,8 +132,8 @@ def test_no_answer_is_faster_than_its_tokens_per_decode(source):
     """A decode with a draft takes no less than one without."""
     stats = RunStats(n_predict=41, rounds=20, plain_rounds=10, decode_seconds=0.2)
     assert gain(stats, PlainRate(105, source, 10)).verdict == "faster"
-    found = gain(stats, PlainRate(20, source, 10))
-    assert found == Gain(reason="plain decodes took longer than those with drafts")
+    gained = gain(stats, PlainRate(20, source, 10))
+    assert gained == Gain(reason="plain decodes took longer than those with drafts")
 
 
 def rounds_of(*seconds: float, width: int = 1) -> RunStats:
@@ -160,9 +160,9 @@ def test_rounds_that_stall_do_not_count():
     stats = rounds_of(*[0.01] * 60, 0.05)
     assert stats.stalled_seconds == pytest.approx(0.04)
     assert plain_rate(stats, None).tps == pytest.approx(100)
-    found = gain(stats, plain_rate(stats, None))
-    assert found.speedup == pytest.approx((len(range(61)) + 3) / 0.62 / 100)
-    assert found.verdict == "faster"
+    gained = gain(stats, plain_rate(stats, None))
+    assert gained.speedup == pytest.approx((len(range(61)) + 3) / 0.62 / 100)
+    assert gained.verdict == "faster"
     busy = rounds_of(*[0.01] * 20, 0.2)
     assert gain(busy, plain_rate(busy, None)).reason == "the machine was busy with something else"
     assert was_busy([stats, busy])
@@ -186,13 +186,13 @@ def test_stats_survive_the_way_to_a_front():
 def test_without_an_accepted_token_there_is_no_gain(seconds, speedup, verdict):
     """A hundred rounds with a draft each wrote a hundred tokens: what is above 1 is noise."""
     stats = RunStats(n_predict=101, rounds=100, n_drafted=200, decode_seconds=seconds)
-    found = gain(stats, PlainRate(10, "run", 50))
-    assert found.speedup == pytest.approx(speedup)
-    assert found.verdict == verdict
-    assert found.high <= 1
+    gained = gain(stats, PlainRate(10, "run", 50))
+    assert gained.speedup == pytest.approx(speedup)
+    assert gained.verdict == verdict
+    assert gained.high <= 1
 
 
 def test_a_speed_up_is_at_most_the_tokens_a_round():
     stats = RunStats(n_predict=101, rounds=65, n_drafted=80, decode_seconds=10 / 1.62)
-    found = gain(stats, PlainRate(10, "stored", 0, 0.1))
-    assert found.speedup == found.high == pytest.approx(100 / 65)
+    gained = gain(stats, PlainRate(10, "stored", 0, 0.1))
+    assert gained.speedup == gained.high == pytest.approx(100 / 65)

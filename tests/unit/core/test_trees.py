@@ -122,8 +122,8 @@ def test_the_output_does_not_depend_on_branches(work, n_max, n_slots, n_tree, ki
     policy = Planner([CopyDrafter(), drafter], clock()) if kind == "planner" else AnyWidth([drafter], n_max)
     engine = Engine(target, policy, end_ids={END}, clock=clock(), draft_tree=n_tree)
     limited = [len(e) < 100 for e in expected]  # those that the shared pool has not cut short
-    found = run_trees(engine, requests)
-    assert [f for f, ok in zip(found, limited, strict=True) if ok] == [
+    outputs = run_trees(engine, requests)
+    assert [f for f, ok in zip(outputs, limited, strict=True) if ok] == [
         e for e, ok in zip(expected, limited, strict=True) if ok
     ]
 
@@ -219,11 +219,11 @@ def test_the_most_probable_tokens_of_branches_are_taken():
     two = candidate([0.9], [(0, [6], [0.05])])
     limits = TreeLimits(n_branches=2)
     assert best_branches({0: one}, {0: 2}, limits, 0) == {}
-    found = best_branches({0: one, 1: two}, {0: 2, 1: 1}, limits, 3)
-    assert found == {0: [DraftBranch(0, [1, 2], "model"), DraftBranch(2, [5], "model")]}
-    found = best_branches({0: one, 1: two}, {0: 1, 1: 0}, limits, 9)
-    assert found[0] == [DraftBranch(0, [1, 2, 3], "model"), DraftBranch(1, [4], "model")]
-    assert found[1] == [DraftBranch(0, [6], "model")]
+    branches = best_branches({0: one, 1: two}, {0: 2, 1: 1}, limits, 3)
+    assert branches == {0: [DraftBranch(0, [1, 2], "model"), DraftBranch(2, [5], "model")]}
+    branches = best_branches({0: one, 1: two}, {0: 1, 1: 0}, limits, 9)
+    assert branches[0] == [DraftBranch(0, [1, 2, 3], "model"), DraftBranch(1, [4], "model")]
+    assert branches[1] == [DraftBranch(0, [6], "model")]
     few = best_branches({0: one}, {0: 2}, TreeLimits(n_branches=1, n_tokens=4), 9)
     assert few == {0: [DraftBranch(0, [1, 2], "model")]}
 
@@ -270,16 +270,16 @@ def planner_over(changes: bool) -> tuple[Planner, SimulatedClock, Wild]:
 
 def drafted(planner: Planner, limits: TreeLimits) -> list[Draft]:
     """The drafts of some rounds in which all is accepted."""
-    found = []
+    drafts = []
     planner.start(0, [5], None)  # type: ignore[arg-type]
     at = 0
     for _ in range(12):
         draft = planner.draft({0: 60}, tree=limits).get(0, Draft())
-        found.append(draft)
+        drafts.append(draft)
         n = len(draft.tokens) + 1
         planner.committed(0, (list(range(10, 30)) * 8)[at : at + n])
         at += n
-    return found
+    return drafts
 
 
 def test_auto_uses_second_candidates_only_in_place_of_rows_that_fill_a_decode():

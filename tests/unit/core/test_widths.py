@@ -76,8 +76,8 @@ def test_the_output_does_not_depend_on_the_widths_of_decodes(work, n_max, memory
 def test_rows_that_fill_up_a_decode_leave_no_trace(memory: Memory):
     context = TableContext(N_VOCAB, 64, 2, memory, max_rollback=16)
     batch = [BatchRow(5, 0, 0, False), BatchRow(6, 1, 0, True)]
-    found = context.decode(batch, 8, 8)
-    assert found.shape == (1, N_VOCAB)
+    logits = context.decode(batch, 8, 8)
+    assert logits.shape == (1, N_VOCAB)
     assert context.n_past(0) == 2
     assert context.n_decoded == (8 if context.can_pad else 2)
     again = context.decode([BatchRow(7, 2, 0, True)])
@@ -108,7 +108,7 @@ def test_with_rollback_the_rows_are_cut_with_the_rejected_ones():
 
 def planner_on(name: str, seed: int, max_tokens: int, ahead: float = 0.35, limit: int = 6):
     """(stats of texts with the planner, stats of the same without drafts, t(1)) in simulated time."""
-    found = []
+    runs = []
     for drafts in (True, False):
         clock, data = SimulatedClock(), curves()[name]
         target = DeviceContext(ChangingDevice.from_dict(data), clock, noise=0.0)
@@ -135,8 +135,8 @@ def planner_on(name: str, seed: int, max_tokens: int, ahead: float = 0.35, limit
             while engine.busy:
                 engine.step()
             texts.append(generation)
-        found.append((texts, curve))
-    return found[0][0], found[1][0], t1, found[0][1]
+        runs.append((texts, curve))
+    return runs[0][0], runs[1][0], t1, runs[0][1]
 
 
 @pytest.mark.parametrize("name", list(curves()))

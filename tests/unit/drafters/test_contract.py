@@ -19,9 +19,9 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.foreign import ForeignDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter
+from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
 from tests.support.spellers import letters
 
@@ -43,12 +43,12 @@ class CountingGrammar(GrammarDrafter):
         super().committed(seq_id, tokens)
 
 
-def with_history() -> MemoryDrafter:
+def with_history() -> HistoryDrafter:
     """A drafter whose history has most of the 3-grams that these tests use."""
     history, rng = RequestHistory(), random.Random(1)
     for _ in range(20):
         history.keep("", rng.choices(range(7), k=30), 5)
-    return MemoryDrafter(history)
+    return HistoryDrafter(history)
 
 
 class Blocks:
@@ -118,7 +118,7 @@ class BlockWithFeatures(Featured, BlockDrafter):
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
     "memory": with_history,
-    "empty memory": lambda: MemoryDrafter(RequestHistory()),
+    "empty memory": lambda: HistoryDrafter(RequestHistory()),
     "grammar": CountingGrammar,
     "no grammar": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),

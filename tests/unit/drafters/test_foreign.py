@@ -41,10 +41,10 @@ def own(piece: bytes) -> int:
 
 
 def spell(*pieces: bytes, probability: float = 0.5) -> Spelling:
-    found = Spelling(BETWEEN, {0})
+    spelling = Spelling(BETWEEN, {0})
     for piece in pieces:
-        found.add(own(piece), probability)
-    return found
+        spelling.add(own(piece), probability)
+    return spelling
 
 
 def drafter_of(rows=None, n_ctx: int = 512, n_slots: int = 1, memory: Memory = "full") -> ForeignDrafter:
@@ -76,7 +76,7 @@ def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "found", "pending"),
+    ("pieces", "certain", "pending"),
     [
         ((b"abcd",), [b"abc"], [b"d"]),
         ((b"abcd", b"e", b"f"), [b"abc", b"def"], []),
@@ -85,17 +85,17 @@ def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
         ((b"f", b"g"), [b"fg"], []),
     ],
 )
-def test_other_text_is_tokenised_as_the_target_does_up_to_what_may_grow(pieces, found, pending) -> None:
+def test_other_text_is_tokenised_as_the_target_does_up_to_what_may_grow(pieces, certain, pending) -> None:
     spelling = spell(*pieces)
-    assert [TARGET[token] for token in spelling.tokens] == found
+    assert [TARGET[token] for token in spelling.tokens] == certain
     assert [TARGET[token] for token in spelling.pending] == pending
 
 
 def test_the_confidence_is_the_product_over_the_tokens_that_spell_one() -> None:
     spelling = spell(b"c", b"de")
-    assert [p.confidence for p in spelling.found] == [0.25]
+    assert [p.confidence for p in spelling.certain] == [0.25]
     spelling = spell(b"abcd", b"e", b"f")
-    assert [p.confidence for p in spelling.found] == [0.5, 0.25]  # the d of abcd counts to abc alone
+    assert [p.confidence for p in spelling.certain] == [0.5, 0.25]  # the d of abcd counts to abc alone
 
 
 def test_an_end_token_ends_the_draft_after_what_is_pending() -> None:
@@ -131,7 +131,7 @@ def test_probabilities_before_a_control_token_do_not_count_after_it() -> None:
     spelling.add(own(b"abcd"), 0.25)
     spelling.add(own(b"e"), 1.0)
     spelling.add(own(b"f"), 1.0)
-    assert [p.confidence for p in spelling.found] == [0.5, 0.25, 1.0]
+    assert [p.confidence for p in spelling.certain] == [0.5, 0.25, 1.0]
 
 
 @given(st.lists(st.integers(0, N_TARGET - 1), max_size=300), st.lists(st.integers(1, 40), max_size=20))

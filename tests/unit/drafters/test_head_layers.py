@@ -154,8 +154,8 @@ def test_sequences_of_different_lengths_are_fed_together() -> None:
     chain.start(TEXT)
     chain.start(TEXT[2:], 1)
     ahead = chain.draft(2)
-    found = chain.drafter.step({0: ahead, 1: []})
-    assert (found[0].token, found[1].token) == (42, 40)
+    proposals = chain.drafter.step({0: ahead, 1: []})
+    assert (proposals[0].token, proposals[1].token) == (42, 40)
     assert chain.layers[2].cells[0] == chain.expected([*ahead, 42])
     assert chain.layers[0].cells[1] == chain.expected([40], seq=1)
 

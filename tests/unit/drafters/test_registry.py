@@ -30,7 +30,7 @@ from specllama.drafters import (
     words,
     words_of,
 )
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.request_history import RequestHistory
 from specllama.testing import TableContext, TableHead, table_row
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 
@@ -66,11 +66,11 @@ class Oracle(RegisteredDrafter):
 
 
 def measured() -> CostCurve:
-    found = CostCurve()
+    costs = CostCurve()
     for n in range(1, DEFAULT.max_rows + 1):
         for _ in range(DEFAULT.min_samples):
-            found.observe(n, 1 + 0.05 * n)
-    return found
+            costs.observe(n, 1 + 0.05 * n)
+    return costs
 
 
 @pytest.mark.parametrize("kind", ["planner", "fixed"])
@@ -112,8 +112,8 @@ def test_every_entry_makes_its_drafter() -> None:
     assert [d.name for d in made] == list(REGISTRY)
     for drafter in made:
         entry = REGISTRY[drafter.name]
-        found = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_places)
-        assert found == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_places)
+        attributes = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_places)
+        assert attributes == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_places)
         assert drafter.reads_features == entry.reads_features == hasattr(drafter, "features_decoded")
         assert entry.label
 
@@ -140,7 +140,7 @@ def test_no_code_compares_a_drafters_name() -> None:
     chat template in `config/named_templates.py` the role.
     """
     root = Path(specllama.__file__).parent
-    found = [
+    comparisons = [
         f"{file.relative_to(root)}: {line.strip()}"
         for file in sorted(root.rglob("*.py"))
         if root / "drafters" not in file.parents
@@ -148,6 +148,6 @@ def test_no_code_compares_a_drafters_name() -> None:
         for line in file.read_text().splitlines()
         if COMPARED.search(line)
     ]
-    assert found == []
+    assert comparisons == []
     assert COMPARED.search('if source != "grammar"')
     assert COMPARED.search('if "model" in settings.drafters:')

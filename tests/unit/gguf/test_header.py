@@ -122,8 +122,8 @@ def test_agrees_with_the_gguf_package(tmp_path: Path) -> None:
     reader = pytest.importorskip("gguf").GGUFReader
     path = write(tmp_path / "m.gguf", llama(type_id=8))
     ours, theirs = read_header(path), reader(path)
-    found = [(t.name, tuple(t.shape), t.type, t.n_bytes, t.offset) for t in ours.tensors]
-    assert found == [
+    tensors = [(t.name, tuple(t.shape), t.type, t.n_bytes, t.offset) for t in ours.tensors]
+    assert tensors == [
         (t.name, tuple(map(int, t.shape)), t.tensor_type.name, t.n_bytes, t.data_offset)
         for t in theirs.tensors
     ]

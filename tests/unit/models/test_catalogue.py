@@ -45,20 +45,22 @@ def library(tmp_path: Path) -> Library:
 
 
 def test_what_is_on_disk_and_what_is_known(library: Library) -> None:
-    found = scan(library)
-    on_disk = {model.id: model for model in found.models if model.on_disk}
+    catalogue = scan(library)
+    on_disk = {model.id: model for model in catalogue.models if model.on_disk}
     assert set(on_disk) == {
         "pydoc-target", "me/Big-GGUF:Q4_K_M", "me/Big-GGUF:Q8_0", "you/other:other.gguf",
     }  # fmt: skip
     assert on_disk["me/Big-GGUF:Q8_0"].n_bytes == 5
     assert abs(on_disk["me/Big-GGUF:Q8_0"].modified - time.time()) < 3600
-    known = {model.id: model.pull for model in found.models if not model.on_disk}
+    known = {model.id: model.pull for model in catalogue.models if not model.on_disk}
     assert known["away-1b"] == "away"
     assert known["SmolLM2-135M-Instruct.Q4_1"] == "demo"
     assert "big-8b" not in known
     assert "llama-3.1-8b" in known, "the shipped models.toml"
-    assert [m.on_disk for m in found.models] == sorted((m.on_disk for m in found.models), reverse=True)
-    assert len({m.id for m in found.models}) == len(found.models)
+    assert [m.on_disk for m in catalogue.models] == sorted(
+        (m.on_disk for m in catalogue.models), reverse=True
+    )
+    assert len({m.id for m in catalogue.models}) == len(catalogue.models)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,9 @@ def test_what_is_on_disk_and_what_is_known(library: Library) -> None:
     ],
 )
 def test_names(library: Library, name: str, id_: str) -> None:
-    found = scan(library).require(name)
-    assert found.id == id_
-    assert Path(found.path).is_file()
+    model = scan(library).require(name)
+    assert model.id == id_
+    assert Path(model.path).is_file()
 
 
 @pytest.mark.parametrize(
@@ -115,9 +117,9 @@ def test_an_id_goes_before_other_names() -> None:
 
 
 def test_many_models_are_not_all_named() -> None:
-    found = Catalogue(tuple(CatalogueModel(f"m{i}", "/m") for i in range(40)))
+    catalogue = Catalogue(tuple(CatalogueModel(f"m{i}", "/m") for i in range(40)))
     with pytest.raises(NotFoundError, match="m11 and 28 more"):
-        found.require("x")
+        catalogue.require("x")
 
 
 def test_the_demo_model_on_disk(library: Library) -> None:
@@ -125,10 +127,10 @@ def test_the_demo_model_on_disk(library: Library) -> None:
     demo.folder.mkdir(parents=True)
     with demo.path.open("wb") as file:
         file.truncate(demo.model.n_bytes)
-    found = scan(library).require("demo")
-    assert (found.id, found.path) == ("SmolLM2-135M-Instruct.Q4_1", str(demo.path))
-    assert scan(library).require("smollm2-135m-instruct") == found
-    assert of_file(found.path).id == found.id
+    model = scan(library).require("demo")
+    assert (model.id, model.path) == ("SmolLM2-135M-Instruct.Q4_1", str(demo.path))
+    assert scan(library).require("smollm2-135m-instruct") == model
+    assert of_file(model.path).id == model.id
 
 
 def test_a_new_download_is_found(library: Library, tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ class TestDefault:
         listener = Notes()
         named = None if draft is None else ModelSettings(path=draft)
         settings = LoadSettings(target=ModelSettings(path=target), draft=named)
-        found = prepare(Library(listener, environ), settings)
-        assert found == prepare_if_on_disk(Library(None, environ), settings)
-        return found.target.path, found.draft.path if found.draft else None, listener.notes
+        prepared = prepare(Library(listener, environ), settings)
+        assert prepared == prepare_if_on_disk(Library(None, environ), settings)
+        return prepared.target.path, prepared.draft.path if prepared.draft else None, listener.notes
 
     def test_the_demo_model_answers_if_it_is_on_disk(self, environ: dict[str, str], here: Path) -> None:
         assert self.paths(environ) == (str(here), None, [])

@@ -47,9 +47,9 @@ def measured(path: Path, speedup: float, without: float = 1.0, source: Source = 
 def chosen(target: Path, vocab: str) -> tuple[str | None, list[str]]:
     """The path of the draft that `-md auto` uses, and the notes."""
     notes = Notes()
-    found = pair_on_disk(Library(notes), str(target), "auto", vocab)
-    assert found is not None
-    return found.draft, notes.texts
+    pair = pair_on_disk(Library(notes), str(target), "auto", vocab)
+    assert pair is not None
+    return pair.draft, notes.texts
 
 
 def header(path: Path) -> Header:

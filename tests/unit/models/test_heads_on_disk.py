@@ -93,9 +93,9 @@ def test_a_head_next_to_the_model_is_its_draft(tmp_path: Path) -> None:
     (tmp_path / "mtp-tiny-damaged.gguf").write_bytes(head.read_bytes()[:5000])
     assert head_beside(str(target), read_header(target)) == (str(head), "")
     listener = Listening()
-    found = pair_on_disk(Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
-    assert found is not None
-    assert found.draft == str(head)
+    pair = pair_on_disk(Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
+    assert pair is not None
+    assert pair.draft == str(head)
     assert listener.notes[-1] == f"the head {head} is used, as it is next to the model"
 
 
@@ -108,9 +108,9 @@ def test_a_head_of_another_model_is_passed_over(tmp_path: Path) -> None:
     )
     listener = Listening()
     library = Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")})
-    found = pair_on_disk(library, str(target), "auto")
-    assert found is not None
-    assert found.draft is None
+    pair = pair_on_disk(library, str(target), "auto")
+    assert pair is not None
+    assert pair.draft is None
     assert any("does not fit: eagle3-tiny.gguf: the head reads layer 9" in note for note in listener.notes)
     tinyheads.eagle3(tmp_path / "tiny-eagle3-Q8_0.gguf")
     assert head_beside(str(target), read_header(target))[0].endswith("tiny-eagle3-Q8_0.gguf")
@@ -121,9 +121,9 @@ def test_a_head_of_another_model_is_passed_over(tmp_path: Path) -> None:
 def test_the_models_own_head_comes_first(tmp_path: Path) -> None:
     target = tinymtp.mimo2(tmp_path / "tiny.gguf")
     tinymtp.mimo2(tmp_path / "mtp-tiny.gguf", part="head")
-    found = pair_on_disk(Library(environ={"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
-    assert found is not None
-    assert found.draft == str(target)
+    pair = pair_on_disk(Library(environ={"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
+    assert pair is not None
+    assert pair.draft == str(target)
 
 
 def test_heads_in_the_catalogue_are_drafts_of_models_in_it() -> None:

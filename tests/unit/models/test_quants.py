@@ -19,9 +19,9 @@ FILES = [
 
 
 def test_sidecars_are_not_models() -> None:
-    found = find_models(FILES)
-    assert not any(is_sidecar(m.parts[0]) for m in found)
-    assert [m.quant for m in found] == ["IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "BF16", "Q4_K_M"]
+    models = find_models(FILES)
+    assert not any(is_sidecar(m.parts[0]) for m in models)
+    assert [m.quant for m in models] == ["IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "BF16", "Q4_K_M"]
     assert sum(is_sidecar(f) for f in FILES) == 6
 
 
@@ -66,15 +66,15 @@ def test_rejects_a_tag_without_a_complete_model() -> None:
 
 def test_names_of_parts_are_made_when_they_are_asked_for() -> None:
     claims = [f"m{i}-Q8_0-00002-of-01000.gguf" for i in range(2000)]
-    began, found = time.process_time(), find_models(claims)
-    assert len(found) == 2000
-    assert (found[0].first, len(found[0].parts), len(found[0].missing)) == (
+    began, models = time.process_time(), find_models(claims)
+    assert len(models) == 2000
+    assert (models[0].first, len(models[0].parts), len(models[0].missing)) == (
         "m0-Q8_0-00001-of-01000.gguf",
         1000,
         999,
     )
     with pytest.raises(IntegrityError, match=r"part m0-Q8_0-00001-of-01000\.gguf is missing"):
-        choose(found, "Q8_0", "user/repo")
+        choose(models, "Q8_0", "user/repo")
     assert time.process_time() - began < 1
 
 

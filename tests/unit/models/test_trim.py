@@ -147,9 +147,9 @@ def test_ids_of_special_tokens_follow_the_tokens(draft: Path) -> None:
         value=np.array([5, 599]), kind="arr[i32]"
     )
     ids = np.array([*range(319), 599])
-    found = {item.key: item for item in metadata.shortened(entries, ids, read_header(draft).token_texts)}
-    assert found[key].value == 319
-    assert found["tokenizer.ggml.suppress_tokens"].value == [5, 319]
+    shortened = {item.key: item for item in metadata.shortened(entries, ids, read_header(draft).token_texts)}
+    assert shortened[key].value == 319
+    assert shortened["tokenizer.ggml.suppress_tokens"].value == [5, 319]
 
 
 def test_tokens_without_any_merge_are_refused(draft: Path) -> None:
@@ -227,13 +227,13 @@ def test_the_pair_check_compares_the_kept_tokens(draft: Path, trimmed: Path, tmp
     assert any("trimmed from draft.gguf, 320 of 600" in str(note) for note in verdict.notes)
     assert not any("merges differ" in str(note) for note in verdict.notes)
     smaller = tinygguf.llama(tmp_path / "smaller.gguf", n_vocab=590)
-    found = check_pair(read_header(smaller), read_header(trimmed))
-    assert (found.verdict, found.n_differing) == ("compatible", 10)
+    check = check_pair(read_header(smaller), read_header(trimmed))
+    assert (check.verdict, check.n_differing) == ("compatible", 10)
     other = tinygguf.llama(tmp_path / "other.gguf", n_vocab=N_VOCAB, more=("<|x|>",))
-    found = check_pair(read_header(other), read_header(trimmed))
-    assert not found.ok
-    assert found.first_difference is not None
-    assert found.first_difference.id == 599
+    check = check_pair(read_header(other), read_header(trimmed))
+    assert not check.ok
+    assert check.first_difference is not None
+    assert check.first_difference.id == 599
 
 
 def test_stand_ins_are_the_longest_kept_endings(draft: Path, trimmed: Path) -> None:

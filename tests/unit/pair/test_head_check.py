@@ -31,9 +31,9 @@ N_VOCAB = tinygguf.N_VOCAB
 
 def checked(target: Path | Header, head: Path | Header) -> HeadVerdict:
     target, head = (read_header(x) if isinstance(x, Path) else x for x in (target, head))
-    found = read_head(head)
-    assert found is not None
-    return check_head(target, found)
+    info = read_head(head)
+    assert info is not None
+    return check_head(target, info)
 
 
 def changed(header: Header, **keys: object) -> Header:

@@ -52,33 +52,33 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     assert spm is not None
     assert bpe.pieces == [b"", b" the", b"a", b"\n", b"\xe9", b"\xc3\xa9", b"<tool>"]
     assert spm.pieces == [b"", b"", b"", b"\n", b" the", b" there", b"a", b"<tool>", b"\xc3\xa9", b""]
-    found, problem = overlap(SPM, BPE)
+    shared, problem = overlap(SPM, BPE)
     assert problem == ""
-    assert found is not None
-    assert found.to_target.tolist() == [1, 4, 6, 3, -1, 8, 7]
-    assert (found.n_shared, found.n_ordinary, found.n_target) == (5, 6, 10)
-    assert np.flatnonzero(found.may_grow).tolist() == [4]  # of " there", which the draft lacks
-    assert found.never_drafted.tolist() == []
+    assert shared is not None
+    assert shared.to_target.tolist() == [1, 4, 6, 3, -1, 8, 7]
+    assert (shared.n_shared, shared.n_ordinary, shared.n_target) == (5, 6, 10)
+    assert np.flatnonzero(shared.may_grow).tolist() == [4]  # of " there", which the draft lacks
+    assert shared.never_drafted.tolist() == []
 
 
 def test_no_two_tokens_have_one_meaning() -> None:
     draft = header(["a", "a", "b", "<s>"], types=[1, USER_DEFINED, 1, CONTROL])
-    found, _ = overlap(BPE, draft)
-    assert found is not None
-    assert found.to_target.tolist() == [2, -1, -1, 0]
+    shared, _ = overlap(BPE, draft)
+    assert shared is not None
+    assert shared.to_target.tolist() == [2, -1, -1, 0]
 
 
 def test_ends_of_turns_are_the_same_whatever_they_are_called() -> None:
     ours = header(["a", "<end_of_turn>", "<eos>"], types=[1, 3, 3], eos_token_id=2)
     theirs = header(["<|im_end|>", "a", "<|endoftext|>"], types=[3, 1, 3], eos_token_id=2)
-    found, _ = overlap(ours, theirs)
-    assert found is not None
-    assert found.to_target.tolist() == [1, 0, 2]
+    shared, _ = overlap(ours, theirs)
+    assert shared is not None
+    assert shared.to_target.tolist() == [1, 0, 2]
     alone = header(["<|im_end|>", "a", "<|other|>"], types=[3, 1, 3], eos_token_id=0)
-    found, _ = overlap(ours, alone)
-    assert found is not None
-    assert found.to_target.tolist() == [1, 0, -1]
-    assert found.never_drafted.tolist() == [2]
+    shared, _ = overlap(ours, alone)
+    assert shared is not None
+    assert shared.to_target.tolist() == [1, 0, -1]
+    assert shared.never_drafted.tolist() == [2]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_ends_of_turns_are_the_same_whatever_they_are_called() -> None:
     ],
 )
 def test_what_cannot_be_translated_is_said_in_a_line(target: Header, draft: Header, problem: str) -> None:
-    found, reason = overlap(target, draft)
-    assert found is None
+    shared, reason = overlap(target, draft)
+    assert shared is None
     assert problem in reason
     assert "\n" not in reason
     assert check_translated(target, draft, True).verdict == "incompatible"
@@ -108,10 +108,10 @@ def test_only_a_pair_that_does_not_fit_is_translated(tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_those_that_llama_cpp_writes() -> None:
-    found = token_bytes(read_header(EMBEDDED_TARGET))
+    spelling = token_bytes(read_header(EMBEDDED_TARGET))
     model = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET)), vocab_only=True)
     try:
-        assert found is not None
-        assert found.pieces == [model.piece(token) for token in range(model.n_vocab)]
+        assert spelling is not None
+        assert spelling.pieces == [model.piece(token) for token in range(model.n_vocab)]
     finally:
         model.close()

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "vocabularies"
 
 
-def found(pair: tuple[Header, Header]) -> Overlap:
+def compared(pair: tuple[Header, Header]) -> Overlap:
     shared, problem = overlap(*pair)
     assert shared is not None, problem
     return shared
@@ -55,9 +55,9 @@ def only_file(folder: Path) -> Path:
 def test_it_is_worked_out_once(
     pair: tuple[Header, Header], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = found(pair)
+    first = compared(pair)
     monkeypatch.setattr(comparison, "token_bytes", lambda _header: pytest.fail("compared again"))
-    again = found(pair)
+    again = compared(pair)
     assert same(first, again)
     assert (again.to_target.dtype, again.may_grow.dtype, again.never_drafted.dtype) == (
         np.int64,
@@ -70,17 +70,17 @@ def test_it_is_worked_out_once(
 
 def test_pairs_are_told_apart(pair: tuple[Header, Header], folder: Path) -> None:
     target, draft = pair
-    assert found((target, draft)).n_target == target.n_vocab
-    assert found((draft, target)).n_target == draft.n_vocab
-    assert found((target, target)).share == 1.0
+    assert compared((target, draft)).n_target == target.n_vocab
+    assert compared((draft, target)).n_target == draft.n_vocab
+    assert compared((target, target)).share == 1.0
     assert len(list(folder.iterdir())) == 3
 
 
 def test_a_changed_tokenizer_is_compared_again(pair: tuple[Header, Header], folder: Path) -> None:
     target, draft = pair
-    found(pair)
+    compared(pair)
     changed = dict(target.metadata) | {"tokenizer.ggml.eot_token_id": 7}
-    found((Header(**{**_fields(target), "metadata": changed}), draft))
+    compared((Header(**{**_fields(target), "metadata": changed}), draft))
     assert len(list(folder.iterdir())) == 2
 
 
@@ -89,7 +89,7 @@ def _fields(header: Header) -> dict[str, object]:
 
 
 def test_damaged_files_are_ignored_and_replaced(pair: tuple[Header, Header], folder: Path) -> None:
-    first = found(pair)
+    first = compared(pair)
     path = only_file(folder)
     whole = path.read_bytes()
     damaged = [whole[:n] for n in (0, 1, 31, 32, 40, 72, len(whole) // 2, len(whole) - 1)]
@@ -98,30 +98,30 @@ def test_damaged_files_are_ignored_and_replaced(pair: tuple[Header, Header], fol
     for data in (*damaged, whole + b"\0", b"\xff" * len(whole)):
         path.write_bytes(data)
         assert overlap_file.read(*pair) is None
-    assert same(found(pair), first)
+    assert same(compared(pair), first)
     assert path.read_bytes() == whole
     path.unlink()
     path.mkdir()
-    assert same(found(pair), first)
+    assert same(compared(pair), first)
 
 
 def test_files_without_an_end_are_not_read(pair: tuple[Header, Header], folder: Path) -> None:
-    first = found(pair)
+    first = compared(pair)
     path = only_file(folder)
     path.write_bytes(path.read_bytes() + b"x" * (1 << 20))
     assert overlap_file.read(*pair) is None
     path.unlink()
     os.mkfifo(path)
     assert overlap_file.read(*pair) is None
-    assert same(first, found(pair))
+    assert same(first, compared(pair))
     assert path.is_file()
 
 
 def test_a_file_of_another_pair_under_its_name(pair: tuple[Header, Header], folder: Path) -> None:
     target, draft = pair
-    found(pair)
+    compared(pair)
     mine = only_file(folder)
-    found((draft, target))
+    compared((draft, target))
     (other,) = (path for path in folder.iterdir() if path != mine)
     mine.write_bytes(other.read_bytes())
     assert overlap_file.read(*pair) is None
@@ -131,29 +131,29 @@ def test_nothing_is_stored_where_that_is_not_possible(
     pair: tuple[Header, Header], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.parent.write_text("a file in place of the cache")
-    assert found(pair).n_shared > 0
+    assert compared(pair).n_shared > 0
     monkeypatch.setattr(overlap_file, "LEAST_TOKENS", 1 << 16)
     monkeypatch.setenv("SPECLLAMA_CACHE", str(folder.parent.with_name("small")))
-    found(pair)
+    compared(pair)
     assert not folder.parent.with_name("small").exists()
 
 
 def test_a_folder_that_others_may_enter_is_closed_to_them(pair: tuple[Header, Header], folder: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    found(pair)
+    compared(pair)
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_only_the_newest_are_kept(pair: tuple[Header, Header], folder: Path) -> None:
-    found(pair)
+    compared(pair)
     first = only_file(folder)
     for i in range(overlap_file.MAX_FILES):
         old = folder / f"{i:032x}.overlap"
         old.write_bytes(b"x")
         os.utime(old, (i, i))
     first.unlink()
-    found(pair)
+    compared(pair)
     left = sorted(path.name for path in folder.iterdir())
     assert len(left) == overlap_file.MAX_FILES
     assert first.name in left

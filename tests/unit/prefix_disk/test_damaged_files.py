@@ -40,8 +40,8 @@ def test_a_flipped_bit_anywhere_in_the_file_is_seen(one_state: Path) -> None:
     for at in [*places, *(rng.randrange(begin, len(data)) for _ in range(40))]:
         file.write_bytes(changed(data, at, 1 << rng.randrange(8)))
         with store(one_state) as one:
-            for found in one.find("local", TEXT):
-                assert one.read(found) is None, at
+            for candidate in one.find("local", TEXT):
+                assert one.read(candidate) is None, at
             assert one.flush(20)
             newer = 16 <= at < 20  # the version: of a newer specllama, perhaps
             assert len(one.lines) == 1 - newer, at  # type: ignore[attr-defined]
@@ -55,9 +55,9 @@ def test_a_flip_in_a_part_that_is_not_read_is_seen_when_it_is(one_state: Path) -
     file = the_file(one_state)
     file.write_bytes(changed(file.read_bytes(), file.stat().st_size - 1))  # in the draft's part
     with store(one_state) as one:
-        (found,) = one.find("local", TEXT)
-        assert one.read(found, ["target"]) is not None
-        assert one.read(found) is None
+        (candidate,) = one.find("local", TEXT)
+        assert one.read(candidate, ["target"]) is not None
+        assert one.read(candidate) is None
         assert not file.exists()
         assert one.find("local", TEXT) == []
 
@@ -80,15 +80,15 @@ def test_a_file_that_shrinks_or_changes_after_the_look_up_is_a_miss(one_state: P
     file = the_file(one_state)
     data = file.read_bytes()
     with store(one_state) as one:
-        (found,) = one.find("local", TEXT)
+        (candidate,) = one.find("local", TEXT)
         os.truncate(file, len(data) - 10)
-        assert one.read(found) is None
-        assert one.read(found) is None
+        assert one.read(candidate) is None
+        assert one.read(candidate) is None
     written(one_state, record(TEXT, 1_200_000, draft_bytes=5000))
     with store(one_state) as one:
-        (found,) = one.find("local", TEXT)
+        (candidate,) = one.find("local", TEXT)
         the_file(one_state).unlink()
-        assert one.read(found) is None
+        assert one.read(candidate) is None
         assert one.find("local", TEXT) == []
 
 
@@ -98,11 +98,11 @@ def test_a_state_under_the_name_of_another_is_not_used(one_state: Path) -> None:
     first, second = (one_state / name for name in states(one_state))
     with store(one_state) as one:
         texts = [TEXT, ids((2, 300))]
-        found = [one.find("local", text)[0] for text in texts]
+        candidates = [one.find("local", text)[0] for text in texts]
         a, b = first.read_bytes(), second.read_bytes()
         first.write_bytes(b)
         second.write_bytes(a)
-        assert [one.read(each) for each in found] == [None, None]
+        assert [one.read(each) for each in candidates] == [None, None]
         assert states(one_state) == []
 
 

@@ -26,27 +26,27 @@ def test_what_is_put_is_read_again_by_a_later_process(tmp_path: Path) -> None:
     first = record(text, 3 * MB, draft_bytes=70_001)
     written(tmp_path / "p", first)
     with store(tmp_path / "p") as again:
-        (found,) = again.find("local", text)
-        assert (found.n_tokens, found.n_state, found.n_bytes) == (1000, 1000, 3_070_001)
-        assert found.parts == {"target": 3 * MB, "draft": 70_001}
-        assert found.seconds > 0
-        assert equal(again.read(found), first)
-        only = again.read(found, ["draft"])
+        (candidate,) = again.find("local", text)
+        assert (candidate.n_tokens, candidate.n_state, candidate.n_bytes) == (1000, 1000, 3_070_001)
+        assert candidate.parts == {"target": 3 * MB, "draft": 70_001}
+        assert candidate.seconds > 0
+        assert equal(again.read(candidate), first)
+        only = again.read(candidate, ["draft"])
         assert only is not None
         assert {name: bytes(part) for name, part in only.parts.items()} == {"draft": first.parts["draft"]}
-        assert again.read(found, ["unknown"]) is None
+        assert again.read(candidate, ["unknown"]) is None
 
 
 def test_what_is_read_is_writable_memory_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 200))))
     with store(tmp_path) as one:
-        (found,) = one.find("local", ids((1, 200)))
-        read = one.read(found)
+        (candidate,) = one.find("local", ids((1, 200)))
+        read = one.read(candidate)
         assert read is not None
         view = read.parts["target"]
         assert isinstance(view, memoryview)
         view[:4] = b"gone"
-        assert equal(one.read(found), record(ids((1, 200))))
+        assert equal(one.read(candidate), record(ids((1, 200))))
 
 
 def test_parts_may_be_any_buffers(tmp_path: Path) -> None:
@@ -95,21 +95,21 @@ def test_a_whole_state_serves_every_text_that_begins_like_it(tmp_path: Path) -> 
 def test_a_partial_state_serves_texts_that_go_on_from_it_alone(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 300)), kind="partial"), record(ids((1, 50)), kind="partial", seed=5))
     with store(tmp_path) as one:
-        found = one.find("local", ids((1, 300), (2, 100)))
-        assert [(c.kind, c.n_tokens) for c in found] == [("partial", 300)], "the shorter one is as large"
+        candidates = one.find("local", ids((1, 300), (2, 100)))
+        assert [(c.kind, c.n_tokens) for c in candidates] == [("partial", 300)], "the shorter one is as large"
         assert [c.n_tokens for c in one.find("local", ids((1, 300)))] == [300]
         assert [c.n_tokens for c in one.find("local", ids((1, 299)))] == [50]
         assert one.find("local", ids((2, 300))) == []
-        assert equal(one.read(found[0]), record(ids((1, 300)), kind="partial"))
+        assert equal(one.read(candidates[0]), record(ids((1, 300)), kind="partial"))
 
 
 def test_a_smaller_state_with_fewer_tokens_is_offered_too(tmp_path: Path) -> None:
     text, rest = ids((1, 500)), ids((1, 500), (2, 4000))
     written(tmp_path, record(text, 1000), record(rest, 90_000, seed=7))
     with store(tmp_path) as one:
-        found = one.find("local", ids((1, 500), (2, 2000), (9, 50)))
-        assert [(c.n_tokens, c.n_bytes) for c in found] == [(2500, 90_000), (500, 1000)]
-        assert found[0].seconds > found[1].seconds
+        candidates = one.find("local", ids((1, 500), (2, 2000), (9, 50)))
+        assert [(c.n_tokens, c.n_bytes) for c in candidates] == [(2500, 90_000), (500, 1000)]
+        assert candidates[0].seconds > candidates[1].seconds
 
 
 def test_scopes_and_models_are_apart(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_state_with_a_further_part_replaces_the_one_without(tmp_path: Path) ->
     written(tmp_path, record(text, draft_bytes=900))
     written(tmp_path, record(text))
     with store(tmp_path) as one:
-        (found,) = one.find("local", text)
-        assert set(found.parts) == {"target", "draft"}
+        (candidate,) = one.find("local", text)
+        assert set(candidate.parts) == {"target", "draft"}
 
 
 def test_what_waits_is_replaced_by_its_continuation(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_what_is_not_used_sinks_and_what_is_used_stays(tmp_path: Path) -> None:
         assert one.put(kept)
         assert one.flush(20)
         for n in range(20, 40):
-            found = one.find("local", kept.ids)
-            assert found, f"used every time, gone at {n}"
-            assert equal(one.read(found[0]), kept)
+            candidates = one.find("local", kept.ids)
+            assert candidates, f"used every time, gone at {n}"
+            assert equal(one.read(candidates[0]), kept)
             assert one.put(record(ids((n, 300)), 100_000, seed=n, seconds=5.0))
             assert one.flush(20)
         assert len(states(tmp_path)) == 4
@@ -283,12 +283,12 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
             for n in range(12):
                 mine = record(ids((1, 256), (seed, 200), (n, 60)), 50_000, seed=seed * 100 + n)
                 one.put(mine)
-                for found in one.find("local", mine.ids):
-                    read = one.read(found)
+                for candidate in one.find("local", mine.ids):
+                    read = one.read(candidate)
                     if read is not None and not np.array_equal(
-                        read.ids[: found.n_tokens], mine.ids[: found.n_tokens]
+                        read.ids[: candidate.n_tokens], mine.ids[: candidate.n_tokens]
                     ):
-                        problems.append(found)
+                        problems.append(candidate)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(10, 16)]
         for thread in threads:

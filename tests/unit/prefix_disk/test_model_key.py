@@ -14,10 +14,10 @@ from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED, scope_of, state_na
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    found = tmp_path / "model.gguf"
-    found.write_bytes(random.Random(1).randbytes(3_000_000))
-    os.utime(found, (1e9, 1e9))
-    return found
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random.Random(1).randbytes(3_000_000))
+    os.utime(path, (1e9, 1e9))
+    return path
 
 
 def key(*paths: Path, **facts: object) -> str:
@@ -79,15 +79,15 @@ def test_small_files_have_keys_too(tmp_path: Path, n_bytes: int) -> None:
 
 
 def test_a_file_that_is_replaced_is_seen(file: Path, tmp_path: Path) -> None:
-    found = file_identity(file)
-    assert found.unchanged()
+    before = file_identity(file)
+    assert before.unchanged()
     new = tmp_path / "new"
     new.write_bytes(file.read_bytes())
     os.utime(new, (1e9, 1e9))
     new.replace(file)
-    assert not found.unchanged()
+    assert not before.unchanged()
     file.unlink()
-    assert not found.unchanged()
+    assert not before.unchanged()
     with pytest.raises(OSError, match=r"model\.gguf"):
         file_identity(file)
 
@@ -103,10 +103,10 @@ def test_facts_and_variables_of_llama_cpp_are_in_the_key(file: Path) -> None:
 
 def test_scopes_depend_on_the_key_and_the_directory_alone() -> None:
     assert scope_of("first", b"s" * 32) == scope_of("first", b"s" * 32)
-    found = {scope_of(k, s) for k in ("first", "second", "", "\udcff") for s in (b"s" * 32, b"t" * 32)}
-    assert len(found) == 8
-    assert not found & {LOCAL, OPEN, SHARED}
-    assert not any("first" in scope for scope in found)
+    scopes = {scope_of(k, s) for k in ("first", "second", "", "\udcff") for s in (b"s" * 32, b"t" * 32)}
+    assert len(scopes) == 8
+    assert not scopes & {LOCAL, OPEN, SHARED}
+    assert not any("first" in scope for scope in scopes)
 
 
 def test_names_of_files_depend_on_all_of_a_state() -> None:

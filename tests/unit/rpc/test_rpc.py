@@ -115,7 +115,7 @@ def hangs_up_later(connection: socket.socket) -> None:
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("given", "found"),
+        ("given", "completed"),
         [
             ("10.0.0.2:50053", ("10.0.0.2:50053",)),
             ("Box", ("box:50052",)),
@@ -123,8 +123,8 @@ class TestNames:
             (["a:1", "b"], ("a:1", "b:50052")),
         ],
     )
-    def test_a_list_is_split_and_completed(self, given: str | list[str], found: tuple[str, ...]) -> None:
-        assert endpoints(given) == found
+    def test_a_list_is_split_and_completed(self, given: str | list[str], completed: tuple[str, ...]) -> None:
+        assert endpoints(given) == completed
 
     @pytest.mark.parametrize(
         "given",
@@ -176,11 +176,11 @@ class TestListening:
 class TestProbe:
     def test_finds_a_worker(self) -> None:
         with server(rpc_server(memory=((5, 8), (2**40, 2**41)))) as endpoint:
-            found = probe(endpoint.replace("127.0.0.1", "localhost"))
-        assert found.endpoint.startswith("localhost:")
-        assert found.address == endpoint
-        assert found.protocol == "7.0.0"
-        assert found.devices == ((5, 8), (2**40, 2**41))
+            worker = probe(endpoint.replace("127.0.0.1", "localhost"))
+        assert worker.endpoint.startswith("localhost:")
+        assert worker.address == endpoint
+        assert worker.protocol == "7.0.0"
+        assert worker.devices == ((5, 8), (2**40, 2**41))
 
     def test_a_pause_of_this_process_is_not_the_workers_silence(
         self, monkeypatch: pytest.MonkeyPatch
@@ -255,10 +255,10 @@ class TestProbe:
     def test_several_workers_are_probed_at_once(self) -> None:
         with server(rpc_server()) as good, server(sends(b"")) as silent:
             started = time.monotonic()
-            found = probe_all([silent, good, "no-such-host.invalid:1"], seconds=1)
+            answers = probe_all([silent, good, "no-such-host.invalid:1"], seconds=1)
             assert time.monotonic() - started < 10
-        assert [name for name, _ in found] == [silent, good, "no-such-host.invalid:1"]
-        assert [type(answer) for _, answer in found] == [NetworkError, Worker, NetworkError]
+        assert [name for name, _ in answers] == [silent, good, "no-such-host.invalid:1"]
+        assert [type(answer) for _, answer in answers] == [NetworkError, Worker, NetworkError]
 
     def test_rejects_one_worker_under_two_names(self) -> None:
         with server(rpc_server()) as endpoint:

@@ -162,5 +162,5 @@ def test_only_what_would_be_read_too_far_is_cut_into_characters(grammar: str, re
     """Lexemes of several characters are read by automata, some thirty times as fast."""
     rules = cut(parse(grammar, lambda _: None), characters_only=False)
     nodes = [node for body in rules.values() for node in descendants(body)]
-    found = {node.regex for node in nodes if isinstance(node, Lexeme)}
-    assert found - {r"(?:[\x{9}\x{20}])*"} == regexes
+    lexemes = {node.regex for node in nodes if isinstance(node, Lexeme)}
+    assert lexemes - {r"(?:[\x{9}\x{20}])*"} == regexes

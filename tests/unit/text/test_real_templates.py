@@ -215,8 +215,8 @@ def cases_with(content: str) -> Iterator[dict[str, Any]]:
 
 def parsed_controls(name: str, parts: list[PromptPart]) -> Counter[str]:
     """The control tokens that are parsed in the parts."""
-    found = re.compile("|".join(map(re.escape, sorted(control_texts(name), key=len, reverse=True))))
-    return Counter(t for part in parts if part.parse_special for t in found.findall(part.text))
+    pattern = re.compile("|".join(map(re.escape, sorted(control_texts(name), key=len, reverse=True))))
+    return Counter(t for part in parts if part.parse_special for t in pattern.findall(part.text))
 
 
 @every
@@ -252,9 +252,9 @@ class Vocab:
 
 @pytest.fixture(scope="module", params=VOCABS, ids=lambda path: path.stem)
 def vocab(request: pytest.FixtureRequest) -> Iterator[Vocab]:
-    found = Vocab(request.param)
-    yield found
-    found.model.close()
+    vocabulary = Vocab(request.param)
+    yield vocabulary
+    vocabulary.model.close()
 
 
 def test_ids_are_those_of_the_whole_text(vocab: Vocab) -> None:

@@ -15,17 +15,17 @@ TEXT = st.text(st.sampled_from("<>/thinkseed: []THINK\nab◁▷"), max_size=30)
 
 def split(pieces, closing="", off=False):
     """(reasoning, answer) of a text that arrives in pieces, each of one run."""
-    splitter, found = ReasoningSplitter(closing, off), ["", ""]
+    splitter, texts = ReasoningSplitter(closing, off), ["", ""]
     taken = [p for i, piece in enumerate(pieces) for p in splitter.push(piece, [(len(piece), str(i))])]
     for piece in [*taken, *splitter.finish()]:
         assert sum(n for n, _ in piece.runs) == len(piece.text) > 0
-        found[not piece.reasoning] += piece.text
-    return found[0], found[1]
+        texts[not piece.reasoning] += piece.text
+    return texts[0], texts[1]
 
 
 class TestWithoutTags:
     @pytest.mark.parametrize(
-        ("text", "closing", "found"),
+        ("text", "closing", "separated"),
         [
             ("hello", "", ("", "hello")),
             ("", "", ("", "")),
@@ -41,9 +41,9 @@ class TestWithoutTags:
             ("b <think>c</think>", "", ("", "b <think>c</think>")),
         ],
     )
-    def test_reasoning_and_answer_are_separated(self, text, closing, found) -> None:
-        assert split([text], closing) == found
-        assert split(list(text), closing) == found
+    def test_reasoning_and_answer_are_separated(self, text, closing, separated) -> None:
+        assert split([text], closing) == separated
+        assert split(list(text), closing) == separated
 
     @given(st.text(alphabet="<>/think \nab", max_size=40), st.booleans(), st.data())
     def test_the_result_does_not_depend_on_the_pieces(self, text, begun, data) -> None:

@@ -58,30 +58,30 @@ def test_single_decodes_are_timed():
     context = TimedContext(t1=0.02, n_ctx=512)
     ids = filled(context, 200)
     context.widths.clear()
-    found = measure(context, 0, ids, 6.0, context.clock)
-    assert found.t1 == pytest.approx(0.02)
-    assert found.epsilon == 0
-    assert found.n_rows > context.widths.count(1) > 30
+    measured = measure(context, 0, ids, 6.0, context.clock)
+    assert measured.t1 == pytest.approx(0.02)
+    assert measured.epsilon == 0
+    assert measured.n_rows > context.widths.count(1) > 30
     assert set(context.widths) == {1, *WIDTHS, *(w % ENOUGH_ROWS for w in WIDTHS if w > ENOUGH_ROWS)}
-    assert (found.equal_up_to, found.unlike, found.reach) == (WIDTHS[-1], None, 200)
+    assert (measured.equal_up_to, measured.unlike, measured.reach) == (WIDTHS[-1], None, 200)
     assert context.cells[0] == ids, "the cache is as it was"
 
 
 def test_rounding_differences_of_batches_are_measured():
     context = TimedContext(rounding=0.01)
-    found = measure(context, 0, filled(context, 200), 5.0, context.clock)
+    measured = measure(context, 0, filled(context, 200), 5.0, context.clock)
     # The logits of two ids of the same parity move together, of different parity apart by twice the rounding.
-    assert found.epsilon == pytest.approx(0.02, rel=0.01)
-    assert (found.equal_up_to, found.unlike) == (0, 2)
+    assert measured.epsilon == pytest.approx(0.02, rel=0.01)
+    assert (measured.equal_up_to, measured.unlike) == (0, 2)
 
 
 @pytest.mark.parametrize(("unlike", "alike"), [(3, 2), (8, 4), (18, 17), (64, 63)])
 def test_the_batch_size_from_which_rows_differ_is_found(unlike, alike):
     """llama.cpp chooses kernels by the number of rows."""
     context = TimedContext(rounding=0.01, unlike=unlike, n_ctx=2048)
-    found = measure(context, 0, filled(context, 1000), 60.0, context.clock)
-    assert found.equal_up_to == alike
-    assert found.unlike == next((w for w in WIDTHS if w >= unlike), None)
+    measured = measure(context, 0, filled(context, 1000), 60.0, context.clock)
+    assert measured.equal_up_to == alike
+    assert measured.unlike == next((w for w in WIDTHS if w >= unlike), None)
 
 
 def test_rows_that_differ_only_outside_the_two_best_ids_are_not_equal():
@@ -93,8 +93,8 @@ def test_rows_that_differ_only_outside_the_two_best_ids_are_not_equal():
             return rows
 
     context = OffAtTheWorst()
-    found = measure(context, 0, filled(context, 100), 5.0, context.clock)
-    assert (found.epsilon, found.equal_up_to, found.unlike) == (0, 0, 2)
+    measured = measure(context, 0, filled(context, 100), 5.0, context.clock)
+    assert (measured.epsilon, measured.equal_up_to, measured.unlike) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0])
@@ -111,27 +111,27 @@ def test_on_a_slow_machine_measuring_stops_after_the_first_batch():
     context = TimedContext(t1=3.0)
     ids = filled(context, 200)
     begin = context.now
-    found = measure(context, 0, ids, 1.0, context.clock)
+    measured = measure(context, 0, ids, 1.0, context.clock)
     assert context.now - begin < 12
-    assert found.n_rows == 2
+    assert measured.n_rows == 2
 
 
 def test_short_texts_can_be_measured_on():
     for n in (1, 2, 3, 5):
         context = TimedContext()
         ids = filled(context, n)
-        found = measure(context, 0, ids, 1.0, context.clock)
-        assert found.t1 == pytest.approx(context.t1)
-        assert found.n_rows > 10
-        assert (found.reach, context.cells[0]) == (n, ids)
+        measured = measure(context, 0, ids, 1.0, context.clock)
+        assert measured.t1 == pytest.approx(context.t1)
+        assert measured.n_rows > 10
+        assert (measured.reach, context.cells[0]) == (n, ids)
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 5, 20])
 def test_an_almost_full_context_limits_the_widths(left):
     context = TimedContext(n_ctx=100)
     ids = filled(context, 100 - left)
-    found = measure(context, 0, ids, 1.0, context.clock)
-    assert max(found.widths, default=0) == max((w for w in WIDTHS if w <= left), default=0)
+    measured = measure(context, 0, ids, 1.0, context.clock)
+    assert max(measured.widths, default=0) == max((w for w in WIDTHS if w <= left), default=0)
     assert context.cells[0] == ids
 
 
@@ -144,8 +144,8 @@ def test_a_lack_of_cells_ends_the_measurement():
 
     context = Full()
     ids = filled(context, 50)
-    found = measure(context, 0, ids, 1.0, context.clock)
-    assert found.widths == {2: True, 4: True}
+    measured = measure(context, 0, ids, 1.0, context.clock)
+    assert measured.widths == {2: True, 4: True}
     assert context.cells[0] == ids
 
 
@@ -161,19 +161,19 @@ def test_memories_with_limited_rollback_give_no_wrong_figures(memory):
     """Whatever the memory refuses, no wrong figure is reported and the cache holds a prefix of the text."""
     context = TimedContext(memory=memory, rounding=0.0)
     ids = filled(context, 100)
-    found = measure(context, 0, ids, 1.0, context.clock)
-    assert found.epsilon in (None, 0)
+    measured = measure(context, 0, ids, 1.0, context.clock)
+    assert measured.epsilon in (None, 0)
     assert context.cells[0] == ids[: len(context.cells[0])]
     if memory == "checkpoint":
-        assert found == Calibration()
+        assert measured == Calibration()
         assert len(context.cells[0]) == 100
 
 
 def test_batches_stay_within_the_limits_of_the_context():
     context = TimedContext(n_batch=4)
-    found = measure(context, 0, filled(context, 100), 1.0, context.clock)
+    measured = measure(context, 0, filled(context, 100), 1.0, context.clock)
     assert max(context.widths) <= 4
-    assert found.n_rows > 0
+    assert measured.n_rows > 0
 
 
 def test_margin_change():
@@ -185,22 +185,22 @@ def test_margin_change():
 
 
 def test_to_dict_gives_plain_data():
-    found = Calibration([0.01, 0.03, 0.01], [0.02] * 3, {2: True, 4: True, 8: False, 16: True}, 300)
+    calibration = Calibration([0.01, 0.03, 0.01], [0.02] * 3, {2: True, 4: True, 8: False, 16: True}, 300)
     expected = {"t1": 0.01, "epsilon": 0.02, "n_rows": 3, "alike": 4, "unlike": 8, "reach": 300}
-    assert json.loads(json.dumps(found.to_dict())) == expected
+    assert json.loads(json.dumps(calibration.to_dict())) == expected
     nothing = {"t1": None, "epsilon": None, "n_rows": 0, "alike": 0, "unlike": None, "reach": 0}
     assert Calibration().to_dict() == nothing
 
 
 def test_a_measurement_extends_an_earlier_one():
     context, ids = TimedContext(rounding=0.01), [i * 7 % N_VOCAB for i in range(200)]
-    found = Calibration()
+    earlier = Calibration()
     for _ in range(3):
         context.truncate(0, 0)
         filled(context, 200)
-        assert measure(context, 0, ids, 0.5, context.clock, found) is found
-    assert found.n_rows > 60
-    assert found.epsilon == pytest.approx(0.02, rel=0.01)
+        assert measure(context, 0, ids, 0.5, context.clock, earlier) is earlier
+    assert earlier.n_rows > 60
+    assert earlier.epsilon == pytest.approx(0.02, rel=0.01)
 
 
 # Decodes of several rows
@@ -209,10 +209,10 @@ def test_a_measurement_extends_an_earlier_one():
 def timed(context: TimedContext, curve: CostCurve, seconds: float = 9.0, n: int = 60) -> int:
     ids = filled(context, n)
     context.widths.clear()
-    found = time_widths(context, 0, ids, curve, seconds, context.clock)
-    assert found == len(context.widths)
+    n_timed = time_widths(context, 0, ids, curve, seconds, context.clock)
+    assert n_timed == len(context.widths)
     assert context.cells[0] == ids, "the cache is as it was"
-    return found
+    return n_timed
 
 
 def test_missing_widths_are_timed_in_turn_with_single_rows_between():

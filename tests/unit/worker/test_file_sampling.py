@@ -13,15 +13,15 @@ from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 
 
 def read(**values: str) -> dict[str, Any]:
-    found = sampling_defaults({f"general.sampling.{k}": v for k, v in values.items()}.get)
-    SamplingParams.merge(found)
-    return found
+    params = sampling_defaults({f"general.sampling.{k}": v for k, v in values.items()}.get)
+    SamplingParams.merge(params)
+    return params
 
 
 def notes(**values: str) -> str:
-    found = sampling_notes({f"general.sampling.{k}": v for k, v in values.items()}.get)
-    assert len(found) <= 1
-    return found[0].message.rpartition("left out: ")[2] if found else ""
+    made = sampling_notes({f"general.sampling.{k}": v for k, v in values.items()}.get)
+    assert len(made) <= 1
+    return made[0].message.rpartition("left out: ")[2] if made else ""
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_is_no_number_is_left_out_with_a_note(key: str, text: str) -> None:
 
 
 def test_samplers_that_are_not_there_are_named() -> None:
-    found = notes(mirostat="2", mirostat_tau="5", xtc_probability="0.5", xtc_threshold="0.1", top_k="4")
-    assert found == "mirostat = 2; xtc_probability = 0.5"
+    left_out = notes(mirostat="2", mirostat_tau="5", xtc_probability="0.5", xtc_threshold="0.1", top_k="4")
+    assert left_out == "mirostat = 2; xtc_probability = 0.5"
     assert notes(mirostat="0", xtc_probability="0.0", xtc_threshold="0.1") == ""
 
 

@@ -81,9 +81,9 @@ def verdict(policy: Policy, generation: Generation, off_reason: str = "") -> dic
 def off_reason(world: World, policy: Policy, n: int = 400) -> str:
     generation = world.answer(policy, n)
     assert generation.stats.n_drafted <= 0.03 * n
-    found = verdict(policy, generation)
-    assert found["speculation"] == "off"
-    return found["reason"]
+    verdict_given = verdict(policy, generation)
+    assert verdict_given["speculation"] == "off"
+    return verdict_given["reason"]
 
 
 EXPENSIVE = {1: 1.0, 2: 1.9, 3: 2.8, 4: 3.7, 5: 4.6}
@@ -92,25 +92,25 @@ EXPENSIVE = {1: 1.0, 2: 1.9, 3: 2.8, 4: 3.7, 5: 4.6}
 def test_the_reason_gives_the_figures_of_a_draft_model_with_low_acceptance():
     world = World(EXPENSIVE, step=0.05, right=0.6)
     reason = off_reason(world, world.planner("model"), 900)
-    found = re.fullmatch(
+    figures = re.fullmatch(
         r"a decode of 2 rows takes 1\.90 x one row's here and a token of the draft model 0\.05 x, "
         r"its drafts pay from an acceptance of 95 %; (\d+) % was seen",
         reason,
     )
-    assert found, reason
-    assert 35 <= int(found[1]) <= 80
+    assert figures, reason
+    assert 35 <= int(figures[1]) <= 80
 
 
 def test_copied_drafts_with_low_acceptance_do_not_pay():
     world = World(EXPENSIVE, right=0.61)
     reason = off_reason(world, world.planner("copy"))
-    found = re.fullmatch(
+    figures = re.fullmatch(
         r"a decode of 2 rows takes 1\.90 x one row's here, a draft pays from an acceptance of 90 %; "
         r"(\d+) % was seen",
         reason,
     )
-    assert found, reason
-    assert 52 <= int(found[1]) <= 70  # of 400 tokens
+    assert figures, reason
+    assert 52 <= int(figures[1]) <= 70  # of 400 tokens
 
 
 def test_if_a_row_costs_more_than_a_token_nothing_can_pay():
@@ -212,10 +212,10 @@ def test_the_shortest_answers_give_a_reason(names, n):
     world = World(EXPENSIVE)
     policy = world.planner(*names, guess=lambda _history, _draft: None)
     generation = world.answer(policy, n)
-    found = verdict(policy, generation)
-    assert found["speculation"] == "off"
-    assert found["reason"]
-    assert (found["reason"] == "the answer is a single token") == (n == 1)
+    verdict_given = verdict(policy, generation)
+    assert verdict_given["speculation"] == "off"
+    assert verdict_given["reason"]
+    assert (verdict_given["reason"] == "the answer is a single token") == (n == 1)
 
 
 def test_an_answer_cancelled_before_its_first_token_says_so():

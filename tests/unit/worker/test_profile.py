@@ -51,9 +51,9 @@ class TimedContext(TableContext):
 def new_profile(
     store: Store, context: TimedContext, keep: bool = True, pair: dict[str, Any] = PAIR
 ) -> ModelProfile:
-    found = ModelProfile(store, KEY, pair, keep, context.clock)
-    found.planner_of([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
-    return found
+    profile = ModelProfile(store, KEY, pair, keep, context.clock)
+    profile.planner_of([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
+    return profile
 
 
 def answer(profile: ModelProfile, context: TimedContext, n: int = 200, seed: int = 0) -> Generation:
@@ -101,30 +101,30 @@ def test_the_next_process_starts_with_the_stored_profile(tmp_path):
 
 def test_without_keep_nothing_is_stored(tmp_path):
     context = TimedContext()
-    found = new_profile(Store(tmp_path), context, keep=False)
-    answer(found, context)
-    found.measure(context, filled(context, 100), 1.0)
-    found.flush()
-    assert found.t1 is not None
+    profile = new_profile(Store(tmp_path), context, keep=False)
+    answer(profile, context)
+    profile.measure(context, filled(context, 100), 1.0)
+    profile.flush()
+    assert profile.t1 is not None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_first_answer_is_stored_at_once_and_later_ones_at_intervals(tmp_path):
     context, store = TimedContext(t1=0.01), Store(tmp_path)
-    found, written = new_profile(store, context), []
+    profile, written = new_profile(store, context), []
 
     def n_stored() -> float:
-        if found._writer is not None:
-            found._writer.join()
+        if profile._writer is not None:
+            profile._writer.join()
         data = store.read(KEY)
         return sum(data["pairs"][0]["learnt"]["tables"]["copy"]["seen"]) if data else 0.0
 
     for seed in range(12):
-        answer(found, context, 60, seed)  # at most 0.6 s
+        answer(profile, context, 60, seed)  # at most 0.6 s
         written.append(n_stored())
     assert written[0] > 0
     assert 1 < len(set(written)) <= 3
-    found.flush()
+    profile.flush()
     assert n_stored() > written[-1]
 
 
@@ -148,9 +148,9 @@ def test_entries_of_other_processes_are_kept(tmp_path):
 def test_only_the_last_pairs_are_kept(tmp_path):
     context, store = TimedContext(), Store(tmp_path)
     for n in range(12):
-        found = new_profile(store, context, pair={"draft": None, "drafters": [str(n)]})
-        found.save()
-        found.flush()
+        profile = new_profile(store, context, pair={"draft": None, "drafters": [str(n)]})
+        profile.save()
+        profile.flush()
     assert [p["pair"]["drafters"] for p in store.read(KEY)["pairs"]] == [[str(n)] for n in range(4, 12)]
 
 
@@ -159,12 +159,12 @@ def test_concurrent_writers_leave_a_complete_file(tmp_path):
 
     def write(number: int) -> None:
         context = TimedContext()
-        found = new_profile(store, context, pair={"draft": None, "drafters": [str(number)]})
-        answer(found, context, 40)
+        profile = new_profile(store, context, pair={"draft": None, "drafters": [str(number)]})
+        answer(profile, context, 40)
         for _ in range(25):
-            found.save()
-            found._written = -math.inf
-            found.flush()
+            profile.save()
+            profile._written = -math.inf
+            profile.flush()
             if not store.read(KEY).get("pairs"):
                 broken.append(number)
 
@@ -180,19 +180,19 @@ def test_concurrent_writers_leave_a_complete_file(tmp_path):
 def test_a_growing_text_uses_a_curve_for_each_range(tmp_path):
     """Above 4096 ids the planner uses another curve, and both are stored."""
     context = TimedContext(n_ctx=8192, t1=0.0001)
-    found = new_profile(Store(tmp_path), context)
-    engine = Engine(context, found.planner_of([]), end_ids=(), clock=context.clock)
+    profile = new_profile(Store(tmp_path), context)
+    engine = Engine(context, profile.planner_of([]), end_ids=(), clock=context.clock)
     prompt = [3 + i * 5 % 29 for i in range(4000)]
     engine.submit(Request(prompt, SamplingParams(temperature=0, max_tokens=300), 1))
     used = []
     while engine.busy:
-        found.use_curve_at(sum(len(g.history) for g in engine.active))
+        profile.use_curve_at(sum(len(g.history) for g in engine.active))
         engine.step()
-        assert found.planner is not None
-        used.append(found.planner.costs)
+        assert profile.planner is not None
+        used.append(profile.planner.costs)
     assert len(set(map(id, used))) == 2
-    found.save()
-    found.flush()
+    profile.save()
+    profile.flush()
     assert list(Store(tmp_path).read(KEY)["curves"]) == ["0", "4096"]
 
 
@@ -201,22 +201,22 @@ def test_a_growing_text_uses_a_curve_for_each_range(tmp_path):
 
 def test_missing_widths_are_measured_and_stored(tmp_path):
     context, store = TimedContext(), Store(tmp_path)
-    found = new_profile(store, context)
+    profile = new_profile(store, context)
     slot = filled(context, 200)
-    assert found.unmeasured(context, 200) == list(TIMED)
+    assert profile.unmeasured(context, 200) == list(TIMED)
     slices, more = 0, True
     while more:
         before = context.now
-        more = found.measure(context, slot, 0.1)
+        more = profile.measure(context, slot, 0.1)
         assert context.now - before < 0.12
         assert slot.ids == context.cells[0]
         slices += 1
     assert 1 < slices < 30
-    curve = found.curves.at(0)
+    curve = profile.curves.at(0)
     for n in TIMED:
         assert curve.count(n) >= DEFAULT.min_samples
         assert curve.predict(n) == pytest.approx(context.seconds(n))
-    assert (found.t1, found.epsilon) == (pytest.approx(0.001), 0)
+    assert (profile.t1, profile.epsilon) == (pytest.approx(0.001), 0)
     again = new_profile(store, TimedContext())
     assert again.unmeasured(context, 200) == []
     assert again.curves.at(0).predict(24) == pytest.approx(context.seconds(24))
@@ -225,49 +225,49 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
 
 def test_without_a_planner_only_single_rows_are_measured(tmp_path):
     context = TimedContext()
-    found = ModelProfile(Store(tmp_path), KEY, PAIR, True, context.clock)
-    assert found.unmeasured(context, 100) == [1]
+    profile = ModelProfile(Store(tmp_path), KEY, PAIR, True, context.clock)
+    assert profile.unmeasured(context, 100) == [1]
     slot = filled(context, 100)
     context.widths.clear()
     begun = context.now
-    while found.measure(context, slot, 1.0):
+    while profile.measure(context, slot, 1.0):
         assert context.now - begun < 2.5, "rows are compared for two seconds, once"
     assert set(context.widths) <= {1, *WIDTHS, *(w % ENOUGH_ROWS for w in WIDTHS)}
     assert len(slot.ids) == 100
     assert Store(tmp_path).read(KEY)["t1"] == pytest.approx(0.001)
-    assert found.unmeasured(context, 100) == []
+    assert profile.unmeasured(context, 100) == []
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
 def test_memories_that_cannot_be_rolled_back_are_not_measured(tmp_path, memory):
     context = TimedContext(memory=memory)
-    found = new_profile(Store(tmp_path), context)
-    assert found.unmeasured(context, 100) == []
+    profile = new_profile(Store(tmp_path), context)
+    assert profile.unmeasured(context, 100) == []
     slot = filled(context, 100)
-    assert found.measure(context, slot, 1.0) is False
+    assert profile.measure(context, slot, 1.0) is False
     assert len(slot.ids) == 100
 
 
 def test_a_memory_that_refuses_a_rollback_is_not_measured_again(tmp_path):
     context = TimedContext(memory="window")
-    found = new_profile(Store(tmp_path), context)
+    profile = new_profile(Store(tmp_path), context)
     slot = filled(context, 100)
-    assert found.measure(context, slot, 1.0) is False
+    assert profile.measure(context, slot, 1.0) is False
     assert slot.ids == context.cells[0] == []
-    assert found.unmeasured(context, 100) == []
+    assert profile.unmeasured(context, 100) == []
 
 
 def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     context = TimedContext(t1=0.1, slope=1.0)
-    found = new_profile(Store(tmp_path), context)
-    found._compared = 99  # rows were compared after longer texts
+    profile = new_profile(Store(tmp_path), context)
+    profile._compared = 99  # rows were compared after longer texts
     slot = filled(context, 100)
     begun = context.now
-    more = found.measure(context, slot, 1.0)
+    more = profile.measure(context, slot, 1.0)
     assert context.now - begun < 1.3
     while more:
-        more = found.measure(context, slot, 1.0)
-    counts = [found.curves.at(0).count(n) for n in TIMED]
+        more = profile.measure(context, slot, 1.0)
+    counts = [profile.curves.at(0).count(n) for n in TIMED]
     assert counts[:4] == [pytest.approx(counts[0])] + [DEFAULT.min_samples] * 3
     assert counts[-3:] == [0, 0, 0]
 
@@ -280,15 +280,15 @@ def test_two_rows_are_measured_again_if_by_their_stored_time_no_draft_could_pay(
         for _ in range(DEFAULT.min_samples):
             busy.curves.at(0).observe(n, 0.001 * n)
     busy.measure(context, filled(context, 100), 1.0)
-    found = new_profile(store, context)
-    assert found.unmeasured(context, 100) == []
-    answer(found, context)
-    found.distrust_stored_t2()
-    assert found.unmeasured(context, 100) == [2]
-    found.measure(context, filled(context, 100), 1.0)
-    assert found.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
-    found.distrust_stored_t2()
-    assert found.unmeasured(context, 100) == []
+    profile = new_profile(store, context)
+    assert profile.unmeasured(context, 100) == []
+    answer(profile, context)
+    profile.distrust_stored_t2()
+    assert profile.unmeasured(context, 100) == [2]
+    profile.measure(context, filled(context, 100), 1.0)
+    assert profile.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
+    profile.distrust_stored_t2()
+    assert profile.unmeasured(context, 100) == []
 
 
 # Up to how many rows are bit-equal to single rows
@@ -308,10 +308,10 @@ class RoundingContext(TimedContext):
         return rows
 
 
-def compared(found: ModelProfile, context: TimedContext, n: int) -> None:
+def compared(profile: ModelProfile, context: TimedContext, n: int) -> None:
     """Measure all that is missing after a text of n ids."""
     slot = filled(context, n)
-    while found.measure(context, slot, 1.0):
+    while profile.measure(context, slot, 1.0):
         pass
 
 
@@ -321,38 +321,38 @@ def compared(found: ModelProfile, context: TimedContext, n: int) -> None:
 def test_the_row_limit_is_the_widest_bit_equal_batch(tmp_path, unlike, known):
     """If that is too narrow there is no limit, and near-ties are decided by epsilon."""
     context = RoundingContext(unlike)
-    found = new_profile(Store(tmp_path), context)
-    assert found.row_limit(1) == (ENOUGH_ROWS, None)
-    compared(found, context, 600)
-    for again in (found, new_profile(Store(tmp_path), context)):
+    profile = new_profile(Store(tmp_path), context)
+    assert profile.row_limit(1) == (ENOUGH_ROWS, None)
+    compared(profile, context, 600)
+    for again in (profile, new_profile(Store(tmp_path), context)):
         assert again.row_limit(1) == (known[0], pytest.approx(known[1], rel=0.01))
 
 
 def test_there_is_no_row_limit_with_many_slots(tmp_path):
     """Their decodes without drafts are wide already."""
     context = RoundingContext(20)
-    found = new_profile(Store(tmp_path), context)
-    compared(found, context, 600)
-    assert found.row_limit(8) == (17, 0.0)
-    assert found.row_limit(9) == (None, pytest.approx(0.02, rel=0.01))
+    profile = new_profile(Store(tmp_path), context)
+    compared(profile, context, 600)
+    assert profile.row_limit(8) == (17, 0.0)
+    assert profile.row_limit(9) == (None, pytest.approx(0.02, rel=0.01))
 
 
 def test_longer_texts_are_compared_again(tmp_path):
     """llama.cpp chooses kernels by the cells in use: epsilon may be 0 after a short text only."""
     context, store = RoundingContext(2, short=256), Store(tmp_path)
-    found = new_profile(store, context)
-    compared(found, context, 190)
-    assert (found.epsilon, found.reach) == (0, 190)
-    assert (found.covers(256), found.covers(257)) == (True, False)
-    assert found.unmeasured(context, 256) == []
-    for later in (found, new_profile(store, context)):
+    profile = new_profile(store, context)
+    compared(profile, context, 190)
+    assert (profile.epsilon, profile.reach) == (0, 190)
+    assert (profile.covers(256), profile.covers(257)) == (True, False)
+    assert profile.unmeasured(context, 256) == []
+    for later in (profile, new_profile(store, context)):
         assert 1 in later.unmeasured(context, 257)
     later = new_profile(store, context)
     compared(later, context, 600)
     assert later.epsilon == pytest.approx(0.02, rel=0.01)
     assert (later.reach, later.covers(1024), later.covers(1025)) == (600, True, False)
     assert later.row_limit(1)[0] is None
-    assert later.t1 == found.t1
+    assert later.t1 == profile.t1
     shorter = new_profile(store, context)
     assert shorter.unmeasured(context, 200) == []
     compared(shorter, context, 1020)
@@ -365,19 +365,19 @@ def test_a_missing_figure_is_measured_and_the_others_are_kept(tmp_path):
     compared(new_profile(store, context), context, 300)
     data = store.read(KEY)
     store.write(KEY, {**data, "t1": "fast"})
-    found = new_profile(store, context)
-    assert (found.t1, found.epsilon) == (None, pytest.approx(0.02, rel=0.01))
-    compared(found, context, 200)
-    assert found.t1 == pytest.approx(context.t1)
-    assert (found.reach, found.row_limit(1)) == (300, (17, 0.0))
+    profile = new_profile(store, context)
+    assert (profile.t1, profile.epsilon) == (None, pytest.approx(0.02, rel=0.01))
+    compared(profile, context, 200)
+    assert profile.t1 == pytest.approx(context.t1)
+    assert (profile.reach, profile.row_limit(1)) == (300, (17, 0.0))
 
 
 def test_a_comparison_stored_without_the_length_of_the_text_is_measured_again(tmp_path):
     store = Store(tmp_path)
     store.write(KEY, {"t1": 0.5, "epsilon": 0.0, "n_rows": 100})
-    found = new_profile(store, TimedContext())
-    assert (found.t1, found.epsilon) == (0.5, None)
-    assert 1 in found.unmeasured(TimedContext(), 100)
+    profile = new_profile(store, TimedContext())
+    assert (profile.t1, profile.epsilon) == (0.5, None)
+    assert 1 in profile.unmeasured(TimedContext(), 100)
 
 
 def test_a_comparison_that_contradicts_itself_is_measured_again(tmp_path):
@@ -385,8 +385,8 @@ def test_a_comparison_that_contradicts_itself_is_measured_again(tmp_path):
     store = Store(tmp_path)
     equal = {"t1": 0.5, "epsilon": 0.0, "n_rows": 100, "alike": 63, "unlike": 2, "reach": 300}
     store.write(KEY, equal)
-    found = new_profile(store, TimedContext())
-    assert (found.t1, found.epsilon, found.covers(10)) == (0.5, None, False)
+    profile = new_profile(store, TimedContext())
+    assert (profile.t1, profile.epsilon, profile.covers(10)) == (0.5, None, False)
     store.write(KEY, {**equal, "unlike": 64})
     assert new_profile(store, TimedContext()).row_limit(1) == (63, 0.0)
 
@@ -452,14 +452,14 @@ def test_malformed_stored_data_is_replaced_by_valid_figures(data):
     with tempfile.TemporaryDirectory() as directory:
         store, context = Store(Path(directory)), TimedContext()
         store.path(KEY).write_text(json.dumps({"schema": 1, "key": KEY, **data}))
-        found = new_profile(store, context)
-        assert found.t1 is None or 0 < found.t1 < math.inf
-        assert found.epsilon is None or 0 <= found.epsilon < math.inf
-        most, _ = found.row_limit(1)
+        profile = new_profile(store, context)
+        assert profile.t1 is None or 0 < profile.t1 < math.inf
+        assert profile.epsilon is None or 0 <= profile.epsilon < math.inf
+        most, _ = profile.row_limit(1)
         assert most is None or most >= ENOUGH_ROWS
-        assert answer(found, context, 12).finish_reason == "length"
-        found.measure(context, filled(context, 40), 0.05)
-        found.flush()
+        assert answer(profile, context, 12).finish_reason == "length"
+        profile.measure(context, filled(context, 40), 0.05)
+        profile.flush()
         stored = json.loads(store.path(KEY).read_text())
         assert new_profile(store, TimedContext()).t1 == stored.get("t1")
         assert stored["curves"]["0"]["widths"][0][0] == 1

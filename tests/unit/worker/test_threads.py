@@ -9,8 +9,8 @@ import pytest
 from specllama.worker.tuning.threads import MIN_GAIN, ThreadTimes, candidates, fastest
 
 
-def times(found: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:
-    return {n: ThreadTimes([one] * rounds, [wide] * rounds) for n, (one, wide) in found.items()}
+def times(medians: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:
+    return {n: ThreadTimes([one] * rounds, [wide] * rounds) for n, (one, wide) in medians.items()}
 
 
 def test_candidates_cover_small_numbers_and_the_cores():
@@ -25,17 +25,17 @@ def test_candidates_cover_small_numbers_and_the_cores():
 
 
 def test_the_fastest_over_both_widths_is_found():
-    found = fastest(times({1: (4, 9), 2: (2, 5), 4: (2.2, 3), 8: (3, 3)}), 8, 8)
-    assert found is not None
-    assert (found.n_threads, found.clear) == (4, True)
-    assert found.gain == pytest.approx((3 * 3 / (2.2 * 3)) ** 0.5)
+    best = fastest(times({1: (4, 9), 2: (2, 5), 4: (2.2, 3), 8: (3, 3)}), 8, 8)
+    assert best is not None
+    assert (best.n_threads, best.clear) == (4, True)
+    assert best.gain == pytest.approx((3 * 3 / (2.2 * 3)) ** 0.5)
 
 
 def test_a_small_gain_is_not_clear():
-    found = fastest(times({1: (2, 2), 2: (1, 1), 4: (0.98, 0.98)}), 2, 2)
-    assert found is not None
-    assert not found.clear
-    assert found.gain < MIN_GAIN
+    fewer = fastest(times({1: (2, 2), 2: (1, 1), 4: (0.98, 0.98)}), 2, 2)
+    assert fewer is not None
+    assert not fewer.clear
+    assert fewer.gain < MIN_GAIN
     best = fastest(times({1: (2, 2), 2: (1, 1)}), 2, 2)
     assert best is not None
     assert (best.n_threads, best.gain, best.clear) == (2, 1.0, False)
@@ -43,11 +43,11 @@ def test_a_small_gain_is_not_clear():
 
 def test_different_numbers_in_use_for_one_row_and_for_more():
     """1 thread for one row and 2 for more take sqrt(3) s, the geometric mean; 4 take 2 s, then 1.5 s."""
-    found = times({1: (1, 9), 2: (3, 3), 4: (2, 2)})
-    best = fastest(found, 1, 2)
+    measured = times({1: (1, 9), 2: (3, 3), 4: (2, 2)})
+    best = fastest(measured, 1, 2)
     assert best is not None
     assert (best.n_threads, best.gain, best.clear) == (1, 1.0, False)
-    best = fastest(found | times({4: (1.5, 1.5)}), 1, 2)
+    best = fastest(measured | times({4: (1.5, 1.5)}), 1, 2)
     assert best is not None
     assert (best.n_threads, best.clear) == (4, True)
 
@@ -56,8 +56,8 @@ def test_slow_rounds_do_not_change_the_result():
     """All numbers are slow in the same rounds: only ratios within a round count."""
     rng = random.Random(1)
     slow = [1 + 9 * rng.random() for _ in range(9)]
-    found = {n: ThreadTimes([s * f for s in slow], [s * f for s in slow]) for n, f in ((1, 1.0), (2, 0.8))}
-    best = fastest(found, 1, 1)
+    measured = {n: ThreadTimes([s * f for s in slow], [s * f for s in slow]) for n, f in ((1, 1.0), (2, 0.8))}
+    best = fastest(measured, 1, 1)
     assert best is not None
     assert (best.n_threads, best.clear) == (2, True)
     assert best.gain == pytest.approx(1.25)
@@ -73,8 +73,8 @@ def test_a_gain_within_the_noise_is_not_clear():
 
 
 def test_a_number_timed_only_once_is_not_clear():
-    found = times({2: (1, 1)}, 5) | times({1: (0.5, 0.5)}, 1)
-    best = fastest(found, 2, 2)
+    measured = times({2: (1, 1)}, 5) | times({1: (0.5, 0.5)}, 1)
+    best = fastest(measured, 2, 2)
     assert best is not None
     assert not best.clear
 

@@ -121,7 +121,7 @@ def test_macos_counts_the_performance_cores(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "present"),
     [
         ({}, []),
         ({"dev/nvidia0": ""}, ["cuda"]),
@@ -132,6 +132,6 @@ def test_macos_counts_the_performance_cores(monkeypatch, tmp_path):
     ],
     ids=str,
 )
-def test_gpus_are_found_by_their_device_files(tmp_path, files, found):
+def test_gpus_are_found_by_their_device_files(tmp_path, files, present):
     write(tmp_path, files)
-    assert gpus_present(tmp_path) == found
+    assert gpus_present(tmp_path) == present

@@ -30,11 +30,11 @@ def settings(n: int, devices: tuple[str, ...] = (), draft: tuple[str, ...] = ())
 def test_the_first_gpus_are_used(
     asked: LoadSettings, target: tuple[str, ...], draft: tuple[str, ...]
 ) -> None:
-    found = on_gpus(asked, ["CUDA0", "CUDA1", "CUDA2"])
-    assert found.target.devices == target
-    assert found.draft is not None
-    assert found.draft.devices == draft
-    assert found.target.split_mode == "layer"
+    placed = on_gpus(asked, ["CUDA0", "CUDA1", "CUDA2"])
+    assert placed.target.devices == target
+    assert placed.draft is not None
+    assert placed.draft.devices == draft
+    assert placed.target.split_mode == "layer"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_one_needs_no_gpu() -> None:
 def test_the_first_pattern_that_matches_places_a_tensor() -> None:
     own = (("blk.0.*exps", "CUDA0"), ("(", "CPU"))
     overrides = tuple(tensor_overrides(ModelSettings(path="t.gguf", override_tensor=own, n_cpu_moe=2)))
-    found = [stays_on_host(f"blk.{i}.ffn_up_exps.weight", overrides) for i in range(3)]
-    assert found == [False, True, False]
+    on_host = [stays_on_host(f"blk.{i}.ffn_up_exps.weight", overrides) for i in range(3)]
+    assert on_host == [False, True, False]
     assert not stays_on_host("blk.1.attn_q.weight", overrides)
     everywhere = tuple(tensor_overrides(ModelSettings(path="t.gguf", n_cpu_moe=-1)))
     assert stays_on_host("blk.77.ffn_gate_exps.weight", everywhere)

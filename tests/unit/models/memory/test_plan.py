@@ -471,8 +471,8 @@ params.type_k, params.type_v, params.flash_attn_type = type_k, type_v, flash
 context = L.llama_init_from_model(model, params)
 assert context, "".join(lines)[-2000:]
 log = "".join(lines)
-found = {name: re.findall(name + r" buffer size =\\s+([\\d.]+)", log) for name in ("KV", "compute")}
-print(json.dumps({name: sum(map(float, sizes)) for name, sizes in found.items()}))
+matches = {name: re.findall(name + r" buffer size =\\s+([\\d.]+)", log) for name in ("KV", "compute")}
+print(json.dumps({name: sum(map(float, sizes)) for name, sizes in matches.items()}))
 """
 TYPE_IDS = {"f32": 0, "f16": 1, "q8_0": 8}
 

@@ -1,12 +1,12 @@
-"""The memory drafter: which texts it copies from, and which it must not."""
+"""The drafter of the request history: which texts it copies from, and which it must not."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.drafters.request_history import INDEXED_AT_START, MemoryDrafter
-from specllama.drafters.ring import RequestHistory
+from specllama.drafters.history import INDEXED_AT_START, HistoryDrafter
+from specllama.drafters.request_history import RequestHistory
 
 SEQ = 2
 EARLIER = list(range(100, 140))
@@ -25,7 +25,7 @@ def after(
     history: RequestHistory, prompt: list[int], text: list[int], limit: int, scope: str = ""
 ) -> list[int]:
     """The tokens proposed in this scope after the text was committed token by token."""
-    drafter = MemoryDrafter(history)
+    drafter = HistoryDrafter(history)
     drafter.set_scope(SEQ, scope)
     drafter.start(SEQ, prompt)
     for token in text:
@@ -71,7 +71,7 @@ def test_the_latest_of_several_texts_is_copied() -> None:
 
 def test_a_running_sequence_uses_texts_that_end_meanwhile() -> None:
     history = history_of()
-    drafter = MemoryDrafter(history)
+    drafter = HistoryDrafter(history)
     drafter.start(SEQ, [0])
     drafter.committed(SEQ, EARLIER[:2])
     assert drafter.propose(SEQ, 2) == []
@@ -84,14 +84,14 @@ def test_a_running_sequence_uses_texts_that_end_meanwhile() -> None:
 
 def test_a_long_text_is_indexed_in_pieces() -> None:
     history = history_of(list(range(3 * INDEXED_AT_START)))
-    drafter = MemoryDrafter(history)
+    drafter = HistoryDrafter(history)
     drafter.start(SEQ, [0])
     assert len(history.ring("")) == INDEXED_AT_START + 1
 
 
 def test_the_drafter_itself_keeps_no_texts() -> None:
     history = history_of()
-    drafter = MemoryDrafter(history)
+    drafter = HistoryDrafter(history)
     drafter.start(SEQ, [1, 2, 3])
     drafter.committed(SEQ, EARLIER)
     drafter.forget(SEQ)
@@ -115,7 +115,7 @@ def test_scopes_do_not_affect_each_other(theirs, mine, text) -> None:
 
 def test_a_reused_sequence_id_has_no_scope_of_its_own() -> None:
     history = history_of(EARLIER, scope="key 1")
-    drafter = MemoryDrafter(history)
+    drafter = HistoryDrafter(history)
     drafter.set_scope(SEQ, "key 1")
     drafter.start(SEQ, EARLIER[:3])
     assert drafter.propose(SEQ, 1)
