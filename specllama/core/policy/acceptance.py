@@ -246,10 +246,10 @@ class PairState:
 
 def _restored(tables: Mapping[str, AcceptanceTable], stored: object) -> dict[str, Any]:
     """Restore the tables from stored ones; returns those of drafters that are not loaded."""
-    found = stored if isinstance(stored, Mapping) else {}
+    known = stored if isinstance(stored, Mapping) else {}
     for name, table in tables.items():
-        table.restore(found.get(name))
-    return {name: table for name, table in found.items() if name not in tables and _is_table(table)}
+        table.restore(known.get(name))
+    return {name: table for name, table in known.items() if name not in tables and _is_table(table)}
 
 
 def common_length(draft: Sequence[int], tokens: Sequence[int]) -> int:

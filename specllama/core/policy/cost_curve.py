@@ -109,8 +109,8 @@ class CostCurve:
             rate = self.config.width_rate if seconds >= before else self.config.shorter_rate
             self._steady[n] = before + rate * (seconds - before)
         elif place != Place.LOADING:
-            found, now = self._early.setdefault(n, {}), seconds / self.scale
-            found[place] = min(now, found.get(place, now))
+            shortest, now = self._early.setdefault(n, {}), seconds / self.scale
+            shortest[place] = min(now, shortest.get(place, now))
 
     def _correct(self) -> None:
         """It has become known whether all decodes are alike: where not, steady times replace the others."""
@@ -129,8 +129,8 @@ class CostCurve:
         loading say nothing.
         """
         changes, more = self.changes, bool(self.changes.change)
-        found = self._early.get(n, {})
-        least = min((took - more * changes.more(p) for p, took in found.items()), default=0.0)
+        shortest = self._early.get(n, {})
+        least = min((took - more * changes.more(p) for p, took in shortest.items()), default=0.0)
         if least > 0:
             self._seconds[n], self._counts[n] = least, 1
         elif self._widths and n != self._widths[0]:
@@ -431,13 +431,13 @@ class CostCurves:
     @classmethod
     def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
         """The stored curves; invalid ones are ignored."""
-        found = cls(config)
+        curves = cls(config)
         stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
         for bucket in config.context_buckets:
-            curve = CostCurve.from_dict(stored.get(str(bucket)), config, found.changes)
+            curve = CostCurve.from_dict(stored.get(str(bucket)), config, curves.changes)
             if curve.measured:
-                found._curves[bucket] = curve
-        return found
+                curves._curves[bucket] = curve
+        return curves
 
 
 def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:

@@ -192,7 +192,7 @@ class ModelDraftLoop:
             if padded is not None:
                 padded.pad_to = steps.width(n_pending)
             begun = self.clock()
-            found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
+            proposals = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
             if padded is not None:
                 rows = max(rows, padded.n_decoded)
@@ -201,7 +201,7 @@ class ModelDraftLoop:
             budget.spent += took
             n_pending, in_block = len(open_), in_blocks
             for seq in list(open_):
-                draft, proposal = drafts[seq], found.get(seq)
+                draft, proposal = drafts[seq], proposals.get(seq)
                 if proposal is not None:
                     bin_ = self.pair.bin_of(name, proposal.confidence, len(draft.tokens))
                     draft.add(proposal.token, name, bin_, chances[bin_])
@@ -225,10 +225,10 @@ class ModelDraftLoop:
         """Add the tokens that are forced next; returns the sequences that have not reached their limits."""
         forced, chance = set(open_), self.pair.tables[forcing.name].chances[0]
         while forced:
-            found = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
-            for seq, proposal in found.items():
+            proposals = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
+            for seq, proposal in proposals.items():
                 drafts[seq].add(proposal.token, forcing.name, 0, chance)
-            forced = {seq for seq in found if len(drafts[seq].tokens) < limits[seq]}
+            forced = {seq for seq in proposals if len(drafts[seq].tokens) < limits[seq]}
         return {seq for seq in open_ if len(drafts[seq].tokens) < limits[seq]}
 
     def _may_gain(

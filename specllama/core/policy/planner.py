@@ -206,12 +206,12 @@ class Planner(PolicyBase):
         if self._priced and self._use_priced(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
         branches = self._branches(candidates, counts, tree)
-        found = {}
+        drafts = {}
         for seq in rooms:
             draft = self._draft_of(seq, candidates[seq], counts[seq], branches.get(seq, []))
             if draft is not None:
-                found[seq] = draft
-        return found
+                drafts[seq] = draft
+        return drafts
 
     def _begin_round(self, n_again: int) -> RoundBudget:
         """Nothing is spent; rows that are evaluated again are part of every decode."""

@@ -41,8 +41,8 @@ def warm_up(
         run(1)
         run(1)
     if changes.may_cost or changes.change:
-        found = [run(n) for n in (2, 2, 2, 1, 1, 1, 2, 2, 2)]
-        for one in found if changes.change else ():
+        decodes = [run(n) for n in (2, 2, 2, 1, 1, 1, 2, 2, 2)]
+        for one in decodes if changes.change else ():
             curve.observe_at(*one)
         for width in widths if changes.change else ():
             if width <= max_rows and not curve.is_reliable(width):

@@ -86,10 +86,10 @@ class WidthChanges:
 
     def _observe(self, place: Place, excess: float) -> None:
         """The shortest of the first measurements counts, then their median."""
-        c, found = self.config, self._excess[place]
-        found.append(excess)
-        self._more[place] = max(0.0, min(found) if len(found) < c.min_samples else median(found))
-        if len(found) < c.min_changes:
+        c, samples = self.config, self._excess[place]
+        samples.append(excess)
+        self._more[place] = max(0.0, min(samples) if len(samples) < c.min_samples else median(samples))
+        if len(samples) < c.min_changes:
             return
         if place == Place.LOADING:
             self.loading = self._counts(self.more(place) - self.more(Place.FIRST), self._t1)
@@ -103,9 +103,9 @@ class WidthChanges:
         share = c.first_change_share if 0 < n < c.change_samples // 2 else c.change_share
         return seconds > max(share * t1, c.change_seconds)
 
-    def _is_clear(self, found: Collection[float]) -> bool:
+    def _is_clear(self, samples: Collection[float]) -> bool:
         """Whether nearly all of the measurements have one sign, unlike noise."""
-        return sum(excess <= 0 for excess in found) <= len(found) // self.config.min_samples // 2
+        return sum(excess <= 0 for excess in samples) <= len(samples) // self.config.min_samples // 2
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
@@ -189,11 +189,11 @@ class WidthChanges:
         """Continue from what `to_dict` wrote in an earlier process; False, and nothing changes, where `data`
         is something else. t1: seconds of a decode of one row then.
         """
-        found = data.get("changes") if isinstance(data, Mapping) else None
+        stored = data.get("changes") if isinstance(data, Mapping) else None
         names = {place: place.name.lower() for place in UNSTEADY}
-        if not t1 or not isinstance(found, Mapping):
+        if not t1 or not isinstance(stored, Mapping):
             return False
-        values = {place: found.get(name) for place, name in names.items()}
+        values = {place: stored.get(name) for place, name in names.items()}
         if not all(is_number(x, 0, self.config.decode_seconds[1]) for x in values.values()):
             return False
         self._more.update({place: float(x) for place, x in values.items() if x is not None})

@@ -31,11 +31,11 @@ def distances(n_prompt: int) -> list[Boundary]:
     """Places at growing distances from the end of a prompt of which no structure is known, at multiples of
     GAP.
     """
-    found, distance = set(), _FIRST_DISTANCE
+    ends, distance = set(), _FIRST_DISTANCE
     while distance < n_prompt:
-        found.add((n_prompt - distance) // GAP * GAP)
+        ends.add((n_prompt - distance) // GAP * GAP)
         distance *= _DISTANCE_FACTOR
-    return [Boundary(n, "distance") for n in sorted(found) if n]
+    return [Boundary(n, "distance") for n in sorted(ends) if n]
 
 
 def ahead(
@@ -44,18 +44,18 @@ def ahead(
     """The boundaries at which an evaluation stops that begins with n_past ids in the cache, without those
     that are too close to the one before. chunk: pieces end at multiples of it only; None: anywhere.
     """
-    found = list[Boundary]()
+    stops = list[Boundary]()
     last = n_past
     for n, kind in sorted(boundaries):
         at = n if chunk is None else n // chunk * chunk
         gap = GAP if kind not in _ALWAYS or at < GAP else _SHORT
         if last + gap <= at < n_prompt:
-            found.append(Boundary(at, kind))
+            stops.append(Boundary(at, kind))
             last = at
-    return found
+    return stops
 
 
 def next_stop(boundaries: Sequence[Boundary], n_past: int, n: int) -> tuple[int, Boundary | None]:
     """(The ids after the next piece of a prompt of n ids, the boundary there)."""
-    found = next((b for b in boundaries if b.n > n_past), None)
-    return (n, None) if found is None or found.n >= n else (found.n, found)
+    stop = next((b for b in boundaries if b.n > n_past), None)
+    return (n, None) if stop is None or stop.n >= n else (stop.n, stop)
