@@ -129,15 +129,14 @@ class LearntFrom(Protocol):
     @property
     def prior(self) -> Sequence[float] | None: ...
     @property
-    def n_places(self) -> int: ...
+    def n_positions(self) -> int: ...
 
 
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
-    each place in a draft that is learnt apart. seconds: the same of second candidates, and in the last bin of
-    the tokens that follow them. priced: by name, what else is learnt about a drafter whose
-    tokens cost decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is
-    kept.
+    each position in a draft that is learnt apart. seconds: the same of second candidates, and in the last bin
+    of the tokens that follow them. priced: by name, what else is learnt about a drafter whose tokens cost
+    decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is kept.
     """
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
@@ -145,7 +144,7 @@ class PairState:
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
         self.seconds = {d.name: self._seconds_table(d) for d in drafters if not d.forces}
-        self._last_place = {d.name: d.n_places - 1 for d in drafters}
+        self._last_position = {d.name: d.n_positions - 1 for d in drafters}
         self.priced = {d.name: PricedState(config) for d in drafters if d.priced}
         self.budget = SpeculationBudget(config)
         self._kept: dict[str, Any] = {}
@@ -156,7 +155,7 @@ class PairState:
         if drafter.prior is not None:
             return self._weighted(drafter.prior)
         if drafter.priced:
-            return self._weighted(c.chances * drafter.n_places)
+            return self._weighted(c.chances * drafter.n_positions)
         return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
 
     def _seconds_table(self, drafter: LearntFrom) -> AcceptanceTable:
@@ -172,8 +171,8 @@ class PairState:
 
     def bin_of(self, name: str, confidence: float, n_before: int) -> int:
         """The bin of a token in the drafter's table. n_before: tokens before it in the draft."""
-        place = min(n_before, self._last_place[name])
-        return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
+        position = min(n_before, self._last_position[name])
+        return position * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
 
     def add_branch(self, draft: CandidateDraft, at: int, name: str, other: Alternative) -> None:
         """Add a second candidate in place of token `at` of the draft, which the drafter so named knows."""

@@ -14,7 +14,7 @@ from math import exp, isfinite, log
 from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
-from specllama.core.policy.width_changes import Place, WidthChanges
+from specllama.core.policy.width_changes import Phase, WidthChanges
 
 
 class CostCurve:
@@ -31,7 +31,7 @@ class CostCurve:
         self.changes = changes if changes is not None else WidthChanges(config)
         self.scale = 1.0
         self._steady: dict[int, float] = {}  # seconds of steady decodes alone, whatever the scale
-        self._early: dict[int, dict[Place, float]] = {}  # shortest other ones by width, at scale 1
+        self._early: dict[int, dict[Phase, float]] = {}  # shortest other ones by width, at scale 1
         self._corrected = self.changes.change, self.changes.loading  # for which the times stand
         self._plan: tuple[list[float], list[int]] = [], []
         self._planned = -1, 0.0  # version of the changes, and scale, of which the plan is
@@ -85,32 +85,32 @@ class CostCurve:
         """
         self.observe_at(self.changes.record(n, seconds), n, seconds, plain)
 
-    def observe_at(self, place: Place, n: int, seconds: float, plain: bool = False) -> None:
-        """As `observe`, for a decode of this place that the changes have recorded already."""
+    def observe_at(self, phase: Phase, n: int, seconds: float, plain: bool = False) -> None:
+        """As `observe`, for a decode of this phase that the changes have recorded already."""
         changes = self.changes
         if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
         if (state := (changes.change, changes.loading)) != self._corrected:
             self._corrected = state
             self._correct()
-        new = place == Place.STEADY and n not in self._steady
-        self._keep(n, place, seconds)
-        if changes.alike(place):
+        new = phase == Phase.STEADY and n not in self._steady
+        self._keep(n, phase, seconds)
+        if changes.alike(phase):
             if new and any(state):
                 self._counts.pop(n, None)  # it replaces an assumed time
             self._observe_time(n, seconds, plain)
         elif n not in self._steady and n not in self._stored:
             self._assume(n)
 
-    def _keep(self, n: int, place: Place, seconds: float) -> None:
+    def _keep(self, n: int, phase: Phase, seconds: float) -> None:
         """Keep steady and other times apart, whether or not they are alike."""
-        if place == Place.STEADY:
+        if phase == Phase.STEADY:
             before = self._steady.get(n, seconds)
             rate = self.config.width_rate if seconds >= before else self.config.shorter_rate
             self._steady[n] = before + rate * (seconds - before)
-        elif place != Place.LOADING:
+        elif phase != Phase.LOADING:
             shortest, now = self._early.setdefault(n, {}), seconds / self.scale
-            shortest[place] = min(now, shortest.get(place, now))
+            shortest[phase] = min(now, shortest.get(phase, now))
 
     def _correct(self) -> None:
         """It has become known whether all decodes are alike: where not, steady times replace the others."""

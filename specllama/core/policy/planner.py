@@ -416,7 +416,7 @@ class Planner(PolicyBase):
         plain_width = plain and width == costs.plain_width(active)
         costs.observe(width, done.verify_seconds, plain_width)
         changes, t1 = costs.changes, costs.predict(1)
-        steady = plain_width and changes.alike(changes.place)
+        steady = plain_width and changes.alike(changes.phase)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1

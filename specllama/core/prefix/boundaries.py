@@ -15,20 +15,20 @@ _SHORT = 8
 Kind = Literal["system", "user", "reasoning", "end", "answer", "distance"]
 """Where a partial state was made: after the system prompt and the tools; at the start of a user message;
 before an answer whose reasoning the template strips later; before the last words of a prompt; after an
-answer; at a distance from the end of a prompt without known places.
+answer; at a distance from the end of a prompt without known boundaries.
 """
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Boundary(NamedTuple):
-    """A place in a prompt that later prompts may share. n: the ids before it."""
+    """A position in a prompt up to which later prompts may share it. n: the ids before it."""
 
     n: int
     kind: Kind
 
 
 def distances(n_prompt: int) -> list[Boundary]:
-    """Places at growing distances from the end of a prompt of which no structure is known, at multiples of
+    """Boundaries at growing distances from the end of a prompt of which no structure is known, at multiples of
     GAP.
     """
     ends, distance = set(), _FIRST_DISTANCE

@@ -59,7 +59,7 @@ class TraceDrafter:
 
     name, priced, continues, forces = "model", True, True, False
     prior: Sequence[float] | None = None
-    n_places = 1
+    n_positions = 1
     reads_features = False
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
