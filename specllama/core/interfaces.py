@@ -221,7 +221,8 @@ class Drafter(Protocol):
     another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
     them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
     about the confidence itself. n_positions: positions in a draft whose acceptance is learnt apart, the
-    last one for all later tokens. reads_features: it drafts from hidden states of the target, as a `FeatureReader`.
+    last one for all later tokens. reads_features: it drafts from hidden states of the target, as a
+    `FeatureReader`.
     """
 
     @property

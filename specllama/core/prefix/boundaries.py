@@ -28,7 +28,7 @@ class Boundary(NamedTuple):
 
 
 def distances(n_prompt: int) -> list[Boundary]:
-    """Boundaries at growing distances from the end of a prompt of which no structure is known, at multiples of
+    """Boundaries at growing distances from the end of a prompt of unknown structure, at multiples of
     GAP.
     """
     ends, distance = set(), _FIRST_DISTANCE
