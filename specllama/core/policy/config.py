@@ -77,9 +77,7 @@ class PolicyConfig:
     # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
     request_rate: float = 0.1  # weight of a round in the average gain of a request
-    steady_request_rate: float = (
-        0.05  # the same of heads, whose gains are no larger than their noise, and of several priced drafters
-    )
+    head_request_rate: float = 0.05  # the same of heads
     pair_rate: float = 0.02  # weight of a round in the average gain over all requests
     optimism: float = 0.1  # a request starts with the pair's average plus this
     first_wait: int = 32  # rounds without the model where it does not pay
@@ -98,12 +96,10 @@ class PolicyConfig:
     stored_added_time: float = 16.0  # stored times that a drafter adds to a round are limited to this
 
     # Several priced drafters: trials of those that are not expected to be the best
-    trial_allowance: float = 3.0  # what trials of a drafter may lose, once per loaded pair
-    trial_share: float = 0.005  # share of the time of rounds, in addition
-    max_trial: float = 4.0  # most that may be left of this
+    trial_allowance: float = 3.0  # most that trials of a drafter may lose at once
+    trial_share: float = 0.005  # share of the time of rounds that refills it
     trial_wait: int = 32  # rounds with other drafters before a trial
     trial_rounds: int = 8  # rounds of a trial, after catching up once
-    kept_credit: float = 3.3  # credit that is left for a drafter that is better, but cannot be afforded yet
 
     # Draft of the model
     max_model_draft: int = 48  # most tokens of the model in a round

@@ -39,7 +39,7 @@ from specllama.core.policy.model_draft import (
     gate_kind,
     prior_gains,
 )
-from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
+from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, choose_drafter
 from specllama.core.policy.tree import best_branches
 from specllama.core.stats import OfferStats
 
@@ -53,7 +53,7 @@ class SequencePlan:
     used. silent: rounds until a drafter that had nothing to propose is chosen again in place of another one.
     """
 
-    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "silent", "trial")
+    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "silent")
 
     def __init__(self) -> None:
         self.gates: dict[str, DraftGate] = {}
@@ -65,7 +65,6 @@ class SequencePlan:
         self.free, self.n_free = free, 0
         self.modelled: CandidateDraft | None = None
         self.priced: PricedDrafter | None = None
-        self.trial: Trial | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
     def speaking(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
@@ -336,9 +335,9 @@ class Planner(PolicyBase):
             if gate is None:
                 step = state.steps.predict(1, t1)
                 prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
-                several, table = len(self._priced) > 1, self.learnt.tables[name]
+                table = self.learnt.tables[name]
                 pays = can_gain(self.costs.predict, step, table, state.next_token, self.config)
-                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several, pays)
+                gate = DraftGate(state.gain, prior, self.config, priced.is_head, pays)
                 plan.gates[name] = gate
             catch_up = priced.catch_up(
                 seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1
@@ -350,10 +349,10 @@ class Planner(PolicyBase):
         if not any(option.affordable for option in options):
             return False
         plain = budget.predict(active + plan.n_free) / t1 / active
-        choice = choose_drafter(options, plan.kind, t1, plain, self.budget.credit, self.config)
-        if choice is None:
+        chosen = choose_drafter(options, plan.kind, t1, plain)
+        if chosen is None:
             return False
-        plan.priced, plan.catch_up, plan.trial = choice.option.priced, choice.option.catch_up, choice.trial
+        plan.priced, plan.catch_up = chosen.priced, chosen.catch_up
         return True
 
     def _draft_with(
@@ -369,9 +368,6 @@ class Planner(PolicyBase):
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
         steps = self.learnt.priced[priced.name].steps
         if not budget.allows(active + 1, steps.predict(n_pending, t1)):
-            for seq in seqs:
-                if (trial := self._plans[seq].trial) is not None:
-                    self.learnt.priced[priced.name].may_lose(trial.reserved)
             return False
         drafts, limits, rest = {}, {}, {}
         for seq in seqs:
@@ -433,8 +429,7 @@ class Planner(PolicyBase):
                 self._observe_gain(outcome, plan, name, self._spent[name] / used.count(name), n_rows)
         if len(self._priced) > 1:
             for priced in self._priced:
-                more = self.config.trial_share * (verify + spent) / t1
-                self.learnt.priced[priced.name].may_lose(more)
+                self.learnt.priced[priced.name].refill_trial(verify + spent, t1)
         for _, plan in plans:
             plan.begin(NO_DRAFT)
 
@@ -453,6 +448,3 @@ class Planner(PolicyBase):
             gain -= wider
             added += wider
         plan.gates[name].observe(plan.kind, gain / t1, max(0.0, added) / t1)
-        if (trial := plan.trial) is not None:
-            value = (gain - trial.pace * added - plan.catch_up.seconds) / t1
-            self.learnt.priced[name].may_lose(trial.reserved + value - trial.value)
