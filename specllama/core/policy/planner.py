@@ -131,7 +131,6 @@ class Planner(PolicyBase):
         super().start(seq_id, prompt, sampler, mask, memory_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
-        self.budget.begin()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
@@ -385,7 +384,7 @@ class Planner(PolicyBase):
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
             if len(self._priced) > 1 and priced.name not in draft.sources:
-                self._plans[seq].silent[priced.name] = self.config.first_wait
+                self._plans[seq].silent[priced.name] = self.config.wait
             n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
             if rate > without:
                 candidates[seq], counts[seq] = draft, n
