@@ -74,7 +74,8 @@ class PolicyConfig:
     head_request_rate: float = 0.05  # the same of heads
     pair_rate: float = 0.02  # weight of a round in the average gain over all requests
     optimism: float = 0.1  # a request starts with the pair's average plus this
-    wait: int = 32  # rounds without the model where it does not pay
+    first_wait: int = 32  # rounds without the model where it does not pay
+    longest_wait: int = 64  # the wait doubles up to this
     good_chance: float = 0.93  # prior: acceptance of a good draft
     good_head_chance: float = 0.7  # the same of a good head
     max_prior_gain: float = 1.7  # prior: most gain of a good draft

@@ -100,14 +100,15 @@ class DraftGate:
                 pair.gains[kind] = gain
         self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
         self.times = list(pair.times)
-        self._since, self._forgone = [0, 0, 0], 0.0
+        self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
 
     def should_draft(self, kind: int, catch_up: float, other: float = 0.0) -> bool:
         """Whether to use the drafter in this round. catch_up: the cost of catching up, in t(1). other: the
         gain of what would be used in its place.
 
         Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
-        too. Where the drafter does not pay, it is tried again after a wait.
+        too. Where the drafter does not pay, it is tried again after a wait, which doubles: a slow useless
+        draft costs 2 % more with equal waits.
         """
         gain, share = self.gains[kind] - other, self.config.forgone_share
         self._since[kind] += 1
@@ -116,7 +117,7 @@ class DraftGate:
             pair.n_unused = min(wait, pair.n_unused + 1)
             return pair.n_unused >= wait
         if gain <= 0:
-            return self._since[kind] >= self.config.wait
+            return self._since[kind] >= self._wait[kind]
         self._forgone += share * gain
         return self._forgone + (1 - share) * gain > catch_up
 
@@ -134,6 +135,7 @@ class DraftGate:
         pair.times[kind] = _moved(pair.times[kind], added, c.pair_rate)
         self.gains[kind] = _moved(self.gains[kind], gain, self._rate)
         pair.gains[kind] = _moved(pair.gains[kind], gain, c.pair_rate)
+        self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])
 
 
 def _moved(average: float | None, value: float, rate: float) -> float:

@@ -384,7 +384,7 @@ class Planner(PolicyBase):
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
             if len(self._priced) > 1 and priced.name not in draft.sources:
-                self._plans[seq].silent[priced.name] = self.config.wait
+                self._plans[seq].silent[priced.name] = self.config.first_wait
             n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
             if rate > without:
                 candidates[seq], counts[seq] = draft, n
