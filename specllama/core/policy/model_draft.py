@@ -82,7 +82,8 @@ class DraftGate:
     """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
     has none. head: it is a trained head, whose gains are no larger than their noise: averaged over fewer
     rounds, they give up to 7 % less in replays of its first text. can_gain: False for a drafter that cannot
-    gain (see `can_gain`): it is used only in place of likely copies, and tried after `no_gain_wait` rounds.
+    gain (see `can_gain`): it is used only in place of likely copies, and tried after `no_gain_wait` rounds,
+    sooner after gains in a row.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class DraftGate:
                 pair.gains[kind] = gain
         self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
         self.times = list(pair.times)
+        self._n_gains = 0  # latest drafts in a row that gained
         self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
 
     def should_draft(self, kind: int, catch_up: float, other: float = 0.0) -> bool:
@@ -115,7 +117,7 @@ class DraftGate:
         if not self._can_gain and kind != LIKELY_COPY:
             wait, pair = self.config.no_gain_wait, self.pair
             pair.n_unused = min(wait, pair.n_unused + 1)
-            return pair.n_unused >= wait
+            return pair.n_unused >= wait >> 3 * self._n_gains
         if gain <= 0:
             return self._since[kind] >= self._wait[kind]
         self._forgone += share * gain
@@ -131,6 +133,7 @@ class DraftGate:
         without the cost of catching up.
         """
         c, pair = self.config, self.pair
+        self._n_gains = self._n_gains + 1 if gain > 0 else 0
         self.times[kind] = _moved(self.times[kind], added, self._rate)
         pair.times[kind] = _moved(pair.times[kind], added, c.pair_rate)
         self.gains[kind] = _moved(self.gains[kind], gain, self._rate)

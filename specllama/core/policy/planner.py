@@ -50,14 +50,14 @@ class SequencePlan:
     """One sequence: its draft gates by drafter, made in the first round in which one could be used, and the
     round in progress. free: the model-free candidate. n_free: tokens of it that would be verified without a
     priced drafter. priced: the priced drafter that was chosen. modelled: its candidate, None where it was not
-    used. silent: rounds until a drafter that had nothing to propose is chosen again in place of another one.
+    used. waits: rounds until a drafter that had nothing to propose is chosen again in place of another one.
     """
 
-    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "silent")
+    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "waits")
 
     def __init__(self) -> None:
         self.gates: dict[str, DraftGate] = {}
-        self.silent: dict[str, int] = {}
+        self.waits: dict[str, int] = {}
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
@@ -67,11 +67,11 @@ class SequencePlan:
         self.priced: PricedDrafter | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
-    def speaking(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
+    def available(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
         """Those that may be chosen in this round: all of them where none had anything to propose."""
-        found = [d for d in drafters if not self.silent.get(d.name)]
-        self.silent = {name: n - 1 for name, n in self.silent.items() if n > 1}
-        return found or drafters
+        available = [d for d in drafters if not self.waits.get(d.name)]
+        self.waits = {name: n - 1 for name, n in self.waits.items() if n > 1}
+        return available or drafters
 
 
 class Planner(PolicyBase):
@@ -328,7 +328,7 @@ class Planner(PolicyBase):
         t1, budget = self.costs.predict(1), self._round
         seconds = budget.max_seconds - budget.upper_bound(active + 1)
         options = []
-        for priced in plan.speaking(self._priced):
+        for priced in plan.available(self._priced):
             name, state = priced.name, self.learnt.priced[priced.name]
             gate = plan.gates.get(name)
             if gate is None:
@@ -384,7 +384,7 @@ class Planner(PolicyBase):
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
             if len(self._priced) > 1 and priced.name not in draft.sources:
-                self._plans[seq].silent[priced.name] = self.config.first_wait
+                self._plans[seq].waits[priced.name] = self.config.first_wait
             n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
             if rate > without:
                 candidates[seq], counts[seq] = draft, n
