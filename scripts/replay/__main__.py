@@ -206,7 +206,7 @@ class TimedPlanner(Planner):
 
     def __init__(self, drafters: Sequence[Drafter], clock: Callable[[], float], costs: CostCurve) -> None:
         self.rounds: list[float] = []
-        self._spent = self._outside = 0.0
+        self._own = self._outside = 0.0
         for drafter in drafters:
             for name in DRAFTER_METHODS:
                 if hasattr(drafter, name):
@@ -216,16 +216,16 @@ class TimedPlanner(Planner):
     def _counted_outside(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any) -> Any:
             began = time.perf_counter()
-            found = method(*given)
+            result = method(*given)
             self._outside += time.perf_counter() - began
-            return found
+            return result
 
         return timed
 
     def _timed(self, method: Callable[..., Any], *given: Any) -> Any:
         began, outside = time.perf_counter(), self._outside
         found = method(*given)
-        self._spent += time.perf_counter() - began - (self._outside - outside)
+        self._own += time.perf_counter() - began - (self._outside - outside)
         return found
 
     def draft(
@@ -239,8 +239,8 @@ class TimedPlanner(Planner):
 
     def observe(self, done: Round) -> None:
         self._timed(super().observe, done)
-        self.rounds.append(self._spent)
-        self._spent = 0.0
+        self.rounds.append(self._own)
+        self._own = 0.0
 
 
 def planner_time(traces: Workloads) -> None:

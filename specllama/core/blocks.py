@@ -49,10 +49,10 @@ class BlockLattice:
         if n >= len(self.ids):
             return None
         if n:
-            found = np.flatnonzero(self.ids[n - 1] == draft[-1])
-            if not len(found):
+            candidates = np.flatnonzero(self.ids[n - 1] == draft[-1])
+            if not len(candidates):
                 return None
-            before = int(found[0])
+            before = int(candidates[0])
         row = np.full(self.n_vocab, -np.inf, np.float32)
         row[self.ids[n]] = self.scores[n, before]
         return row

@@ -82,12 +82,12 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
     sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
     other = stats.time_shares["other"] / max(1, stats.rounds)
     stored = stored_t1 + sampling + other
-    found = [pace] if pace is not None else []
+    ratios = [pace] if pace is not None else []
     if n >= 2:
-        found.append(stats.steady_seconds / n / stored)
+        ratios.append(stats.steady_seconds / n / stored)
     if stats.rounds >= MIN_PLAIN_ROUNDS:  # a few decodes can be anything
-        found.append(_beyond(stats, stored_t1))
-    for ratio in found:
+        ratios.append(_beyond(stats, stored_t1))
+    for ratio in ratios:
         if ratio > 0 and abs(log(ratio)) > AGREEMENT:
             slow = "slower" if ratio > 1 else "faster"
             return PlainRate(None, "none", n, reason=f"decodes were {slow} than at other times")
@@ -141,5 +141,5 @@ def gain(stats: RunStats, plain: PlainRate) -> Gain:
 
 def was_busy(answers: Iterable[RunStats]) -> bool:
     """Whether rounds of these answers stalled for much of the time of decoding."""
-    found = [(stats.stalled_seconds, stats.decode_seconds) for stats in answers]
-    return sum(stalled for stalled, _ in found) > _STALLED_SHARE * sum(seconds for _, seconds in found)
+    times = [(stats.stalled_seconds, stats.decode_seconds) for stats in answers]
+    return sum(stalled for stalled, _ in times) > _STALLED_SHARE * sum(seconds for _, seconds in times)

@@ -220,8 +220,9 @@ class Drafter(Protocol):
     planner uses it only where that pays; other drafters are free. continues: it can draft after tokens that
     another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
     them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
-    about the confidence itself. n_places: places in a draft whose acceptance is learnt apart, the last one
-    for all later tokens. reads_features: it drafts from hidden states of the target, as a `FeatureReader`.
+    about the confidence itself. n_positions: positions in a draft whose acceptance is learnt apart, the
+    last one for all later tokens. reads_features: it drafts from hidden states of the target, as a
+    `FeatureReader`.
     """
 
     @property
@@ -235,7 +236,7 @@ class Drafter(Protocol):
     @property
     def prior(self) -> Sequence[float] | None: ...
     @property
-    def n_places(self) -> int: ...
+    def n_positions(self) -> int: ...
     @property
     def reads_features(self) -> bool: ...
 

@@ -34,8 +34,8 @@ class KeptTokens:
 
     def own_ids(self, tokens: Iterable[int]) -> list[int]:
         """The own ids of tokens of a text, stand-ins for those that are lacking."""
-        found = ((token, int(self.own[token])) for token in tokens)
-        return [own if own >= 0 else self._stand_in(token) for token, own in found]
+        pairs = ((token, int(self.own[token])) for token in tokens)
+        return [own if own >= 0 else self._stand_in(token) for token, own in pairs]
 
     def spread(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows over the whole vocabulary, shape (n, n_vocab), of rows of own tokens. A view, valid until the
@@ -44,7 +44,7 @@ class KeptTokens:
         n = len(rows)
         if n > len(self._rows):
             self._rows = np.full((n, self.n_vocab), -np.inf, np.float32)
-        found = self._rows[:n]
-        for row, own in zip(found, rows, strict=True):  # faster than with both dimensions at once
+        whole = self._rows[:n]
+        for row, own in zip(whole, rows, strict=True):  # faster than with both dimensions at once
             row[self.ids] = own
-        return found
+        return whole

@@ -66,17 +66,17 @@ class Translation:
         """As `drafted`, for a text of the target. Control tokens that the draft lacks are read as their
         names.
         """
-        found: list[int] = []
+        draft_ids: list[int] = []
         data = b""
         for token in tokens:
             if piece := self.target.piece(token):
                 data += piece
             elif self.ids.own[token] >= 0:
-                found += [*self.drafted(data), token]
+                draft_ids += [*self.drafted(data), token]
                 data = b""
             else:
                 data += self.target.spelt(token)
-        return [*found, *self.drafted(data)]
+        return [*draft_ids, *self.drafted(data)]
 
 
 def whole_characters(data: bytes) -> int:

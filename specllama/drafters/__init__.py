@@ -42,7 +42,7 @@ class DrafterEntry:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
     tokens; noun: how sentences name the drafter. option: the value of the option `drafters` that enables it;
     "": its name. needs_draft_model: a draft model or a head has to be loaded for it. priced, continues,
-    forces, prior, n_places, reads_features: see `core.interfaces.Drafter`.
+    forces, prior, n_positions, reads_features: see `core.interfaces.Drafter`.
     """
 
     name: str
@@ -55,7 +55,7 @@ class DrafterEntry:
     continues: bool = False
     forces: bool = False
     prior: tuple[float, ...] | None = None
-    n_places: int = 1
+    n_positions: int = 1
     reads_features: bool = False
 
     @property
@@ -90,8 +90,8 @@ class RegisteredDrafter:
         return self.entry.prior
 
     @property
-    def n_places(self) -> int:
-        return self.entry.n_places
+    def n_positions(self) -> int:
+        return self.entry.n_positions
 
     @property
     def reads_features(self) -> bool:
@@ -120,7 +120,7 @@ MODEL = DrafterEntry(
 HEAD = DrafterEntry(
     "head", _factory("head"), "head", noun="head", option="model",
     needs_draft_model=True, priced=True, continues=True, reads_features=True,
-    n_places=3,  # a head reads the target's hidden states for its first token, its own for later ones
+    n_positions=3,  # a head reads the target's hidden states for its first token, its own for later ones
 )  # fmt: skip
 
 # In the order in which they are tried.

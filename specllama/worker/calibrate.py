@@ -20,7 +20,7 @@ from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Place
+from specllama.core.policy.width_changes import Phase
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
@@ -172,9 +172,9 @@ def time_widths(
                 curve.forget(width)
             once = curve.predict(1) + curve.upper_bound(width)
             changing = curve.changes.change or curve.changes.loading
-            if once * (Place.STEADY if changing else 1) >= seconds - (clock() - started):
+            if once * (Phase.STEADY if changing else 1) >= seconds - (clock() - started):
                 continue
-            for rows in [width] * Place.STEADY if changing else [1, width][width == 1 :]:
+            for rows in [width] * Phase.STEADY if changing else [1, width][width == 1 :]:
                 piece = [ids[(at + i) % n] for i in range(rows)]
                 at += rows
                 elapsed = _timed(context, _batch(piece, n, seq_id), clock)

@@ -11,7 +11,7 @@ from specllama.core.engine import Engine
 from specllama.core.exact import DEFAULT_WIDTH, ExactRows, best_chunk, best_width
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Place
+from specllama.core.policy.width_changes import Phase
 from specllama.core.prefix.slot import empty
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
@@ -94,7 +94,7 @@ class ExactMode:
         self._engine.policy.interrupted()
         token = max(0, self._loaded.model.bos_id)
         for n in (n for n in TIMED if n <= most):
-            for _ in range(Place.STEADY):
+            for _ in range(Phase.STEADY):
                 if self._clock() - began > _CURVE_SECONDS:
                     return curve
                 started = self._clock()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
 from specllama.core.interfaces import Alternative
@@ -27,22 +26,20 @@ _MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
 class PairGain:
     """The average gain from using a priced drafter over all requests, and the average time that it adds to a
     round, in t(1), by what it competed with (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits:
-    range of stored gains. max_time: largest stored time. n_seen: rounds that the averages are from; stored
-    ones count as many. n_unused: rounds of all requests since it was used, counted while it cannot gain.
+    range of stored gains. max_time: largest stored time. n_unused: rounds of all requests since it was used,
+    counted while it cannot gain.
     """
 
     limits: tuple[float, float] = DEFAULT.stored_gain
     max_time: float = DEFAULT.stored_added_time
     gains: list[float | None] = field(default_factory=lambda: [None, None, None])
     times: list[float | None] = field(default_factory=lambda: [None, None, None])
-    n_seen: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     n_unused: int = 0
 
     def restore(self, gains: object, times: object = None) -> None:
         """Continue from stored lists; what is something else is ignored."""
         self.gains = _averages(gains, *self.limits) or self.gains
         self.times = _averages(times, 0.0, self.max_time) or self.times
-        self.n_seen = [n if t is None else inf for n, t in zip(self.n_seen, self.times, strict=True)]
 
 
 def _averages(data: object, low: float, high: float) -> list[float | None] | None:
@@ -57,8 +54,9 @@ def _averages(data: object, low: float, high: float) -> list[float | None] | Non
 class PricedState:
     """What is learnt about a drafter whose tokens cost decodes. steps: times of its steps. gain: the gain
     from using it. next_token: acceptance of its token after an accepted one, by the bin of that one. trial:
-    what trying it in place of a drafter that is expected to be better may lose, in t(1). n_waited: rounds
-    with another drafter since it was used. n_trial: rounds that are left of a trial.
+    what trying it in place of a drafter that is expected to be better may lose, in t(1), at most
+    `trial_allowance`. n_waited: rounds with another drafter since it was used. n_trial: rounds that are left
+    of a trial.
     """
 
     __slots__ = ("config", "gain", "n_trial", "n_waited", "next_token", "steps", "trial")
@@ -78,19 +76,23 @@ class PricedState:
         """Whether it was not used for some time, or never."""
         return self.n_waited >= self.config.trial_wait or self.gain.times == [None] * len(self.gain.times)
 
-    def may_lose(self, more: float) -> None:
-        """Change what trials may lose by so much."""
-        self.trial = min(self.config.max_trial, self.trial + more)
+    def refill_trial(self, seconds: float, t1: float) -> None:
+        """A round took so long: trials may lose a share of it. t1: seconds of a plain decode."""
+        c = self.config
+        self.trial = min(c.trial_allowance, self.trial + c.trial_share * seconds / t1)
 
-    def begin_trial(self, catch_up: float, loss: float) -> bool:
-        """Whether a trial goes on or begins. catch_up: its cost, loss: of one round, in t(1)."""
-        if self.n_trial > 0 and self.trial > 0:
-            return True
-        n = self.config.trial_rounds
-        self.n_trial = 0
-        if not self.out_of_date or self.trial < min(catch_up + n * max(0.0, loss), self.config.max_trial):
+    def try_again(self, catch_up: float, loss: float) -> bool:
+        """Whether a trial goes on or begins with this round, which may then lose so much. catch_up: its cost,
+        loss: of one round, in t(1).
+        """
+        c = self.config
+        if self.n_trial <= 0 or self.trial <= 0:
+            needed = min(catch_up + c.trial_rounds * max(0.0, loss), c.trial_allowance)
+            self.n_trial = c.trial_rounds if self.out_of_date and self.trial >= needed else 0
+        if not self.n_trial:
             return False
-        self.n_trial = n
+        self.n_trial -= 1
+        self.trial -= catch_up + loss
         return True
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class PricedState:
         self.steps.curve = CostCurve.from_dict(data.get("steps"), self.config)
         self.gain.restore(data.get("gains"), data.get("times"))
         if is_number(trial := data.get("trial")):
-            self.trial = max(-self.config.max_trial, min(self.config.max_trial, float(trial)))
+            self.trial = max(-self.config.trial_allowance, min(self.config.trial_allowance, float(trial)))
         if is_number(unused := data.get("unused"), 0, self.config.no_gain_wait):
             self.gain.n_unused = int(unused)
 
@@ -129,15 +131,14 @@ class LearntFrom(Protocol):
     @property
     def prior(self) -> Sequence[float] | None: ...
     @property
-    def n_places(self) -> int: ...
+    def n_positions(self) -> int: ...
 
 
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
-    each place in a draft that is learnt apart. seconds: the same of second candidates, and in the last bin of
-    the tokens that follow them. priced: by name, what else is learnt about a drafter whose
-    tokens cost decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is
-    kept.
+    each position in a draft that is learnt apart. seconds: the same of second candidates, and in the last bin
+    of the tokens that follow them. priced: by name, what else is learnt about a drafter whose tokens cost
+    decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is kept.
     """
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
@@ -145,7 +146,7 @@ class PairState:
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
         self.seconds = {d.name: self._seconds_table(d) for d in drafters if not d.forces}
-        self._last_place = {d.name: d.n_places - 1 for d in drafters}
+        self._last_position = {d.name: d.n_positions - 1 for d in drafters}
         self.priced = {d.name: PricedState(config) for d in drafters if d.priced}
         self.budget = SpeculationBudget(config)
         self._kept: dict[str, Any] = {}
@@ -156,7 +157,7 @@ class PairState:
         if drafter.prior is not None:
             return self._weighted(drafter.prior)
         if drafter.priced:
-            return self._weighted(c.chances * drafter.n_places)
+            return self._weighted(c.chances * drafter.n_positions)
         return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
 
     def _seconds_table(self, drafter: LearntFrom) -> AcceptanceTable:
@@ -172,8 +173,8 @@ class PairState:
 
     def bin_of(self, name: str, confidence: float, n_before: int) -> int:
         """The bin of a token in the drafter's table. n_before: tokens before it in the draft."""
-        place = min(n_before, self._last_place[name])
-        return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
+        position = min(n_before, self._last_position[name])
+        return position * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
 
     def add_branch(self, draft: CandidateDraft, at: int, name: str, other: Alternative) -> None:
         """Add a second candidate in place of token `at` of the draft, which the drafter so named knows."""
@@ -246,10 +247,10 @@ class PairState:
 
 def _restored(tables: Mapping[str, AcceptanceTable], stored: object) -> dict[str, Any]:
     """Restore the tables from stored ones; returns those of drafters that are not loaded."""
-    found = stored if isinstance(stored, Mapping) else {}
+    known = stored if isinstance(stored, Mapping) else {}
     for name, table in tables.items():
-        table.restore(found.get(name))
-    return {name: table for name, table in found.items() if name not in tables and _is_table(table)}
+        table.restore(known.get(name))
+    return {name: table for name, table in known.items() if name not in tables and _is_table(table)}
 
 
 def common_length(draft: Sequence[int], tokens: Sequence[int]) -> int:

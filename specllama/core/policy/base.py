@@ -20,7 +20,7 @@ from specllama.core.interfaces import (
     Sampler,
 )
 
-N_STEADY = 3  # the place from which decodes in a row of one width take equally long
+N_STEADY = 3  # from this one on, decodes in a row of one width take equally long
 
 
 @dataclass(frozen=True, slots=True)

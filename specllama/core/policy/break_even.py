@@ -62,6 +62,6 @@ def break_evens(
     return [BreakEven(k, acceptance_needed(k, t + k * step / t1), t, step / t1) for k, t in costs]
 
 
-def easiest(found: Iterable[BreakEven]) -> BreakEven | None:
+def easiest(points: Iterable[BreakEven]) -> BreakEven | None:
     """The one that needs the least acceptance, the shortest of equal ones; None without any."""
-    return min(found, key=lambda b: (b.acceptance, b.k), default=None)
+    return min(points, key=lambda b: (b.acceptance, b.k), default=None)

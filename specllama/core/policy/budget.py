@@ -14,15 +14,14 @@ class SpeculationBudget:
 
     credit: what may still be lost. Rounds that spent time on drafts change it; `config.overhead` refills it
     up to the allowance. It is stored, so that the allowance is granted once per pair, not once per answer.
-    since_plain: time since the last round without drafts. gained: what drafting has gained in this process,
-    at most `max_gain`, so that old gains cannot be lost again.
+    Gains raise it by at most `max_gain`, so that old ones cannot be lost again. since_plain: time since the
+    last round without drafts.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.credit = config.allowance
         self.since_plain = 0.0
-        self.gained = 0.0
         self._there_and_back = 0.0
 
     @property
@@ -45,8 +44,7 @@ class SpeculationBudget:
     @property
     def plain_due(self) -> bool:
         """Whether it is time for a round without drafts."""
-        c = self.config
-        return self.since_plain >= max(c.plain_every, self.there_and_back / c.excursion_share)
+        return self.since_plain >= self.config.plain_every
 
     @property
     def allowance(self) -> float:
@@ -58,14 +56,6 @@ class SpeculationBudget:
         """What one round may lose, in t(1)."""
         return self.config.round_share * self.credit
 
-    def begin(self) -> None:
-        """A text begins: where a change of the width costs something, and drafting has gained more than it
-        lost, it may lose the allowance. Refilled by rounds alone, the credit would rule out drafts in many
-        texts.
-        """
-        if self.there_and_back and self.gained > 0:
-            self.credit = max(self.credit, self.allowance)
-
     def plain(self, worth: float) -> None:
         """Record a round without drafts. worth: the time of its tokens in plain decoding, in t(1)."""
         self.since_plain = 0
@@ -76,10 +66,7 @@ class SpeculationBudget:
         t(1).
         """
         self.since_plain += cost
-        c = self.config
-        self.gained = min(c.max_gain, self.gained + worth - cost)
-        limit = self.allowance + (c.changing_max_gain if self.there_and_back else c.max_gain)
-        self.credit = min(limit, self.credit + worth - cost)
+        self.credit = min(self.allowance + self.config.max_gain, self.credit + worth - cost)
         self._refill(worth)
 
     def restore(self, credit: object) -> None:

@@ -34,17 +34,11 @@ class PolicyConfig:
     scale_rate: float = 0.12  # share of a deviation that the common scale adopts, from rounds with drafts
     plain_rate: float = 0.12  # the same from plain rounds
     width_rate: float = 0.04  # least share of a deviation that the width itself adopts
-    shorter_rate: float = 0.5  # the same of a shorter time, for steady decodes until changes are known
-    max_drift: float = (
-        0.15  # log ratio; a larger change of the scale since a plain round requires plain rounds
-    )
-    settling_rounds: int = 4  # consecutive plain rounds after which the scale is certain again
     implausible: float = 1.2  # a width above this many times as many single rows is measured again
     disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
     change_share: float = 0.1  # a change of the width counts if it costs more: first and second decode
     change_seconds: float = 3e-4  # and if it costs more seconds than this, beyond what caches may cost
-    first_change_share: float = 0.25  # the same while there are few measurements
     min_changes: int = 2  # measurements of each before they count
     change_samples: int = 9  # latest measurements, whose median counts
     kept_prior: float = 8.0  # assumed decodes of one width in a row
@@ -77,9 +71,7 @@ class PolicyConfig:
     # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
     request_rate: float = 0.1  # weight of a round in the average gain of a request
-    steady_request_rate: float = (
-        0.05  # the same of heads, whose gains are no larger than their noise, and of several priced drafters
-    )
+    head_request_rate: float = 0.05  # the same of heads
     pair_rate: float = 0.02  # weight of a round in the average gain over all requests
     optimism: float = 0.1  # a request starts with the pair's average plus this
     first_wait: int = 32  # rounds without the model where it does not pay
@@ -98,12 +90,10 @@ class PolicyConfig:
     stored_added_time: float = 16.0  # stored times that a drafter adds to a round are limited to this
 
     # Several priced drafters: trials of those that are not expected to be the best
-    trial_allowance: float = 3.0  # what trials of a drafter may lose, once per loaded pair
-    trial_share: float = 0.005  # share of the time of rounds, in addition
-    max_trial: float = 4.0  # most that may be left of this
+    trial_allowance: float = 3.0  # most that trials of a drafter may lose at once
+    trial_share: float = 0.005  # share of the time of rounds that refills it
     trial_wait: int = 32  # rounds with other drafters before a trial
     trial_rounds: int = 8  # rounds of a trial, after catching up once
-    kept_credit: float = 3.3  # credit that is left for a drafter that is better, but cannot be afforded yet
 
     # Draft of the model
     max_model_draft: int = 48  # most tokens of the model in a round
@@ -126,10 +116,8 @@ class PolicyConfig:
     allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is reserved for timing errors
     overhead: float = 0.01  # share of plain decoding, in addition
     changing_overhead: float = 0.02  # the same where changes of the width cost something
-    excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
-    changing_max_gain: float = 5.0  # the same where changes of the width cost something
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 

@@ -14,7 +14,7 @@ from math import exp, isfinite, log
 from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
-from specllama.core.policy.width_changes import Place, WidthChanges
+from specllama.core.policy.width_changes import Phase, WidthChanges
 
 
 class CostCurve:
@@ -31,7 +31,6 @@ class CostCurve:
         self.changes = changes if changes is not None else WidthChanges(config)
         self.scale = 1.0
         self._steady: dict[int, float] = {}  # seconds of steady decodes alone, whatever the scale
-        self._early: dict[int, dict[Place, float]] = {}  # shortest other ones by width, at scale 1
         self._corrected = self.changes.change, self.changes.loading  # for which the times stand
         self._plan: tuple[list[float], list[int]] = [], []
         self._planned = -1, 0.0  # version of the changes, and scale, of which the plan is
@@ -39,8 +38,7 @@ class CostCurve:
         self._counts: dict[int, int] = {}
         self._widths: list[int] = []
         self._moved: set[int] = set()  # widths measured since the last plain round
-        self._drift = 0.0  # change of the logarithm of the scale since then
-        self._n_plain = 0  # consecutive plain rounds
+        self._after_plain = False  # whether the last round was plain
         self._table = [0.0] * (config.max_rows + 1)  # predictions at scale 1, by rows
         self._stale = 0, config.max_rows + 1  # range of the table that must be computed again
         self._stored: set[int] = set()  # widths that were measured in an earlier process only
@@ -72,10 +70,10 @@ class CostCurve:
 
     @property
     def scale_uncertain(self) -> bool:
-        """Whether times have changed since the last plain round, so that other widths' are uncertain."""
-        c = self.config
-        drifted = abs(self._drift) > c.max_drift and self._n_plain < c.settling_rounds
-        return drifted or self._unscaled == c.min_samples
+        """Whether the times are those of another process or context length, and no plain round has set their
+        scale yet.
+        """
+        return self._unscaled == self.config.min_samples
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:
         """Record a decode of n rows. plain: without drafts. Impossible times are ignored.
@@ -85,58 +83,32 @@ class CostCurve:
         """
         self.observe_at(self.changes.record(n, seconds), n, seconds, plain)
 
-    def observe_at(self, place: Place, n: int, seconds: float, plain: bool = False) -> None:
-        """As `observe`, for a decode of this place that the changes have recorded already."""
+    def observe_at(self, phase: Phase, n: int, seconds: float, plain: bool = False) -> None:
+        """As `observe`, for a decode of this phase that the changes have recorded already."""
         changes = self.changes
         if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
         if (state := (changes.change, changes.loading)) != self._corrected:
             self._corrected = state
             self._correct()
-        new = place == Place.STEADY and n not in self._steady
-        self._keep(n, place, seconds)
-        if changes.alike(place):
-            if new and any(state):
-                self._counts.pop(n, None)  # it replaces an assumed time
-            self._observe_time(n, seconds, plain)
-        elif n not in self._steady and n not in self._stored:
-            self._assume(n)
-
-    def _keep(self, n: int, place: Place, seconds: float) -> None:
-        """Keep steady and other times apart, whether or not they are alike."""
-        if place == Place.STEADY:
+        if phase == Phase.STEADY:
             before = self._steady.get(n, seconds)
-            rate = self.config.width_rate if seconds >= before else self.config.shorter_rate
-            self._steady[n] = before + rate * (seconds - before)
-        elif place != Place.LOADING:
-            found, now = self._early.setdefault(n, {}), seconds / self.scale
-            found[place] = min(now, found.get(place, now))
+            self._steady[n] = before + self.config.width_rate * (seconds - before)
+        if changes.alike(phase):
+            self._observe_time(n, seconds, plain)
 
     def _correct(self) -> None:
         """It has become known whether all decodes are alike: where not, steady times replace the others."""
-        if not any(self._corrected):
+        if not any(self._corrected) or not self._steady:
             return
-        self.scale = 1.0 if self._steady else self.scale
-        for n in list(self._widths):
+        self.scale = 1.0
+        for n in self._widths:
             if n in self._steady:
                 self._seconds[n] = self._steady[n]
-                self._invalidate(n)
             elif n not in self._stored:
-                self._assume(n)
-
-    def _assume(self, n: int) -> None:
-        """Until there is a steady decode of the width, take what others leave for it as its time; those after
-        loading say nothing.
-        """
-        changes, more = self.changes, bool(self.changes.change)
-        found = self._early.get(n, {})
-        least = min((took - more * changes.more(p) for p, took in found.items()), default=0.0)
-        if least > 0:
-            self._seconds[n], self._counts[n] = least, 1
-        elif self._widths and n != self._widths[0]:
-            self._seconds.pop(n, None)
-            self._counts.pop(n, None)
-            self._moved.discard(n)
+                del self._seconds[n]
+                self._counts.pop(n, None)
+                self._moved.discard(n)
         self._widths = sorted(self._seconds)
         self._stale = 0, len(self._table)
 
@@ -164,8 +136,7 @@ class CostCurve:
             return
         shared = limited * c.scale_rate
         self.scale *= exp(shared)
-        self._drift += shared
-        self._n_plain = 0
+        self._after_plain = False
         self._moved.add(n)
         if abs(off) < c.outlier:
             self._seconds[n] *= exp((off - shared) * max(c.width_rate, 1 / (1 + count)))
@@ -185,17 +156,15 @@ class CostCurve:
         self._unscaled -= 1
         self._stored.discard(n)
         self._counts[n] = min(self.count(n) + 1, self.config.max_samples)
-        self._drift = 0.0
-        self._n_plain += 1
+        self._after_plain = True
 
     def _anchor(self, off: float) -> None:
         """Correct the scale by a plain round. off: log ratio of its time to the prediction."""
         shared = off * self.config.plain_rate
         self._rescale(shared)
-        self._drift = off - shared
-        self._n_plain += 1
-        if self._n_plain > 1:
+        if self._after_plain:
             self._moved.clear()
+        self._after_plain = True
 
     def _rescale(self, shared: float) -> None:
         """Change the scale; widths measured since the last plain round keep their times."""
@@ -431,13 +400,13 @@ class CostCurves:
     @classmethod
     def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
         """The stored curves; invalid ones are ignored."""
-        found = cls(config)
+        curves = cls(config)
         stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
         for bucket in config.context_buckets:
-            curve = CostCurve.from_dict(stored.get(str(bucket)), config, found.changes)
+            curve = CostCurve.from_dict(stored.get(str(bucket)), config, curves.changes)
             if curve.measured:
-                found._curves[bucket] = curve
-        return found
+                curves._curves[bucket] = curve
+        return curves
 
 
 def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:

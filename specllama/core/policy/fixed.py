@@ -138,10 +138,10 @@ def _best_branches(run: DraftRun, tree: TreeLimits) -> list[DraftBranch]:
     """The most confident second candidates of a draft, as many as there may be."""
     if not tree.forced:
         return []
-    found = [(p.other, at) for at, p in enumerate(run.proposals) if p.other is not None]
-    found.sort(key=lambda one: -one[0].confidence)
+    alternatives = [(p.other, at) for at, p in enumerate(run.proposals) if p.other is not None]
+    alternatives.sort(key=lambda one: -one[0].confidence)
     branches, room = [], tree.n_tokens - len(run.proposals)
-    for other, at in found[: tree.n_branches]:
+    for other, at in alternatives[: tree.n_branches]:
         tokens = list(other.tokens[: max(0, room)])
         room -= len(tokens)
         if tokens:

@@ -80,9 +80,10 @@ def can_gain(
 
 class DraftGate:
     """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
-    has none. head: it is a trained head. competes: there are other priced drafters; the first rounds with
-    this one then outweigh the prior. can_gain: False for a drafter that cannot gain (see `can_gain`): it is
-    used only in place of likely copies, and tried after `no_gain_wait` rounds, sooner after gains in a row.
+    has none. head: it is a trained head, whose gains are no larger than their noise: averaged over fewer
+    rounds, they give up to 7 % less in replays of its first text. can_gain: False for a drafter that cannot
+    gain (see `can_gain`): it is used only in place of likely copies, and tried after `no_gain_wait` rounds,
+    sooner after gains in a row.
     """
 
     def __init__(
@@ -91,25 +92,25 @@ class DraftGate:
         prior: tuple[float, float, float],
         config: PolicyConfig = DEFAULT,
         head: bool = False,
-        competes: bool = False,
         can_gain: bool = True,
     ) -> None:
-        self.pair, self.config, self._competes, self._can_gain = pair, config, competes, can_gain
-        self._rate = config.steady_request_rate if head or competes else config.request_rate
+        self.pair, self.config, self._can_gain = pair, config, can_gain
+        self._rate = config.head_request_rate if head else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
                 pair.gains[kind] = gain
         self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
         self.times = list(pair.times)
-        self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
         self._n_gains = 0  # latest drafts in a row that gained
+        self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
 
-    def should_draft(self, kind: int, catch_up: float, other: float = 0.0, n_drafters: int = 1) -> bool:
+    def should_draft(self, kind: int, catch_up: float, other: float = 0.0) -> bool:
         """Whether to use the drafter in this round. catch_up: the cost of catching up, in t(1). other: the
-        gain of what would be used in its place. n_drafters: how many share the waits.
+        gain of what would be used in its place.
 
         Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
-        too. Where the drafter does not pay, it is tried again after a wait.
+        too. Where the drafter does not pay, it is tried again after a wait, which doubles: a slow useless
+        draft costs 2 % more with equal waits.
         """
         gain, share = self.gains[kind] - other, self.config.forgone_share
         self._since[kind] += 1
@@ -118,7 +119,7 @@ class DraftGate:
             pair.n_unused = min(wait, pair.n_unused + 1)
             return pair.n_unused >= wait >> 3 * self._n_gains
         if gain <= 0:
-            return self._since[kind] >= self._wait[kind] * n_drafters
+            return self._since[kind] >= self._wait[kind]
         self._forgone += share * gain
         return self._forgone + (1 - share) * gain > catch_up
 
@@ -133,13 +134,10 @@ class DraftGate:
         """
         c, pair = self.config, self.pair
         self._n_gains = self._n_gains + 1 if gain > 0 else 0
-        pair.n_seen[kind] += 1
-        rate = max(c.pair_rate, 1 / (c.prior_weight + pair.n_seen[kind])) if self._competes else c.pair_rate
         self.times[kind] = _moved(self.times[kind], added, self._rate)
-        pair.times[kind] = _moved(pair.times[kind], added, rate)
-        self.gains[kind] += self._rate * (gain - self.gains[kind])
-        average = pair.gains[kind] or 0.0
-        pair.gains[kind] = average + rate * (gain - average)
+        pair.times[kind] = _moved(pair.times[kind], added, c.pair_rate)
+        self.gains[kind] = _moved(self.gains[kind], gain, self._rate)
+        pair.gains[kind] = _moved(pair.gains[kind], gain, c.pair_rate)
         self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])
 
 
@@ -192,7 +190,7 @@ class ModelDraftLoop:
             if padded is not None:
                 padded.pad_to = steps.width(n_pending)
             begun = self.clock()
-            found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
+            proposals = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
             if padded is not None:
                 rows = max(rows, padded.n_decoded)
@@ -201,7 +199,7 @@ class ModelDraftLoop:
             budget.spent += took
             n_pending, in_block = len(open_), in_blocks
             for seq in list(open_):
-                draft, proposal = drafts[seq], found.get(seq)
+                draft, proposal = drafts[seq], proposals.get(seq)
                 if proposal is not None:
                     bin_ = self.pair.bin_of(name, proposal.confidence, len(draft.tokens))
                     draft.add(proposal.token, name, bin_, chances[bin_])
@@ -225,10 +223,10 @@ class ModelDraftLoop:
         """Add the tokens that are forced next; returns the sequences that have not reached their limits."""
         forced, chance = set(open_), self.pair.tables[forcing.name].chances[0]
         while forced:
-            found = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
-            for seq, proposal in found.items():
+            proposals = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
+            for seq, proposal in proposals.items():
                 drafts[seq].add(proposal.token, forcing.name, 0, chance)
-            forced = {seq for seq in found if len(drafts[seq].tokens) < limits[seq]}
+            forced = {seq for seq in proposals if len(drafts[seq].tokens) < limits[seq]}
         return {seq for seq in open_ if len(drafts[seq].tokens) < limits[seq]}
 
     def _may_gain(

@@ -30,6 +30,6 @@ class OneWidthCurve(CostCurve):
         return super().predict(1) if n <= self.rows else super().predict(n)
 
     def table(self) -> list[float]:
-        found = list(super().table())
-        found[1 : self.rows + 1] = [found[1]] * min(self.rows, len(found) - 1)
-        return found
+        seconds = list(super().table())
+        seconds[1 : self.rows + 1] = [seconds[1]] * min(self.rows, len(seconds) - 1)
+        return seconds

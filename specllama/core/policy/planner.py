@@ -39,7 +39,7 @@ from specllama.core.policy.model_draft import (
     gate_kind,
     prior_gains,
 )
-from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
+from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, choose_drafter
 from specllama.core.policy.tree import best_branches
 from specllama.core.stats import OfferStats
 
@@ -50,14 +50,14 @@ class SequencePlan:
     """One sequence: its draft gates by drafter, made in the first round in which one could be used, and the
     round in progress. free: the model-free candidate. n_free: tokens of it that would be verified without a
     priced drafter. priced: the priced drafter that was chosen. modelled: its candidate, None where it was not
-    used. silent: rounds until a drafter that had nothing to propose is chosen again in place of another one.
+    used. waits: rounds until a drafter that had nothing to propose is chosen again in place of another one.
     """
 
-    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "silent", "trial")
+    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "waits")
 
     def __init__(self) -> None:
         self.gates: dict[str, DraftGate] = {}
-        self.silent: dict[str, int] = {}
+        self.waits: dict[str, int] = {}
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
@@ -65,14 +65,13 @@ class SequencePlan:
         self.free, self.n_free = free, 0
         self.modelled: CandidateDraft | None = None
         self.priced: PricedDrafter | None = None
-        self.trial: Trial | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
-    def speaking(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
+    def available(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
         """Those that may be chosen in this round: all of them where none had anything to propose."""
-        found = [d for d in drafters if not self.silent.get(d.name)]
-        self.silent = {name: n - 1 for name, n in self.silent.items() if n > 1}
-        return found or drafters
+        available = [d for d in drafters if not self.waits.get(d.name)]
+        self.waits = {name: n - 1 for name, n in self.waits.items() if n > 1}
+        return available or drafters
 
 
 class Planner(PolicyBase):
@@ -132,7 +131,6 @@ class Planner(PolicyBase):
         super().start(seq_id, prompt, sampler, mask, history_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
-        self.budget.begin()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
@@ -206,12 +204,12 @@ class Planner(PolicyBase):
         if self._priced and self._use_priced(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
         branches = self._branches(candidates, counts, tree)
-        found = {}
+        drafts = {}
         for seq in rooms:
             draft = self._draft_of(seq, candidates[seq], counts[seq], branches.get(seq, []))
             if draft is not None:
-                found[seq] = draft
-        return found
+                drafts[seq] = draft
+        return drafts
 
     def _begin_round(self, n_again: int) -> RoundBudget:
         """Nothing is spent; rows that are evaluated again are part of every decode."""
@@ -330,15 +328,15 @@ class Planner(PolicyBase):
         t1, budget = self.costs.predict(1), self._round
         seconds = budget.max_seconds - budget.upper_bound(active + 1)
         options = []
-        for priced in plan.speaking(self._priced):
+        for priced in plan.available(self._priced):
             name, state = priced.name, self.learnt.priced[priced.name]
             gate = plan.gates.get(name)
             if gate is None:
                 step = state.steps.predict(1, t1)
                 prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
-                several, table = len(self._priced) > 1, self.learnt.tables[name]
+                table = self.learnt.tables[name]
                 pays = can_gain(self.costs.predict, step, table, state.next_token, self.config)
-                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several, pays)
+                gate = DraftGate(state.gain, prior, self.config, priced.is_head, pays)
                 plan.gates[name] = gate
             catch_up = priced.catch_up(
                 seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1
@@ -350,10 +348,10 @@ class Planner(PolicyBase):
         if not any(option.affordable for option in options):
             return False
         plain = budget.predict(active + plan.n_free) / t1 / active
-        choice = choose_drafter(options, plan.kind, t1, plain, self.budget.credit, self.config)
-        if choice is None:
+        chosen = choose_drafter(options, plan.kind, t1, plain)
+        if chosen is None:
             return False
-        plan.priced, plan.catch_up, plan.trial = choice.option.priced, choice.option.catch_up, choice.trial
+        plan.priced, plan.catch_up = chosen.priced, chosen.catch_up
         return True
 
     def _draft_with(
@@ -369,9 +367,6 @@ class Planner(PolicyBase):
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
         steps = self.learnt.priced[priced.name].steps
         if not budget.allows(active + 1, steps.predict(n_pending, t1)):
-            for seq in seqs:
-                if (trial := self._plans[seq].trial) is not None:
-                    self.learnt.priced[priced.name].may_lose(trial.reserved)
             return False
         drafts, limits, rest = {}, {}, {}
         for seq in seqs:
@@ -389,7 +384,7 @@ class Planner(PolicyBase):
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
             if len(self._priced) > 1 and priced.name not in draft.sources:
-                self._plans[seq].silent[priced.name] = self.config.first_wait
+                self._plans[seq].waits[priced.name] = self.config.first_wait
             n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
             if rate > without:
                 candidates[seq], counts[seq] = draft, n
@@ -416,7 +411,7 @@ class Planner(PolicyBase):
         plain_width = plain and width == costs.plain_width(active)
         costs.observe(width, done.verify_seconds, plain_width)
         changes, t1 = costs.changes, costs.predict(1)
-        steady = plain_width and changes.alike(changes.place)
+        steady = plain_width and changes.alike(changes.phase)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
@@ -433,8 +428,7 @@ class Planner(PolicyBase):
                 self._observe_gain(outcome, plan, name, self._spent[name] / used.count(name), n_rows)
         if len(self._priced) > 1:
             for priced in self._priced:
-                more = self.config.trial_share * (verify + spent) / t1
-                self.learnt.priced[priced.name].may_lose(more)
+                self.learnt.priced[priced.name].refill_trial(verify + spent, t1)
         for _, plan in plans:
             plan.begin(NO_DRAFT)
 
@@ -453,6 +447,3 @@ class Planner(PolicyBase):
             gain -= wider
             added += wider
         plan.gates[name].observe(plan.kind, gain / t1, max(0.0, added) / t1)
-        if (trial := plan.trial) is not None:
-            value = (gain - trial.pace * added - plan.catch_up.seconds) / t1
-            self.learnt.priced[name].may_lose(trial.reserved + value - trial.value)

@@ -57,11 +57,11 @@ def row_prior(times: RowTimes, weights: Iterable[WeightsRead]) -> RowPrior | Non
     if not known or unknown > _LARGEST_SHARE * (single + unknown):
         return None
     seconds = [sum(one.seconds(n, times[one.kind]) for one in known) for n in WIDTHS]
-    found, most = [], seconds[0]
+    points, most = [], seconds[0]
     for n, took in zip(WIDTHS, seconds, strict=True):
         most = max(most, took * (SEVERAL_ROWS if n > 1 else 1.0))  # more rows never cost less
-        found.append((n, most / seconds[0]))
-    return tuple(found)
+        points.append((n, most / seconds[0]))
+    return tuple(points)
 
 
 def checked_times(data: object) -> dict[str, list[float]]:

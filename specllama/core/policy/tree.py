@@ -22,16 +22,16 @@ def best_branches(
     """The branches of each candidate to verify: those tokens of all candidates that are most probably
     accepted, at most `n_rows` together. counts: tokens of each chain that are verified.
     """
-    found: list[tuple[float, int, int]] = []  # (probability, sequence, branch) of each token
+    ranked: list[tuple[float, int, int]] = []  # (probability, sequence, branch) of each token
     for seq, candidate in candidates.items():
         possible = [i for i, b in enumerate(candidate.branches) if b.at <= counts[seq]]
         possible.sort(key=lambda i: -candidate.branches[i].path_probs[0])
         for i in possible[: limits.n_branches]:
-            found += [(p, seq, i) for p in candidate.branches[i].path_probs]
-    found.sort(key=lambda one: -one[0])  # stable: the tokens of a branch stay in order
+            ranked += [(p, seq, i) for p in candidate.branches[i].path_probs]
+    ranked.sort(key=lambda one: -one[0])  # stable: the tokens of a branch stay in order
     rooms = {seq: limits.n_tokens - n for seq, n in counts.items()}
     taken: dict[tuple[int, int], int] = {}
-    for _, seq, i in found:
+    for _, seq, i in ranked:
         if n_rows > 0 and rooms[seq] > 0:
             n_rows -= 1
             rooms[seq] -= 1

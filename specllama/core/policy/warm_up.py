@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Place
+from specllama.core.policy.width_changes import Phase
 
 SECONDS = 0.6  # most that all decodes but the first two may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
@@ -25,7 +25,7 @@ def warm_up(
     """
     changes, spent = curve.changes, 0.0
 
-    def run(n: int) -> tuple[Place, int, float]:
+    def run(n: int) -> tuple[Phase, int, float]:
         nonlocal spent
         seconds = decode(n)
         spent += seconds
@@ -41,13 +41,13 @@ def warm_up(
         run(1)
         run(1)
     if changes.may_cost or changes.change:
-        found = [run(n) for n in (2, 2, 2, 1, 1, 1, 2, 2, 2)]
-        for one in found if changes.change else ():
+        decodes = [run(n) for n in (2, 2, 2, 1, 1, 1, 2, 2, 2)]
+        for one in decodes if changes.change else ():
             curve.observe_at(*one)
         for width in widths if changes.change else ():
             if width <= max_rows and not curve.is_reliable(width):
                 once = changes.loading_known and not changes.loading
-                for _ in range(Place.FIRST if once else Place.STEADY):
+                for _ in range(Phase.FIRST if once else Phase.STEADY):
                     if spent + 2 * curve.predict(width) < SECONDS:
                         curve.observe_at(*run(width))
     changes.forget_runs()

@@ -18,15 +18,15 @@ from typing import Any
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 
 
-class Place(IntEnum):
-    """The place of a decode: one of the first two of its width since loading, else its place in a run of
-    decodes of one width, STEADY from the third on.
+class Phase(IntEnum):
+    """The phase of a decode: one of the first two of its width since loading, else first, second or steady in
+    a run of decodes of one width.
     """
 
     LOADING, FIRST, SECOND, STEADY = 0, 1, 2, 3
 
 
-UNSTEADY = (Place.LOADING, Place.FIRST, Place.SECOND)
+UNSTEADY = (Phase.LOADING, Phase.FIRST, Phase.SECOND)
 
 
 class WidthChanges:
@@ -34,15 +34,15 @@ class WidthChanges:
 
     What they cost is the difference between the first two decodes of a run and the third one, so that the
     machine's speed at the moment plays no part. last: width of the last decode, 0 before the first one and
-    after other decodes. place: of the last decode. n_kept: decodes of one width in a row, averaged over the
-    last runs. change: whether a change costs anything that counts, False while that is not known; loading:
-    the same of the first decodes of a width. version: changes whenever the next decode may cost something
-    else.
+    after other decodes. phase: of the last decode. n_kept: decodes of one width in a row, averaged over the
+    last runs; with a constant the worst replayed text on a device is 5 % slower. change: whether a change
+    costs anything that counts, False while that is not known; loading: the same of the first decodes of a
+    width. version: changes whenever the next decode may cost something else.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
-        self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
+        self.last, self.phase, self.n_kept, self.version = 0, Phase.STEADY, config.kept_prior, 0
         self._n_after = 0  # decodes since the last interruption
         self.change = self.loading = False
         self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
@@ -50,13 +50,13 @@ class WidthChanges:
         self._changed = False  # whether the run followed a decode of another width at once
         self._fresh = False  # whether the run began with the first decode of its width since loading
         self._seen: Counter[int] = Counter()  # decodes by width since loading
-        self._excess = {place: deque[float](maxlen=config.change_samples) for place in UNSTEADY}
-        self._more = dict.fromkeys(Place, 0.0)  # seconds by place
+        self._excess = {phase: deque[float](maxlen=config.change_samples) for phase in UNSTEADY}
+        self._more = dict.fromkeys(Phase, 0.0)  # seconds by phase
         self._t1 = inf  # seconds of the shortest third decode of a run
 
-    def record(self, width: int, seconds: float) -> Place:
-        """Record a decode of so many rows; returns its place."""
-        if width != self.last or self._n_run <= Place.STEADY or self._seen[width] <= Place.STEADY:
+    def record(self, width: int, seconds: float) -> Phase:
+        """Record a decode of so many rows; returns its phase."""
+        if width != self.last or self._n_run <= Phase.STEADY or self._seen[width] <= Phase.STEADY:
             self.version += 1
         if width != self.last:
             if self._n_run:
@@ -66,46 +66,46 @@ class WidthChanges:
         self._n_run += 1
         self._n_after += 1
         self._seen[width] += 1
-        if self._n_run < Place.STEADY:
+        if self._n_run < Phase.STEADY:
             self._run.append(seconds)
-        elif self._n_run == Place.STEADY:
+        elif self._n_run == Phase.STEADY:
             self._compare(seconds)
-        seldom = self._seen[width] <= Place.SECOND
-        self.place = Place.LOADING if seldom else Place(min(self._n_run, Place.STEADY))
-        return self.place
+        seldom = self._seen[width] <= Phase.SECOND
+        self.phase = Phase.LOADING if seldom else Phase(min(self._n_run, Phase.STEADY))
+        return self.phase
 
     def _compare(self, steady: float) -> None:
         """Compare the first decodes of a run with its third one."""
         self._t1 = min(self._t1, steady)
         first, second = (took - steady for took in self._run)
         if self._fresh:
-            self._observe(Place.LOADING, first)
-        elif self._changed and self._seen[self.last] > 2 * Place.SECOND:  # loading took others
-            self._observe(Place.FIRST, first)
-            self._observe(Place.SECOND, second)
+            self._observe(Phase.LOADING, first)
+        elif self._changed and self._seen[self.last] > 2 * Phase.SECOND:  # loading took others
+            self._observe(Phase.FIRST, first)
+            self._observe(Phase.SECOND, second)
 
-    def _observe(self, place: Place, excess: float) -> None:
+    def _observe(self, phase: Phase, excess: float) -> None:
         """The shortest of the first measurements counts, then their median."""
-        c, found = self.config, self._excess[place]
-        found.append(excess)
-        self._more[place] = max(0.0, min(found) if len(found) < c.min_samples else median(found))
-        if len(found) < c.min_changes:
+        c, samples = self.config, self._excess[phase]
+        samples.append(excess)
+        self._more[phase] = max(0.0, min(samples) if len(samples) < c.min_samples else median(samples))
+        if len(samples) < c.min_changes:
             return
-        if place == Place.LOADING:
-            self.loading = self._counts(self.more(place) - self.more(Place.FIRST), self._t1)
+        if phase == Phase.LOADING:
+            self.loading = self._counts(self.more(phase) - self.more(Phase.FIRST), self._t1)
         else:
-            clear = all(self._is_clear(self._excess[p]) for p in (Place.FIRST, Place.SECOND) if self.more(p))
+            clear = all(self._is_clear(self._excess[p]) for p in (Phase.FIRST, Phase.SECOND) if self.more(p))
             self.change = clear and self._counts(self.whole, self._t1)
 
     def _counts(self, seconds: float, t1: float) -> bool:
         """Whether so many seconds count next to a decode of one row."""
-        c, n = self.config, min(len(self._excess[p]) for p in (Place.FIRST, Place.SECOND))
-        share = c.first_change_share if 0 < n < c.change_samples // 2 else c.change_share
-        return seconds > max(share * t1, c.change_seconds)
+        return seconds > max(self.config.change_share * t1, self.config.change_seconds)
 
-    def _is_clear(self, found: Collection[float]) -> bool:
-        """Whether nearly all of the measurements have one sign, unlike noise."""
-        return sum(excess <= 0 for excess in found) <= len(found) // self.config.min_samples // 2
+    def _is_clear(self, samples: Collection[float]) -> bool:
+        """Whether nearly all of the measurements have one sign, unlike noise, which would be taken for a cost
+        of changes without this.
+        """
+        return sum(excess <= 0 for excess in samples) <= len(samples) // self.config.min_samples // 2
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
@@ -117,42 +117,42 @@ class WidthChanges:
         """Seconds that the last decode took longer than a steady one whatever its width: as one of the first
         two after an interruption, which decoding without drafts has too.
         """
-        if not self.change or self._n_after > Place.SECOND:
+        if not self.change or self._n_after > Phase.SECOND:
             return 0.0
-        return self.more(Place(self._n_after)) if self._n_after else 0.0
+        return self.more(Phase(self._n_after)) if self._n_after else 0.0
 
-    def alike(self, place: Place) -> bool:
-        """Whether a decode of this place takes as long as a steady one, as far as is known."""
-        return place == Place.STEADY or not (self.loading if place == Place.LOADING else self.change)
+    def alike(self, phase: Phase) -> bool:
+        """Whether a decode of this phase takes as long as a steady one, as far as is known."""
+        return phase == Phase.STEADY or not (self.loading if phase == Phase.LOADING else self.change)
 
-    def more(self, place: Place) -> float:
-        """Seconds that a decode of this place takes longer than a steady one."""
-        return self._more[place]
+    def more(self, phase: Phase) -> float:
+        """Seconds that a decode of this phase takes longer than a steady one."""
+        return self._more[phase]
 
     @property
     def whole(self) -> float:
         """Seconds that a change costs: its first and its second decode."""
-        return self.more(Place.FIRST) + self.more(Place.SECOND)
+        return self.more(Phase.FIRST) + self.more(Phase.SECOND)
 
     def next_cost(self, width: int) -> float:
         """Seconds that the next decode takes longer than a steady one if it has this width."""
         if not self.change:
             return 0.0
         if width != self.last:
-            return self.more(Place.FIRST)
-        return self.more(Place.SECOND) if self._n_run == 1 else 0.0
+            return self.more(Phase.FIRST)
+        return self.more(Phase.SECOND) if self._n_run == 1 else 0.0
 
     @property
     def loading_known(self) -> bool:
         """Whether the cost of loading a width was measured."""
-        return len(self._excess[Place.LOADING]) >= self.config.min_changes
+        return len(self._excess[Phase.LOADING]) >= self.config.min_changes
 
     @property
     def may_cost(self) -> bool:
         """Whether the first two decodes of the last run of three suggest that a change costs something."""
-        if len(self._run) < Place.SECOND or self._n_run < Place.STEADY:
+        if len(self._run) < Phase.SECOND or self._n_run < Phase.STEADY:
             return False
-        return self._counts(sum(self._run) - Place.SECOND * self._t1, self._t1)
+        return self._counts(sum(self._run) - Phase.SECOND * self._t1, self._t1)
 
     def plan(self, table: Sequence[float]) -> tuple[list[float], list[int]]:
         """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
@@ -162,13 +162,13 @@ class WidthChanges:
         """
         c, last, seen = self.config, self.last, self._seen
         spread = max(2.0, self.n_kept)
-        change, stay = self.whole / spread, self.more(Place.SECOND) / spread if self._n_run == 1 else 0.0
-        load = self.more(Place.LOADING) / c.loading_spread if self.loading else 0.0
+        change, stay = self.whole / spread, self.more(Phase.SECOND) / spread if self._n_run == 1 else 0.0
+        load = self.more(Phase.LOADING) / c.loading_spread if self.loading else 0.0
         best, width = inf, 0
         seconds, widths = [0.0] * len(table), [0] * len(table)
         for n in range(len(table) - 1, 0, -1):
             took = table[n] + (stay if n == last else change)
-            if load and seen[n] < Place.SECOND:
+            if load and seen[n] < Phase.SECOND:
                 took += load
             if took <= best:
                 best, width = took, n
@@ -183,20 +183,20 @@ class WidthChanges:
         """Plain data to be stored; empty where nothing costs anything."""
         if not (self.change or self.loading):
             return {}
-        return {"changes": {place.name.lower(): self.more(place) for place in UNSTEADY}}
+        return {"changes": {phase.name.lower(): self.more(phase) for phase in UNSTEADY}}
 
     def restore(self, data: object, t1: float) -> bool:
         """Continue from what `to_dict` wrote in an earlier process; False, and nothing changes, where `data`
         is something else. t1: seconds of a decode of one row then.
         """
-        found = data.get("changes") if isinstance(data, Mapping) else None
-        names = {place: place.name.lower() for place in UNSTEADY}
-        if not t1 or not isinstance(found, Mapping):
+        stored = data.get("changes") if isinstance(data, Mapping) else None
+        names = {phase: phase.name.lower() for phase in UNSTEADY}
+        if not t1 or not isinstance(stored, Mapping):
             return False
-        values = {place: found.get(name) for place, name in names.items()}
+        values = {phase: stored.get(name) for phase, name in names.items()}
         if not all(is_number(x, 0, self.config.decode_seconds[1]) for x in values.values()):
             return False
-        self._more.update({place: float(x) for place, x in values.items() if x is not None})
+        self._more.update({phase: float(x) for phase, x in values.items() if x is not None})
         self.change = self._counts(self.whole, t1)
-        self.loading = self._counts(self.more(Place.LOADING) - self.more(Place.FIRST), t1)
+        self.loading = self._counts(self.more(Phase.LOADING) - self.more(Phase.FIRST), t1)
         return True

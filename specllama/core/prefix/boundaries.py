@@ -15,27 +15,27 @@ _SHORT = 8
 Kind = Literal["system", "user", "reasoning", "end", "answer", "distance"]
 """Where a partial state was made: after the system prompt and the tools; at the start of a user message;
 before an answer whose reasoning the template strips later; before the last words of a prompt; after an
-answer; at a distance from the end of a prompt without known places.
+answer; at a distance from the end of a prompt without known boundaries.
 """
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Boundary(NamedTuple):
-    """A place in a prompt that later prompts may share. n: the ids before it."""
+    """A position in a prompt up to which later prompts may share it. n: the ids before it."""
 
     n: int
     kind: Kind
 
 
 def distances(n_prompt: int) -> list[Boundary]:
-    """Places at growing distances from the end of a prompt of which no structure is known, at multiples of
+    """Boundaries at growing distances from the end of a prompt of unknown structure, at multiples of
     GAP.
     """
-    found, distance = set(), _FIRST_DISTANCE
+    ends, distance = set(), _FIRST_DISTANCE
     while distance < n_prompt:
-        found.add((n_prompt - distance) // GAP * GAP)
+        ends.add((n_prompt - distance) // GAP * GAP)
         distance *= _DISTANCE_FACTOR
-    return [Boundary(n, "distance") for n in sorted(found) if n]
+    return [Boundary(n, "distance") for n in sorted(ends) if n]
 
 
 def ahead(
@@ -44,18 +44,18 @@ def ahead(
     """The boundaries at which an evaluation stops that begins with n_past ids in the cache, without those
     that are too close to the one before. chunk: pieces end at multiples of it only; None: anywhere.
     """
-    found = list[Boundary]()
+    stops = list[Boundary]()
     last = n_past
     for n, kind in sorted(boundaries):
         at = n if chunk is None else n // chunk * chunk
         gap = GAP if kind not in _ALWAYS or at < GAP else _SHORT
         if last + gap <= at < n_prompt:
-            found.append(Boundary(at, kind))
+            stops.append(Boundary(at, kind))
             last = at
-    return found
+    return stops
 
 
 def next_stop(boundaries: Sequence[Boundary], n_past: int, n: int) -> tuple[int, Boundary | None]:
     """(The ids after the next piece of a prompt of n ids, the boundary there)."""
-    found = next((b for b in boundaries if b.n > n_past), None)
-    return (n, None) if found is None or found.n >= n else (found.n, found)
+    stop = next((b for b in boundaries if b.n > n_past), None)
+    return (n, None) if stop is None or stop.n >= n else (stop.n, stop)

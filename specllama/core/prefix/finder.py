@@ -49,10 +49,12 @@ class PrefixFinder:
             copied = isinstance(source.holder, Slot) and source.holder.owner is not None
             return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
 
-        found = [s for s in self._found(wanted, scope, rate, more) if gain(s) > 0]
-        return sorted(found, key=gain, reverse=True)
+        useful = [s for s in self._candidates(wanted, scope, rate, more) if gain(s) > 0]
+        return sorted(useful, key=gain, reverse=True)
 
-    def _found(self, wanted: Ids, scope: str, rate: float, more: StoredText | None) -> Iterable[PrefixSource]:
+    def _candidates(
+        self, wanted: Ids, scope: str, rate: float, more: StoredText | None
+    ) -> Iterable[PrefixSource]:
         """The prefixes of these ids in slots and among the stored texts."""
         most = len(wanted) - 1
         holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._memory.texts]
@@ -80,11 +82,11 @@ class PrefixFinder:
             return as_ids(())
         if owner is not None:
             return as_ids(ids[:n_past])
-        of, found = self._arrays.get(slot.seq_id, (None, None))
-        if of is not ids or found is None:
-            found = as_ids(ids)
-            self._arrays[slot.seq_id] = ids, found
-        return found
+        of, array = self._arrays.get(slot.seq_id, (None, None))
+        if of is not ids or array is None:
+            array = as_ids(ids)
+            self._arrays[slot.seq_id] = ids, array
+        return array
 
     def _reusable(
         self, holder: Slot | StoredText, n_ids: int, common: int

@@ -12,7 +12,7 @@ from math import inf
 from specllama.core.prefix.stored import Ids, PartialState, StoredText, n_common
 from specllama.core.prefix.value import Chances
 
-_TEXT = "answer"  # the kind of place where a stored text ends
+_TEXT = "answer"  # the kind of boundary at which a stored text ends
 
 
 class StateMemory:
@@ -144,7 +144,7 @@ class StateMemory:
 
 
 def merge(text: StoredText, partials: list[PartialState]) -> None:
-    """Add the states at places where the text has none."""
+    """Add the states at boundaries where the text has none."""
     have = {p.n for p in text.partials if p.state is not None}
     text.partials = sorted(
         [*text.partials, *(p for p in partials if p.n not in have and p.state is not None)], key=lambda p: p.n

@@ -75,15 +75,15 @@ class PrefixStore:
 
     def is_prepared(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> bool:
         """Whether `take` returns without waiting for memory into which the replaced text is saved."""
-        found, idle = self._sources(as_ids(ids), scope, stored), self.idle()
-        holder = found[0].holder if found else None
+        sources, idle = self._sources(as_ids(ids), scope, stored), self.idle()
+        holder = sources[0].holder if sources else None
         if not isinstance(holder, Slot) or holder.owner is not None:
             giving_way: Slot | None = self._victim(idle)
-        elif not self._is_other_text(holder, found[0]):
+        elif not self._is_other_text(holder, sources[0]):
             giving_way = None
         else:
             others = [s for s in idle if s is not holder]
-            copies = self._copies(holder, found[0], others)
+            copies = self._copies(holder, sources[0], others)
             giving_way = self._victim(others) if copies else holder
         return giving_way is None or self.copies.can_put_away(giving_way)
 
@@ -212,8 +212,8 @@ class PrefixStore:
 
     def longest(self, wanted: Ids, scope: str) -> int:
         """How many of these ids `take` would find."""
-        found = self._sources(wanted, scope)
-        return found[0].n if found else 0
+        sources = self._sources(wanted, scope)
+        return sources[0].n if sources else 0
 
     # Keeping
 

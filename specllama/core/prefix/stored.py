@@ -58,8 +58,8 @@ class StoredText:
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:
     """The last state at or before the first `n` ids that was not evicted."""
-    found = (p for p in partials if p.n <= n and p.state is not None)
-    return max(found, key=lambda p: p.n, default=None)
+    reachable = (p for p in partials if p.n <= n and p.state is not None)
+    return max(reachable, key=lambda p: p.n, default=None)
 
 
 def as_ids(ids: Sequence[int]) -> Ids:

@@ -2,7 +2,7 @@
 
 The order of eviction is that of GreedyDual-Size with frequency (Cherkasova, HPL-98-69): the value is counted
 from the value of what was evicted last, so that what is not used again becomes the next to go. The chance of
-return is learnt by the kind of place as a survival probability from the rates of return at each age, in
+return is learnt by the kind of boundary as a survival probability from the rates of return at each age, in
 look-ups since the last use (Kaplan and Meier, 1958), so that states that were evicted before they could
 return count for the ages that they reached alone.
 """

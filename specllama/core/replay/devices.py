@@ -58,8 +58,8 @@ class ChangingDevice:
         def more(name: str) -> Seconds:
             if (same := data.get(f"{name}_more")) is not None:
                 return lambda n: same / 1e3  # noqa: ARG005
-            found = {int(n): max(0.0, ms / 1e3 - steady(int(n))) for n, ms in data.get(name, {}).items()}
-            return nearest(found)
+            excess = {int(n): max(0.0, ms / 1e3 - steady(int(n))) for n, ms in data.get(name, {}).items()}
+            return nearest(excess)
 
         pairs = {int(n): pair for n, pair in data.get("loading", {}).items()}
         first, second = (nearest({n: pair[i] / 1e3 for n, pair in pairs.items()}) for i in (0, 1))

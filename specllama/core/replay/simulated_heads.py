@@ -53,8 +53,8 @@ class TraceBlocks(TraceHead):
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         self._evaluate({seq_id: () for seq_id in drafts if seq_id not in self._drafted})
         self._drafted |= set(drafts)
-        found = {s: self._proposal(s, draft) for s, draft in drafts.items() if len(draft) < self.n_draft}
-        return {seq_id: proposal for seq_id, proposal in found.items() if proposal is not None}
+        proposals = {s: self._proposal(s, draft) for s, draft in drafts.items() if len(draft) < self.n_draft}
+        return {seq_id: proposal for seq_id, proposal in proposals.items() if proposal is not None}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self._drafted.discard(seq_id)

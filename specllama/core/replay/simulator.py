@@ -59,7 +59,7 @@ class TraceDrafter:
 
     name, priced, continues, forces = "model", True, True, False
     prior: Sequence[float] | None = None
-    n_places = 1
+    n_positions = 1
     reads_features = False
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
@@ -102,8 +102,8 @@ class TraceDrafter:
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         self._evaluate(drafts)
-        found = {seq_id: self._proposal(seq_id, draft) for seq_id, draft in drafts.items()}
-        return {seq_id: proposal for seq_id, proposal in found.items() if proposal is not None}
+        proposals = {seq_id: self._proposal(seq_id, draft) for seq_id, draft in drafts.items()}
+        return {seq_id: proposal for seq_id, proposal in proposals.items() if proposal is not None}
 
     def _evaluate(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Spend the time of evaluating what is not in the cache."""

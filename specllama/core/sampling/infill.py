@@ -47,9 +47,9 @@ class InfillRule:
                 return None
         if not kept:
             return SampledToken(self.end_id, margin)
-        found = scores[kept]
-        best = int(found.argmax())
-        lead = float(found[best] - np.delete(found, best).max(initial=-math.inf))
+        rest = scores[kept]
+        best = int(rest.argmax())
+        lead = float(rest[best] - np.delete(rest, best).max(initial=-math.inf))
         return SampledToken(int(ids[kept[best]]), min(margin, lead))
 
     def survivors(self, ids: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[list[int], float]:

@@ -191,8 +191,10 @@ class KeyedSampler:
         if self.infill is not None:
             ids, values = ids[:n_kept], values[:n_kept]
             noise = 0.0 if self.params.greedy else self._temperature * gumbel(self.seed, position, ids)
-            found = self.infill.choose(ids, values, values + noise, legal)
-            return found and SampledToken(found.token, found.margin / self._stretch if margin else math.inf)
+            choice = self.infill.choose(ids, values, values + noise, legal)
+            return choice and SampledToken(
+                choice.token, choice.margin / self._stretch if margin else math.inf
+            )
         n = len(ids) if margin else n_kept
         scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
         if legal is not None:

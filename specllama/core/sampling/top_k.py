@@ -39,9 +39,9 @@ def top_ids(row: Row, k: int) -> Ids:
         return np.concatenate((possible, (row == threshold).nonzero()[0][:k]))[:k]
     if maxima is row:
         return best_first(row, (row >= threshold).nonzero()[0])[:k]
-    found = (maxima >= threshold).nonzero()[0]
-    offsets, columns = (blocks[:, found] >= threshold).nonzero()
-    ids = offsets * n_blocks + found[columns]
+    chosen = (maxima >= threshold).nonzero()[0]
+    offsets, columns = (blocks[:, chosen] >= threshold).nonzero()
+    ids = offsets * n_blocks + chosen[columns]
     if len(rest):
         ids = np.concatenate((ids, (rest >= threshold).nonzero()[0] + n_in_blocks))
     return best_first(row, ids)[:k]

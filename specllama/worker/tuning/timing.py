@@ -14,7 +14,7 @@ from specllama.client.tune_messages import TimedWidth
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Place
+from specllama.core.policy.width_changes import Phase
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
@@ -59,7 +59,7 @@ class TimingPosition:
         """Seconds of a decode of this many rows at the position. Raises DecodeError, NoRoomError."""
         if self.changing and rows != self._last_rows:
             self._last_rows = rows
-            for _ in range(Place.SECOND):
+            for _ in range(Phase.SECOND):
                 self.time(rows)
         n = len(self.ids)
         batch = [BatchRow(self.ids[(self._next + i) % n], n + i, 0, True) for i in range(rows)]

@@ -27,38 +27,6 @@ def test_gains_and_losses_change_the_credit():
     assert budget.credit == pytest.approx(DEFAULT.allowance + 1.5)
 
 
-def test_a_text_begins_with_the_allowance_where_changes_cost_something_and_drafting_has_gained():
-    budget = SpeculationBudget()
-    budget.there_and_back = 4.0
-    budget.drafted(worth=20, cost=5)
-    budget.drafted(worth=0, cost=13)
-    assert 0 < budget.gained < budget.allowance
-    budget.begin()
-    assert budget.credit == budget.allowance == DEFAULT.allowance + 2
-    budget.drafted(worth=0, cost=3)
-    before = budget.credit
-    budget.begin()
-    assert budget.gained < 0
-    assert budget.credit == before
-
-
-def test_a_text_begins_with_what_is_left_where_changes_cost_nothing():
-    budget = SpeculationBudget()
-    budget.drafted(worth=20, cost=5)
-    budget.drafted(worth=0, cost=13)
-    before = budget.credit
-    budget.begin()
-    assert budget.credit == before
-
-
-def test_old_gains_cannot_be_lost_again():
-    budget = SpeculationBudget()
-    budget.there_and_back = 4.0
-    for _ in range(100):
-        budget.drafted(worth=10, cost=1)
-    assert budget.gained == DEFAULT.max_gain
-
-
 def test_gains_are_kept_up_to_a_limit():
     budget = SpeculationBudget()
     for _ in range(100):

@@ -90,35 +90,6 @@ def test_a_slower_machine_raises_the_times_of_all_widths():
     assert curve.scale == pytest.approx(2, rel=0.1)
 
 
-def test_a_changed_scale_requires_some_plain_rounds():
-    curve = measured(STAIR)
-    assert not curve.scale_uncertain
-    for _ in range(4):
-        curve.observe(4, 2 * STAIR[4])
-    assert curve.scale_uncertain
-    for i in range(4):
-        curve.observe(1, STAIR[1] * (1.5 if i % 2 else 1), plain=True)
-    assert not curve.scale_uncertain
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_scattered_times_rarely_require_plain_rounds(seed):
-    """Times that scatter by 4 %, of widths that have changed by 6 %, hardly ever require a plain round;
-    a machine that becomes 1.5 times slower does, within six rounds.
-    """
-    rng, curve = random.Random(seed), measured(STAIR)
-    true = {n: seconds * math.exp(rng.gauss(0, 0.06)) for n, seconds in STAIR.items()} | {1: STAIR[1]}
-    n_plain = 0
-    for _ in range(300):
-        n = 1 if curve.scale_uncertain else rng.choice([n for n in STAIR if n > 1])
-        n_plain += n == 1
-        curve.observe(n, true[n] * math.exp(rng.gauss(0, 0.04)), plain=n == 1)
-    assert n_plain < 6
-    for _ in range(6):
-        curve.observe(4, 1.5 * true[4])
-    assert curve.scale_uncertain
-
-
 def test_a_very_long_round_is_an_outlier():
     curve = measured(STAIR)
     curve.observe(4, 60.0)

@@ -112,8 +112,8 @@ def test_every_entry_makes_its_drafter() -> None:
     assert [d.name for d in made] == list(REGISTRY)
     for drafter in made:
         entry = REGISTRY[drafter.name]
-        attributes = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_places)
-        assert attributes == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_places)
+        attributes = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_positions)
+        assert attributes == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_positions)
         assert drafter.reads_features == entry.reads_features == hasattr(drafter, "features_decoded")
         assert entry.label
 
