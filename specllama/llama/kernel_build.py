@@ -90,14 +90,14 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
 
 def objects(machine: str) -> dict[str, list[str]]:
     """The object files of a processor, and the compiler's arguments for each, without FLAGS."""
-    found = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
+    outputs = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
     for level in OF_MACHINE[machine]:
         if level == "neon":
-            found[f"{level}.o"] = [str(NATIVE / "neon.cpp")]
+            outputs[f"{level}.o"] = [str(NATIVE / "neon.cpp")]
         else:
             options = (f"-DSPECLLAMA_LEVEL={level}", *COMMON, *LEVELS[level])
-            found[f"{level}.o"] = [str(NATIVE / "kernels.cpp"), *options]
-    return found
+            outputs[f"{level}.o"] = [str(NATIVE / "kernels.cpp"), *options]
+    return outputs
 
 
 def _compile(compiler: list[str], directory: Path, report: Callable[[float], None]) -> Path:

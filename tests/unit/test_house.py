@@ -398,6 +398,17 @@ def test_every_module_says_what_it_knows() -> None:
         assert ast.get_docstring(tree(path)), f"{path} has no docstring"
 
 
+def test_names_say_what_they_hold() -> None:
+    placeholders = {"found", "shall"}
+    used = set()
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            name = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "attr", None)
+            if name in placeholders:
+                used.add(f"{path.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
+    assert used == set()
+
+
 def test_files_are_short() -> None:
     lengths = {str(p.relative_to(PACKAGE)): len(p.read_text("utf-8").splitlines()) for p in FILES}
     assert {name: n for name, n in lengths.items() if n > 300 and name not in LONGER_THAN_300} == {}
