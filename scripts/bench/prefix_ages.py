@@ -98,7 +98,7 @@ def replay(turns: Sequence[Turn], memory: Any, budget: float, by_age: bool) -> t
         room=lambda _: True,
         cache_budget=budget,
     )
-    engine.scheduler.store.memory.chances.by_age = by_age
+    engine.scheduler.store.state_cache.chances.by_age = by_age
     n = 0
     for prompt, places in turns:
         params = SamplingParams(temperature=1.0, max_tokens=N_ANSWER, ignore_eos=True)
@@ -106,7 +106,7 @@ def replay(turns: Sequence[Turn], memory: Any, budget: float, by_age: bool) -> t
         while engine.busy:
             engine.step()
         n += generation.stats.n_evaluated
-    texts = engine.scheduler.store.memory.texts
+    texts = engine.scheduler.store.state_cache.texts
     shared, held = sum(t.n_shared for t in texts), sum(len(t.ids) for t in texts)
     return n, shared / max(1, held)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
@@ -292,6 +292,16 @@ def proposals_of(text: CopiedText, limit: int, with_alternatives: bool) -> list[
     return run
 
 
+def next_proposals(
+    propose: Callable[[int, int], list[Proposal]], drafts: Mapping[int, Sequence[int]]
+) -> dict[int, Proposal]:
+    """What follows each draft, by seq_id, where anything does. propose(seq_id, limit): at most `limit` tokens
+    from the start of the draft.
+    """
+    runs = {seq_id: propose(seq_id, len(draft) + 1) for seq_id, draft in drafts.items()}
+    return {seq_id: run[-1] for seq_id, run in runs.items() if len(run) > len(drafts[seq_id])}
+
+
 class CopyDrafter(RegisteredDrafter):
     """Drafts by copying, for all sequences; see the module."""
 
@@ -315,12 +325,7 @@ class CopyDrafter(RegisteredDrafter):
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence with a source to copy; see `Drafter.step`."""
-        proposals = {}
-        for seq_id, draft in drafts.items():
-            run = self.propose(seq_id, len(draft) + 1)
-            if len(run) > len(draft):
-                proposals[seq_id] = run[-1]
-        return proposals
+        return next_proposals(self.propose, drafts)
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """At most `limit` tokens: those that `step` would propose one by one."""

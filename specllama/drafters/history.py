@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Mask, Proposal, Sampler
 from specllama.drafters import HISTORY, DrafterInputs, RegisteredDrafter
-from specllama.drafters.copy import CopiedText, proposals_of
+from specllama.drafters.copy import CopiedText, next_proposals, proposals_of
 from specllama.drafters.ngram_index import MAX_COMPARED
 from specllama.drafters.request_history import RequestHistory
 from specllama.drafters.ring import Ring, RingIndex
@@ -55,12 +55,7 @@ class HistoryDrafter(RegisteredDrafter):
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence that follows an earlier text; see `Drafter.step`."""
-        proposals = {}
-        for seq_id, draft in drafts.items():
-            run = self.propose(seq_id, len(draft) + 1)
-            if len(run) > len(draft):
-                proposals[seq_id] = run[-1]
-        return proposals
+        return next_proposals(self.propose, drafts)
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """At most `limit` tokens: those that `step` would propose one by one."""

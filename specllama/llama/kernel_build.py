@@ -32,6 +32,7 @@ FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-
 COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _COMPILERS = ("g++", "c++", "clang++")
 _SECONDS = 300  # for the compiler
+_MAX_OBJECT = 64 << 20  # bytes of an object that are read: a compiled one has 1 to 4 MB
 
 
 class Unusable(Exception):
@@ -54,9 +55,10 @@ def unsupported() -> str:
 
 
 def is_current(path: Path) -> bool:
-    """Whether the file is an object of these sources."""
+    """Whether the file is an object of these sources; a longer one than any that is compiled is not."""
     try:
-        return sources().encode() in path.read_bytes()
+        with path.open("rb") as file:
+            return sources().encode() in file.read(_MAX_OBJECT)
     except OSError:
         return False
 

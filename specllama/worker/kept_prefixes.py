@@ -112,7 +112,7 @@ class KeptPrefixes:
         _, n, candidate = max(worth, key=lambda one: one[0])
         if not self._has_memory(candidate.n_bytes):
             return None
-        return PrefixMatch(candidate, scope, n, store.memory.of_text(n, 0, candidate.n_bytes))
+        return PrefixMatch(candidate, scope, n, store.state_cache.of_text(n, 0, candidate.n_bytes))
 
     def read(self, match: PrefixMatch) -> StoredText | None:
         """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
@@ -152,7 +152,7 @@ class KeptPrefixes:
             if self._keep_slot(slot) and i < len(waiting):
                 self._due = now
                 return
-        for text in self._store.memory.texts:
+        for text in self._store.state_cache.texts:
             if not text.kept or not self._is_worth(text.scope, text.ids):
                 continue
             delay = self.disk.delay(text.n_bytes)

@@ -117,7 +117,7 @@ def slots(
                 speculate=g.request.speculate,
             )
         )
-    memory = engine.scheduler.store.memory
+    states_in_ram = engine.scheduler.store.state_cache
     return protocol.Slots(
         id_,
         states,
@@ -125,8 +125,8 @@ def slots(
         n_used,
         engine.target.n_ctx,
         list(decode_seconds),
-        len(memory.texts) + sum(1 for _ in memory.partials()),
-        memory.n_bytes,
+        len(states_in_ram.texts) + sum(1 for _ in states_in_ram.partials()),
+        states_in_ram.n_bytes,
     )
 
 

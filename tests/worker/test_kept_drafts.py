@@ -128,7 +128,7 @@ def test_a_text_that_gives_way_takes_the_draft_models_cache_with_it(opened, pair
     assert again == text
     assert done.stats.n_reused > 500
     assert sum(counted) < 300
-    (stored,) = front.core.engine.scheduler.store.memory.texts
+    (stored,) = front.core.engine.scheduler.store.state_cache.texts
     assert stored.draft is not None
     assert stored.n_bytes > len(stored.draft)
 

@@ -142,7 +142,7 @@ def test_without_memory_for_prompts_the_disk_is_used(opened):
     done, again = ask(second)
     assert again == text
     assert done.stats.n_from_disk > 500
-    assert not second.core.engine.scheduler.store.memory.texts
+    assert not second.core.engine.scheduler.store.state_cache.texts
 
 
 def test_a_busy_engine_writes_too(opened):

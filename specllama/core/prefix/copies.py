@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from specllama.core.interfaces import Context, Saved, SavingDrafter
 from specllama.core.prefix.finder import MIN_SHARED
-from specllama.core.prefix.memory import StateMemory, merge
 from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.state_cache import StateCache, merge
 from specllama.core.prefix.stored import StoredText, as_ids
 
 
@@ -35,11 +35,11 @@ class TextCopies:
     def __init__(
         self,
         target: Context,
-        memory: StateMemory,
+        state_cache: StateCache,
         clock: Callable[[], float],
         room: Callable[[int], bool] | None,
     ) -> None:
-        self._target, self._memory, self._clock = target, memory, clock
+        self._target, self._state_cache, self._clock = target, state_cache, clock
         self.room, self.rate = room, CopyRate()
         self.drafter: SavingDrafter | None = None
 
@@ -48,10 +48,14 @@ class TextCopies:
         later call returns True.
         """
         ids = as_ids(slot.ids)
-        if self.room is None or len(ids) < MIN_SHARED or self._memory.containing(ids, slot.scope) is not None:
+        if (
+            self.room is None
+            or len(ids) < MIN_SHARED
+            or self._state_cache.containing(ids, slot.scope) is not None
+        ):
             return True
         n_bytes = self._target.size(slot.seq_id)
-        victims = self._memory.victims(n_bytes, self._memory.of_text(len(ids), slot.uses, n_bytes))
+        victims = self._state_cache.victims(n_bytes, self._state_cache.of_text(len(ids), slot.uses, n_bytes))
         return victims is None or not self.room(n_bytes) or self._target.prepare_save(slot.seq_id)
 
     def put_away(self, slot: Slot) -> bool:
@@ -59,13 +63,13 @@ class TextCopies:
         ids = as_ids(slot.ids)
         if self.room is None or len(ids) < MIN_SHARED:
             return False
-        text = self._memory.containing(ids, slot.scope)
+        text = self._state_cache.containing(ids, slot.scope)
         if text is not None:
             merge(text, slot.partials)
             return True
         n_bytes = self._target.size(slot.seq_id)
-        priority = self._memory.of_text(len(ids), slot.uses, n_bytes)
-        if not n_bytes or not self.room(n_bytes) or not self._memory.has_room(n_bytes, priority):
+        priority = self._state_cache.of_text(len(ids), slot.uses, n_bytes)
+        if not n_bytes or not self.room(n_bytes) or not self._state_cache.has_room(n_bytes, priority):
             return False
         started = self._clock()
         saved = self._target.save(slot.seq_id)
@@ -73,14 +77,14 @@ class TextCopies:
             return False
         self.rate.timed(n_bytes, self._clock() - started)
         partials, draft = list(slot.partials), self.draft_of(slot)
-        if draft is not None and not self._memory.has_room(n_bytes + len(draft), priority):
+        if draft is not None and not self._state_cache.has_room(n_bytes + len(draft), priority):
             draft = None
         n_bytes += len(draft) if draft is not None else 0
         n_prompt, uses = slot.n_prompt, slot.uses
         text = StoredText(
             ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
         )
-        self._memory.add_text(text)
+        self._state_cache.add_text(text)
         return True
 
     def load_draft(self, slot: Slot, draft: Saved | None) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.core.interfaces import Context
-from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.state_cache import StateCache
 from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
 
 MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
@@ -33,15 +33,15 @@ class PrefixSource:
 class PrefixFinder:
     """Finds the prefixes of texts in these slots and in memory."""
 
-    def __init__(self, target: Context, slots: Sequence[Slot], memory: StateMemory) -> None:
-        self._target, self._slots, self._memory = target, slots, memory
+    def __init__(self, target: Context, slots: Sequence[Slot], state_cache: StateCache) -> None:
+        self._target, self._slots, self._state_cache = target, slots, state_cache
         self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
 
     def sources(
         self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: StoredText | None = None
     ) -> list[PrefixSource]:
         """What is worth using, the best first. row_seconds: seconds of reading one id. rate: bytes per second
-        that are copied. more: a text that is not in memory's list.
+        that are copied. more: a text that is not in the list of the state cache.
         """
 
         def gain(source: PrefixSource) -> float:
@@ -57,7 +57,7 @@ class PrefixFinder:
     ) -> Iterable[PrefixSource]:
         """The prefixes of these ids in slots and among the stored texts."""
         most = len(wanted) - 1
-        holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._memory.texts]
+        holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
         holders += [(more, more.ids)] if more is not None else []
         holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
         for holder, ids in holders:

@@ -2,7 +2,7 @@
 way.
 
 Knows contexts by their interface. When generations get slots is decided in scheduler.py, what is kept in
-memory in memory.py.
+memory in state_cache.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from specllama.core.interfaces import Context
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.copies import TextCopies
 from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
-from specllama.core.prefix.memory import StateMemory
 from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.state_cache import StateCache
 from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
 from specllama.core.prefix.value import Chances
 
@@ -41,10 +41,10 @@ class PrefixStore:
         self.target, self.clock, self.max_partials = target, clock, max_partials
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
-        self.memory = StateMemory(budget, lambda: self.row_seconds)
-        self.copies = TextCopies(target, self.memory, clock, room)
+        self.state_cache = StateCache(budget, lambda: self.row_seconds)
+        self.copies = TextCopies(target, self.state_cache, clock, room)
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._finder = PrefixFinder(target, self.slots, self.memory)
+        self._finder = PrefixFinder(target, self.slots, self.state_cache)
 
     @property
     def needs_partials(self) -> bool:
@@ -62,7 +62,7 @@ class PrefixStore:
         them.
         """
         wanted, idle = as_ids(ids), self.idle()
-        self.memory.chances.now += 1
+        self.state_cache.chances.now += 1
         for source in self._sources(wanted, scope, stored):
             slot, n = self._taken(source, idle)
             if n:
@@ -168,7 +168,7 @@ class PrefixStore:
             return slot, 0
         if n != len(text.ids):  # the state of another text
             empty(self.target, slot)
-            self.memory.remove_text(text)
+            self.state_cache.remove_text(text)
             return slot, 0
         self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
@@ -180,14 +180,14 @@ class PrefixStore:
             n = self._cut(slot, source.n)
         if n and source.n_ids >= text.n_prompt - _HEADER:  # it goes on: the slot has it now
             if text.wait is not None:
-                self.memory.chances.ended(text.wait)
-            self.memory.remove_text(text)
+                self.state_cache.chances.ended(text.wait)
+            self.state_cache.remove_text(text)
         elif n:
-            if not any(t is text for t in self.memory.texts):  # it was read from the disk for this request
-                priority = self.memory.of_text(len(text.ids), text.uses, text.n_bytes)
-                if self.memory.has_room(text.n_bytes, priority):
-                    self.memory.add_text(text)
-            self.memory.used(text)
+            if not any(t is text for t in self.state_cache.texts):  # it was read from the disk
+                priority = self.state_cache.of_text(len(text.ids), text.uses, text.n_bytes)
+                if self.state_cache.has_room(text.n_bytes, priority):
+                    self.state_cache.add_text(text)
+            self.state_cache.used(text)
         return slot, n
 
     def _cut(self, slot: Slot, n: int) -> int:
@@ -208,7 +208,7 @@ class PrefixStore:
 
     def _hit(self, source: PrefixSource) -> None:
         if source.partial is not None and source.partial.state is not None:
-            self.memory.used(source.partial)
+            self.state_cache.used(source.partial)
 
     def longest(self, wanted: Ids, scope: str) -> int:
         """How many of these ids `take` would find."""
@@ -238,15 +238,15 @@ class PrefixStore:
         n_bytes = self.target.partial_size(slot.seq_id)
         n_saved = boundary.n - (before.n if before is not None else 0)
         partial = PartialState(boundary.n, boundary.kind, None, n_bytes, n_saved)
-        partial.priority = self.memory.of_partial(partial)
-        if not n_bytes or not self.memory.has_room(n_bytes, partial.priority):
+        partial.priority = self.state_cache.of_partial(partial)
+        if not n_bytes or not self.state_cache.has_room(n_bytes, partial.priority):
             return
         started = self.clock()
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
         self.copies.rate.timed(n_bytes, self.clock() - started)
-        self.memory.add_partial(partial)
+        self.state_cache.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:
             slot.partials.remove(min(slot.partials, key=lambda p: p.priority))

@@ -20,6 +20,7 @@ from specllama.clock import sleep
 from specllama.config.whole_file import write_whole
 
 _LIST = "whole.json"
+_MAX_LIST = 16 << 20  # bytes of it: some 400,000 tensors
 SETTLED_SECONDS = 1.0  # without a write, after which a file is complete
 _FULL = 64 << 20  # bytes: with less free disk space, a write may have failed
 
@@ -62,9 +63,11 @@ class TensorCache:
             return [(Path(e.path), e.stat().st_size, e.stat().st_mtime_ns) for e in files]
 
     def _known(self) -> dict[str, int]:
-        """Names and sizes of complete files; empty if the list cannot be read."""
+        """Names and sizes of complete files; empty if the list cannot be read or is longer than _MAX_LIST."""
         try:
-            known = json.loads((self.root / _LIST).read_bytes())
+            with (self.root / _LIST).open("rb") as file:
+                text = file.read(_MAX_LIST + 1)
+            known = json.loads(text) if len(text) <= _MAX_LIST else {}
             return known if isinstance(known, dict) else {}
         except (OSError, ValueError, RecursionError):
             return {}

@@ -46,7 +46,7 @@ class Harness:
     @property
     def stored(self) -> list[list[int]]:
         """The ids of the texts that were copied out of the context."""
-        return [text.ids.tolist() for text in self.engine.scheduler.store.memory.texts]
+        return [text.ids.tolist() for text in self.engine.scheduler.store.state_cache.texts]
 
 
 def alone(prompt: list[int], n: int = 8) -> list[int]:

@@ -15,7 +15,7 @@ from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.prefix.boundaries import GAP, Boundary, ahead, distances
 from specllama.core.prefix.finder import PrefixFinder
-from specllama.core.prefix.memory import StateMemory
+from specllama.core.prefix.state_cache import StateCache
 from specllama.core.prefix.stored import PartialState, StoredText, as_ids, n_common
 from specllama.core.prefix.value import Chances
 from specllama.core.sampling.params import SamplingParams
@@ -169,7 +169,7 @@ def test_a_raw_prompt_is_kept_at_growing_distances_from_its_end(memory):
 def test_without_memory_for_states_nothing_is_kept_and_texts_are_right(memory):
     server, prompt = Server(memory, budget=0), text(400, 0)
     first = server.ask(prompt, at=[200, 396])
-    assert not list(server.engine.scheduler.store.memory.partials())
+    assert not list(server.engine.scheduler.store.state_cache.partials())
     edited = [*prompt[:300], *text(50, 1)]
     got = server.ask(edited)
     assert got.stats.n_reused == 0
@@ -181,10 +181,10 @@ def test_without_memory_for_states_nothing_is_kept_and_texts_are_right(memory):
 def test_states_of_a_text_are_limited_in_number():
     server, prompt = Server("rollback", max_partials=2), text(900, 0)
     server.ask(prompt, at=[100, 300, 500, 700, 895])
-    assert len(list(server.engine.scheduler.store.memory.partials())) == 2
+    assert len(list(server.engine.scheduler.store.state_cache.partials())) == 2
     server = Server("rollback", max_partials=0)
     server.ask(prompt, at=[100, 300, 500, 700, 895])
-    assert not list(server.engine.scheduler.store.memory.partials())
+    assert not list(server.engine.scheduler.store.state_cache.partials())
 
 
 @pytest.mark.parametrize("memory", KINDS)
@@ -200,9 +200,9 @@ def test_the_budget_is_kept():
     server = Server("rollback", budget=2000)
     for i in range(12):
         server.ask(text(300, i), at=[100, 200, 296])
-        assert server.engine.scheduler.store.memory.n_bytes <= 2000
-    assert server.engine.scheduler.store.memory.texts
-    assert server.engine.scheduler.store.memory.n_evicted
+        assert server.engine.scheduler.store.state_cache.n_bytes <= 2000
+    assert server.engine.scheduler.store.state_cache.texts
+    assert server.engine.scheduler.store.state_cache.n_evicted
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -226,7 +226,7 @@ def test_any_sequence_of_requests_gives_the_texts_of_an_engine_without_a_store(m
         at = sorted({len(prompt) // 3, len(prompt) // 2, max(1, len(prompt) - 4)})
         got = server.ask(prompt, 6, at=at)
         assert got.output == plain(prompt, 6)
-        assert server.engine.scheduler.store.memory.n_bytes <= budget
+        assert server.engine.scheduler.store.state_cache.n_bytes <= budget
         texts[which] = got.history
 
 
@@ -234,7 +234,7 @@ def test_any_sequence_of_requests_gives_the_texts_of_an_engine_without_a_store(m
 def test_looking_up_takes_less_than_a_millisecond_with_a_hundred_states(kind):
     """Bound four times as wide: the machine may be busy."""
     target = TableContext(N_VOCAB, 1 << 20, 4, kind)
-    memory = StateMemory()
+    memory = StateCache()
     finder = PrefixFinder(target, [], memory)
     prompt = text(12_000, 0)
     for i in range(100):
@@ -252,7 +252,7 @@ def test_looking_up_takes_less_than_a_millisecond_with_a_hundred_states(kind):
 
 
 def test_what_returns_is_kept_longer():
-    memory = StateMemory(100)
+    memory = StateCache(100)
     texts = [StoredText(as_ids([i] * 50), "", None, 30, [], 50) for i in range(4)]
     for one in texts[:3]:
         one.priority = memory.of_text(50, 0, 30)

@@ -66,7 +66,7 @@ def test_a_request_waits_for_the_memory_of_what_gives_way_while_others_decode(bu
     busy.target.has_memory = True
     busy.run(waits)
     assert waits.n_output == 8
-    assert any(text.ids[0] == 6 for text in busy.engine.scheduler.store.memory.texts)
+    assert any(text.ids[0] == 6 for text in busy.engine.scheduler.store.state_cache.texts)
 
 
 def test_the_next_turn_of_an_idle_text_waits_for_nothing(busy):
@@ -83,7 +83,7 @@ def test_a_server_without_other_requests_waits_for_nothing():
         server.run(server.submit(prompt))
     server.target.has_memory = False
     assert server.run(server.submit(NEXT)).n_output == 8
-    assert server.engine.scheduler.store.memory.texts
+    assert server.engine.scheduler.store.state_cache.texts
 
 
 @pytest.mark.parametrize("budget", [0, 1e9])
@@ -99,7 +99,7 @@ def test_a_text_from_the_disk_needs_no_budget(budget):
         assert one.stats.n_reused >= 290
         assert one.stored is None
     assert both[0].output == told.output
-    assert len(server.engine.scheduler.store.memory.texts) <= bool(budget)
+    assert len(server.engine.scheduler.store.state_cache.texts) <= bool(budget)
 
 
 def test_a_text_from_the_disk_of_another_scope_is_not_used():
@@ -129,4 +129,4 @@ def test_memory_is_prepared_for_one_text_at_a_time():
     for _ in range(20):
         server.ticks = itertools.count(next(server.ticks) + 10**9)
         server.engine.step()
-    assert len(server.engine.scheduler.store.memory.texts) == 3
+    assert len(server.engine.scheduler.store.state_cache.texts) == 3

