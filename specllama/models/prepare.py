@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from specllama.config.load import LoadSettings
 from specllama.data import DEMO_HEAD, EMBEDDED_DRAFT
-from specllama.errors import GGUFError, IncompatiblePairError, IntegrityError, ResourceError, option
+from specllama.errors import (
+    GGUFError,
+    IncompatiblePairError,
+    IntegrityError,
+    ResourceError,
+    UsageError,
+    option,
+)
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
@@ -100,8 +107,8 @@ def prepare_pair(
     """As `pair_on_disk`, but models that are not on disk are downloaded.
 
     draft_vocab: see LoadSettings. force: download even if the headers show that the models cannot be used.
-    Raises what `pair_on_disk`, Library.find and `download` raise, GGUFError, and IncompatiblePairError before
-    anything but headers is downloaded.
+    Raises what `pair_on_disk`, Library.find and `download` raise, and what `check` raises before anything but
+    headers is downloaded.
     """
     on_disk = pair_on_disk(library, target, draft, draft_vocab)
     if on_disk is not None:
@@ -164,7 +171,8 @@ def check(
 ) -> None:
     """Check the headers of models, by Range requests if they are on the hub.
 
-    Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
+    Raises GGUFError, UsageError or IncompatiblePairError for models that could not be run; with `force` that
+    is a warning.
     """
     from specllama.heads.check import check_draft, check_model
     from specllama.pair.overlap import check_translated
@@ -185,7 +193,7 @@ def check(
             for note in verdict.notes:
                 tell = library.listener.warning if note.severity == "warning" else library.listener.note
                 tell(note.message)
-    except (IntegrityError, IncompatiblePairError) as error:
+    except (IntegrityError, UsageError, IncompatiblePairError) as error:
         if not force:
             raise
         library.listener.warning(error.message)
@@ -225,6 +233,8 @@ def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "str
     draft of another vocabulary that was measured to pay here. The draft of the embedded target is the
     embedded one, the head of the demo model comes with specllama.
     """
+    if target.parsed.built_in == PYDOC:  # needs no header, whose reader takes 50 ms to import
+        return _embedded_draft()
     try:
         header = library.header(target)
     except GGUFError:

@@ -141,7 +141,7 @@ def _context(
 
 
 def checked_header(settings: ModelSettings, check: Callable[[Header], None] = check_model) -> Header:
-    """The header of a model, after `check`. Raises GGUFError."""
+    """The header of a model, after `check`. Raises GGUFError, UsageError."""
     header = read_model(settings.path)
     check(header)
     for path, _ in settings.lora:

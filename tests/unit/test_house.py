@@ -339,6 +339,16 @@ def test_a_server_loads_no_engine() -> None:
     assert loaded_after("import specllama.server.main", "numpy", "llama_cpp", "jinja2") == set()
 
 
+def test_the_draft_of_the_embedded_target_is_known_without_its_header() -> None:
+    code = """
+from specllama.models.prepare import known_draft
+from specllama.models.resolve import Library
+library = Library()
+assert known_draft(library, library.on_disk(library.parse("pydoc", "-m"), "-m")) is not None
+"""
+    assert loaded_after(code, "numpy") == set()
+
+
 def test_no_front_renders_a_template() -> None:
     """A template of a downloaded file runs in the engine process, which can be ended."""
     fronts = ("cli", "server", "api", "bench", "client")
