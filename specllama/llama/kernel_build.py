@@ -58,7 +58,8 @@ def is_current(path: Path) -> bool:
     """Whether the file is an object of these sources; a longer one than any that is compiled is not."""
     try:
         with path.open("rb") as file:
-            return sources().encode() in file.read(_MAX_OBJECT)
+            data = file.read(_MAX_OBJECT + 1)
+        return len(data) <= _MAX_OBJECT and sources().encode() in data
     except OSError:
         return False
 

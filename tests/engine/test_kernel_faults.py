@@ -159,3 +159,14 @@ def test_a_compiler_that_does_not_know_an_instruction_set(tmp_path: Path) -> Non
     assert len(levels) == 3
     assert ["-mavx512vnni" in call for call in levels].count(True) == 1
     assert not any("-mavxvnni" in call for call in levels)
+
+
+def test_an_object_is_current_by_its_sources_and_a_longer_file_than_any_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sources = tmp_path / "kernels.so", kernel_build.sources().encode()
+    assert not kernel_build.is_current(path)
+    monkeypatch.setattr(kernel_build, "_MAX_OBJECT", 1000)
+    for data, current in ((bytes(984) + sources, True), (sources + bytes(985), False), (bytes(1000), False)):
+        path.write_bytes(data)
+        assert kernel_build.is_current(path) == current
