@@ -60,8 +60,8 @@ class Request:
     text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
     limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
     first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
-    that name, None for none. boundaries: places of the prompt that later prompts may share, () where they are
-    not known. kept: whether prompt and text may be written to the disk.
+    that name, None for none. boundaries: positions up to which later prompts may share the prompt, () where
+    they are not known. kept: whether prompt and text may be written to the disk.
     """
 
     prompt: Sequence[int]

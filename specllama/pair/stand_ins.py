@@ -25,6 +25,6 @@ def stand_ins(target: Header, draft: Header) -> Callable[[int], int]:
     def stand_in(token: int) -> int:
         text = texts()[token] if token < len(texts()) else b""
         endings = (own_ids().get(text[at:]) for at in range(1, len(text)))
-        return next((known_end for known_end in endings if known_end is not None), 0)
+        return next((own for own in endings if own is not None), 0)
 
     return stand_in

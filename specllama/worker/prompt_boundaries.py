@@ -1,8 +1,8 @@
-"""The places of a chat's prompt that later prompts may share, found by rendering other conversations.
+"""The positions up to which later prompts may share a chat's prompt, found by rendering other conversations.
 
 What a template writes of a message depends on those after it (some strip the reasoning of earlier answers),
 so the prompt is compared with that of a conversation that differs: in a message, or in what follows the last
-one. Their common beginning ends at such a place. Knows neither caches nor what is kept there.
+one. Their common beginning ends at such a position. Knows neither caches nor what is kept there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChatPrompt:
 
 
 def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
-    """The places in order, without those that are not at the border of two tokens. A conversation that the
+    """The boundaries in order, without those that are not between two tokens. A conversation that the
     template refuses gives none; so do those that there was no time for.
     """
     text = "".join(part.text for part in prompt.parts)

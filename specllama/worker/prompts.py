@@ -26,8 +26,9 @@ from specllama.worker.tool_calls import ToolCalls
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: places
-    that later prompts may share, () where they are not known or not needed. digest: as in protocol.Started.
+    """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: up
+    to which later prompts may share it, () where they are not known or not needed. digest: as in
+    protocol.Started.
     """
 
     ids: list[int]
@@ -38,7 +39,7 @@ class Prompt:
 
 class Prompts:
     """Makes prompts for one loaded model. problem: why its template cannot be used, None if it can. calls:
-    how the model is shown tools. with_boundaries: whether the places that later prompts may share are needed.
+    how the model is shown tools. with_boundaries: whether boundaries of prompts are needed.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Prompts:
         return self._continued(chat, self._render(chat, chat.messages))
 
     def _boundaries(self, prompt: protocol.PromptInput, ids: Sequence[int]) -> Sequence[Boundary]:
-        """The places of a chat's prompt, or of one that fills a gap. Raises as `_ids`."""
+        """The boundaries in a chat's prompt, or in one that fills a gap. Raises as `_ids`."""
         if isinstance(prompt, protocol.Infill):
             return infill_boundaries(self._model, ids)
         if not isinstance(prompt, protocol.ChatInput) or len(ids) < GAP:

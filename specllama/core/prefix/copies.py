@@ -1,4 +1,4 @@
-"""Copies of texts out of the context into memory, with the draft model's caches of them.
+"""Copies of texts out of the context into RAM, with the draft model's caches of them.
 
 Knows slots and contexts by their interface; which text gives way is decided in store.py.
 """
@@ -28,7 +28,7 @@ class CopyRate:
 
 
 class TextCopies:
-    """Copies texts of idle slots into memory. room: see `PrefixStore`. drafter: whose caches are kept with
+    """Copies texts of idle slots into RAM. room: see `PrefixStore`. drafter: whose caches are kept with
     the texts, None for none. rate: of copies, as measured.
     """
 

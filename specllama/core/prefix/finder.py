@@ -31,7 +31,7 @@ class PrefixSource:
 
 
 class PrefixFinder:
-    """Finds the prefixes of texts in these slots and in memory."""
+    """Finds the prefixes of texts in these slots and in the state cache."""
 
     def __init__(self, target: Context, slots: Sequence[Slot], state_cache: StateCache) -> None:
         self._target, self._slots, self._state_cache = target, slots, state_cache

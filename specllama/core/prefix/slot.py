@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
-    states at places within them, or within those of the generation. scope: whose ids they are; only
+    states at boundaries within them, or within those of the generation. scope: whose ids they are; only
     generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
     n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
     exact prompt, in the first cells of the cache. last_used: time by the engine's clock. owner: the

@@ -1,4 +1,4 @@
-"""The states in memory outside of the context: their bytes, and which go when others need room.
+"""The states in RAM, outside of the context: their bytes, and which go when others need room.
 
 Knows no slots and no contexts.
 """

@@ -2,7 +2,7 @@
 way.
 
 Knows contexts by their interface. When generations get slots is decided in scheduler.py, what is kept in
-memory in state_cache.py.
+RAM in state_cache.py.
 """
 
 from __future__ import annotations
