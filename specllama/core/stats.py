@@ -6,7 +6,7 @@ Knows no clock and no models; fronts import it, so it needs no numpy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -226,8 +226,8 @@ class RunStats:
         return data
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RunStats:
-        by: dict[str, Any] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
+    def from_dict(cls, data: Mapping[str, Any]) -> RunStats:
+        by: dict[str, object] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
         for name in ("round_seconds", "steady_by_rows"):
             by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
         by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}

@@ -289,7 +289,7 @@ class CostCurve:
         self._stored.discard(n)
         self._plausible.add(n)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data to be stored, with times multiplied by the scale; see `from_dict`."""
         return {
             "widths": [
@@ -389,7 +389,7 @@ class CostCurves:
         self._curves[bucket] = curve
         curve.share(self.changes)
 
-    def to_dict(self, used: bool = False) -> dict[str, Any]:
+    def to_dict(self, used: bool = False) -> dict[str, dict[str, object]]:
         """Plain data to be stored. used: only the curves used in this process."""
         return {
             str(b): curve.to_dict()

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from math import inf
 from statistics import median
-from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 
@@ -179,7 +178,7 @@ class WidthChanges:
         """The runs so far were made to measure, and say nothing about those to come."""
         self.n_kept = self.config.kept_prior
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, dict[str, float]]:
         """Plain data to be stored; empty where nothing costs anything."""
         if not (self.change or self.loading):
             return {}

@@ -44,5 +44,5 @@ class Trace:
             raise ValueError(f"not a trace: {error}") from error
         return cls(**needed, **more)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, list[int] | list[float]]:
         return {k: value for k, value in asdict(self).items() if value or not k.startswith("second")}

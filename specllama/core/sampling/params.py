@@ -234,7 +234,7 @@ class SamplingParams:
         return cls(**values)
 
 
-def with_steps(letters: str) -> dict[str, Any]:
+def with_steps(letters: str) -> dict[str, object]:
     """The parameters that switch the sampling steps off that are missing in `letters`, and those on that only
     run where they are asked for. letters: some of STEPS. Raises ValueError for others, and another order.
     """
