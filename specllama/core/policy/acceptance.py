@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from specllama.core.interfaces import Alternative
 from specllama.core.policy.acceptance_table import AcceptanceTable
@@ -64,7 +64,7 @@ class PricedState:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         c = self.config = config
         self.steps, self.gain = StepCosts(c), PairGain(c.stored_gain, c.stored_added_time)
-        self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget, c.max_chance)
+        self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget)
         self.trial, self.n_trial, self.n_waited = c.trial_allowance, 0, 0
 
     def next_chance(self, bin_: int) -> float:
@@ -95,7 +95,7 @@ class PricedState:
         self.trial -= catch_up + loss
         return True
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data to be stored."""
         return {
             "after": self.next_token.to_dict(),
@@ -149,8 +149,8 @@ class PairState:
         self._last_position = {d.name: d.n_positions - 1 for d in drafters}
         self.priced = {d.name: PricedState(config) for d in drafters if d.priced}
         self.budget = SpeculationBudget(config)
-        self._kept: dict[str, Any] = {}
-        self._kept_seconds: dict[str, Any] = {}
+        self._kept: dict[str, object] = {}
+        self._kept_seconds: dict[str, object] = {}
 
     def _table(self, drafter: LearntFrom) -> AcceptanceTable:
         c = self.config
@@ -158,18 +158,18 @@ class PairState:
             return self._weighted(drafter.prior)
         if drafter.priced:
             return self._weighted(c.chances * drafter.n_positions)
-        return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
+        return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget)
 
     def _seconds_table(self, drafter: LearntFrom) -> AcceptanceTable:
         c = self.config
         priors = (*(min(p, c.max_second_chance) for p in c.chances), c.chance_after_second)
         if drafter.priced:
             return self._weighted(priors)
-        return AcceptanceTable(priors, c.free_prior_weight, c.free_forget, c.max_chance)
+        return AcceptanceTable(priors, c.free_prior_weight, c.free_forget)
 
     def _weighted(self, priors: Sequence[float]) -> AcceptanceTable:
         c = self.config
-        return AcceptanceTable(priors, c.prior_weight, c.forget, c.max_chance)
+        return AcceptanceTable(priors, c.prior_weight, c.forget)
 
     def bin_of(self, name: str, confidence: float, n_before: int) -> int:
         """The bin of a token in the drafter's table. n_before: tokens before it in the draft."""
@@ -223,7 +223,7 @@ class PairState:
                 return
             before = bin_ if source == model else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data to be stored."""
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
@@ -245,7 +245,7 @@ class PairState:
         self.budget.restore(data.get("credit"))
 
 
-def _restored(tables: Mapping[str, AcceptanceTable], stored: object) -> dict[str, Any]:
+def _restored(tables: Mapping[str, AcceptanceTable], stored: object) -> dict[str, object]:
     """Restore the tables from stored ones; returns those of drafters that are not loaded."""
     known = stored if isinstance(stored, Mapping) else {}
     for name, table in tables.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from specllama.core.policy.config import DEFAULT, numbers
 
@@ -13,7 +12,7 @@ class AcceptanceTable:
     """The chance that a token is right, by bin: the mean of a Beta distribution with exponential forgetting.
 
     priors: the chance of each bin before any observation. weight: the number of observations that the prior
-    is worth. forget: weight of an observation one observation later. max_chance: upper limit of a chance.
+    is worth. forget: weight of an observation one observation later.
     """
 
     def __init__(
@@ -21,12 +20,11 @@ class AcceptanceTable:
         priors: Sequence[float],
         weight: float = DEFAULT.prior_weight,
         forget: float = DEFAULT.forget,
-        max_chance: float = DEFAULT.max_chance,
     ) -> None:
-        self.priors, self.weight, self.forget, self.max_chance = tuple(priors), weight, forget, max_chance
+        self.priors, self.weight, self.forget = tuple(priors), weight, forget
         self._right = [0.0] * len(self.priors)
         self._seen = [0.0] * len(self.priors)
-        self.chances = [min(max_chance, p) for p in self.priors]
+        self.chances = list(self.priors)
 
     def observe(self, bin_: int, right: bool) -> None:
         """Count one drafted token; all tokens before it were right."""
@@ -46,8 +44,8 @@ class AcceptanceTable:
         self.observe(bins[-1], last)
 
     def _update(self, bin_: int) -> None:
-        mean = (self._right[bin_] + self.weight * self.priors[bin_]) / (self._seen[bin_] + self.weight)
-        self.chances[bin_] = min(self.max_chance, mean)
+        right = self._right[bin_] + self.weight * self.priors[bin_]
+        self.chances[bin_] = right / (self._seen[bin_] + self.weight)
 
     @property
     def n_seen(self) -> float:
@@ -63,7 +61,7 @@ class AcceptanceTable:
         """The share of right tokens, by weight; None without observations."""
         return sum(self._right) / self.n_seen if self.n_seen else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, list[float]]:
         """Plain data to be stored: right and seen by bin, rounded."""
         return {"right": [round(x, 3) for x in self._right], "seen": [round(x, 3) for x in self._seen]}
 

@@ -58,7 +58,6 @@ class PolicyConfig:
     next_chances: tuple[float, ...] = tuple(
         0.4 + 0.04 * b for b in range(13)
     )  # of the token after an accepted one
-    max_chance: float = 0.9995  # of any token
     prior_weight: float = 4.0  # observations that a prior is worth
     forget: float = 0.99  # weight of an observation one observation later
     free_prior_weight: float = 8.0  # the same two for drafters that cost no decode

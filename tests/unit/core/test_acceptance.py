@@ -38,13 +38,6 @@ def test_old_observations_are_forgotten():
     assert table.chances[1] < 0.2
 
 
-def test_no_chance_exceeds_the_maximum():
-    table = AcceptanceTable((1.0,))
-    for _ in range(10_000):
-        table.observe(0, True)
-    assert table.chances[0] == DEFAULT.max_chance < 1
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
 def test_a_table_is_stored_and_restored(seen):
     table, restored = AcceptanceTable(PRIORS), AcceptanceTable(PRIORS)
