@@ -38,7 +38,9 @@ class PolicyConfig:
     disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
     change_share: float = 0.1  # a change of the width counts if it costs more: first and second decode
-    change_seconds: float = 3e-4  # and if it costs more seconds than this, beyond what caches may cost
+    # and if it costs more seconds than this, beyond what caches may cost. Without this, 2 of 5 loads take a
+    # processor with t(1) = 0.2 ms for a device with costly changes; replays do not show that.
+    change_seconds: float = 3e-4
     min_changes: int = 2  # measurements of each before they count
     change_samples: int = 9  # latest measurements, whose median counts
     kept_prior: float = 8.0  # assumed decodes of one width in a row

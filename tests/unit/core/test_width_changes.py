@@ -31,10 +31,10 @@ def observed(one: ChangingDevice, widths: list[int]) -> CostCurve:
 RUNS = [n for n in (1, 2, 8, 1, 2, 8, 1, 2, 8) for _ in range(4)]
 
 
-def test_places_are_counted_in_a_run():
+def test_phases_are_counted_in_a_run():
     changes = WidthChanges()
-    places = [changes.record(n, 0.01) for n in (1, 1, 1, 2, 2, 2, 1, 1, 1, 2)]
-    assert places == [
+    phases = [changes.record(n, 0.01) for n in (1, 1, 1, 2, 2, 2, 1, 1, 1, 2)]
+    assert phases == [
         *[Phase.LOADING] * 2, Phase.STEADY, *[Phase.LOADING] * 2, Phase.STEADY,
         Phase.FIRST, Phase.SECOND, Phase.STEADY, Phase.FIRST,
     ]  # fmt: skip
@@ -81,6 +81,14 @@ def test_times_that_scatter_are_no_changes(seed):
         slow = 2.0 if 200 <= i < 400 else 1.0
         curve.observe(n, STEADY[n] * slow * rng.lognormvariate(0, 0.1), plain=n == 1)
         assert curve.changes.more(Phase.FIRST) + curve.changes.more(Phase.SECOND) < 0.0015
+    assert not curve.changes.change
+
+
+def test_what_caches_cost_a_fast_processor_is_no_change():
+    """t(1) and what a change costs as measured with the embedded target on two cores."""
+    steady = {1: 0.0002, 2: 0.00025, 8: 0.0005}
+    curve = observed(ChangingDevice(lambda n: steady[n], lambda _: 3e-5, lambda _: 1e-5), RUNS)
+    assert curve.changes.whole > DEFAULT.change_share * curve.predict(1)
     assert not curve.changes.change
 
 
