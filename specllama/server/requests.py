@@ -64,7 +64,7 @@ class RequestStream:
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
         self._inbox: list[tuple[EventAssembler, protocol.Message, float] | SpecllamaError] = []
-        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # of a message, of all
+        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # a message did, all did
         self._abandoned = self._woken = False
         self._last: dict[int, float] = {}  # by choice: when its latest tokens arrived
 

@@ -183,7 +183,12 @@ def main() -> None:
     modelling.add_argument("--to", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.way == "model":
-        write_model(arguments.shape, arguments.vocab, arguments.to)
+        try:
+            write_model(arguments.shape, arguments.vocab, arguments.to)
+        except OSError as error:
+            parser.error(f"{error.filename}: {error.strerror}")
+        except ValueError as error:
+            parser.error(f"{arguments.vocab}: {error}")
     else:
         arguments.to.write_text(json.dumps(record(arguments.agent, arguments.model)))
 

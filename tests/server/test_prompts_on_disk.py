@@ -89,9 +89,9 @@ def test_a_killed_server_resumes_its_prompts(tmp_path: Path, kind: str) -> None:
         assert from_disk(second) > 300 * len(PATHS)
 
 
-def test_requests_with_store_false_leave_nothing_on_disk(tmp_path: Path) -> None:
+def test_requests_without_store_or_reuse_leave_nothing_on_disk(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        for i, choice in enumerate(({"store": False}, False)):
+        for i, choice in enumerate(({"store": False}, False, {"reuse": False})):
             for api in PATHS:
                 ask(server, api, conversation(f"{api} {i}"), cache=choice)
             complete(server, f"{i}. {TEXT}", cache=choice)

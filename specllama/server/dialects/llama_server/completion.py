@@ -110,11 +110,10 @@ class NativeWriter:
         probs = [*event.rest, *event.logprobs]
         rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
         final = self._final(choice, "", (), ())
-        selected = self._selected(final)
-        if self.options.trace and "speculation" in selected:
-            speculation: AnswerTrace = final["speculation"]  # the same object as in `selected`
+        if self.options.trace:
+            speculation: AnswerTrace = final["speculation"]
             speculation.update(trace_of(event))
-        return [*rest, selected]
+        return [*rest, self._selected(final)]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
         """Text, ids and probabilities of each chunk: per token, or for the tokens that share a character."""

@@ -214,11 +214,10 @@ class ApiRequest:
         They wait until the model is loaded. supersedes: see Service.start. Raises BusyError, ResourceError;
         the response raises errors of the load.
         """
-        info, memory = self.supervisor.loaded, body.speculation.memory
+        info = self.supervisor.loaded
         if info is not None and (body.num_ctx or 0) > info.n_ctx:
             self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
-        caches = {"reuse": body.cache.reuse, "kept": body.kept and body.cache.reuse}
-        owned = [replace(spec, request=self._owned(spec.request, memory, **caches)) for spec in specs]
+        owned = [replace(spec, request=self._owned(spec.request, body)) for spec in specs]
         job = self.service.start(owned, n, supersedes, getattr(self._http.state, "body_bytes", 0))
         self.keep_model(body.keep_alive)
         return StreamingResponse(
@@ -230,22 +229,20 @@ class ApiRequest:
         """See protocol.Generate."""
         return self._shared.scopes.of(self.owner)
 
-    def _owned(self, request: protocol.Generate, memory: bool, reuse: bool, kept: bool) -> protocol.Generate:
-        """The request with the fields that do not depend on its API. memory, reuse, kept: see
-        `protocol.Generate`.
-        """
-        settings, prompt = self.settings, request.prompt
+    def _owned(self, request: protocol.Generate, body: GeneratingBody) -> protocol.Generate:
+        """The request with the fields that do not depend on its API."""
+        settings, prompt, reuse = self.settings, request.prompt, body.cache.reuse
         if isinstance(prompt, protocol.Infill):
             prompt = replace(prompt, suffix_first=settings.spm_infill)
         return replace(
             request,
             owner=self.owner,
-            memory=memory,
+            memory=body.speculation.memory,
             share_cache=settings.share_cache,
             prompt=prompt,
             disk_scope=self.disk_scope if reuse else "",
             reuse=reuse,
-            kept=kept,
+            kept=body.kept and reuse,
         )
 
 

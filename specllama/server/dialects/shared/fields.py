@@ -97,8 +97,8 @@ class RequestBody(Body):
 
 class CacheChoice(Body):
     """store: False writes nothing of the request to disk; `"cache": false` means the same. reuse: False
-    evaluates all of the prompt, and leaves nothing of it to later requests. Other fields are refused, so that
-    a misspelt one does not leave a prompt on disk.
+    evaluates all of the prompt; no later request reuses it, and nothing is written to disk. Other fields are
+    refused, so that a misspelt one does not leave a prompt on disk.
     """
 
     store: bool = True

@@ -242,7 +242,9 @@ class SamplingFields(ParameterReader, StructuredFields):
         return self.restricting_parameters()
 
 
-_OPTIONS = (*ParameterReader.model_fields, "stop_token_ids", "speculation", "num_ctx")
+_OPTIONS = (
+    *ParameterReader.model_fields, "stop_token_ids", "speculation", "cache", "keep_alive", "num_ctx",
+)  # fmt: skip
 """Fields that may stand in `options`, as in Ollama's API."""
 
 

@@ -295,3 +295,26 @@ def test_switches_of_speculation_are_booleans(api: str, name: str, value: Any) -
     with pytest.raises(FieldError, match=f"speculation.{name}: must be a valid boolean") as error:
         body(api, speculation={name: value})
     assert error.value.details["param"] == f"speculation.{name}"
+
+
+@every
+def test_cache_has_two_switches(api: str) -> None:
+    for reuse, given in ((True, {}), (True, {"reuse": None}), (True, False), (False, {"reuse": False})):
+        assert body(api, cache=given).cache.reuse is reuse
+    both = body(api, cache={"store": False, "reuse": False})
+    assert (both.kept, both.cache.reuse, both.ignored_fields) == (False, False, ())
+    for wrong in (0, "no", "", [], {}):
+        with pytest.raises(FieldError, match=r"cache\.reuse: must be a valid boolean") as error:
+            body(api, cache={"reuse": wrong})
+        assert error.value.details["param"] == "cache.reuse"
+    with pytest.raises(FieldError, match="store and reuse only, not 'reues'"):
+        body(api, cache={"reues": False})
+
+
+@every
+def test_cache_and_keep_alive_may_stand_in_options(api: str) -> None:
+    inside = body(api, options={"cache": {"store": False, "reuse": False}, "keep_alive": "5m"})
+    assert (inside.kept, inside.cache.reuse, inside.keep_alive) == (False, False, 300)
+    assert inside.ignored_fields == ()
+    with pytest.raises(FieldError, match="store and reuse only, not 'stoer'"):
+        body(api, options={"cache": {"stoer": False}})

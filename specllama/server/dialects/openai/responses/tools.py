@@ -56,8 +56,8 @@ class ToolName(TypedDict):
 ToolEcho = FunctionEcho | NamespaceEcho | ToolName
 
 
-def named(tool: ToolEcho) -> ToolEcho:
-    """The tool as repeated in answers if only the names are."""
+def name_only(tool: ToolEcho) -> ToolEcho:
+    """The tool as repeated in answers to requests whose tools are too large."""
     if tool["type"] == "namespace":
         return {"type": "namespace", "name": tool["name"], "description": "", "tools": []}
     return {"type": "function", "name": tool["name"]}

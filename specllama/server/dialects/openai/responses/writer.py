@@ -37,7 +37,7 @@ from specllama.server.dialects.openai.responses.shapes import (
     ResponseSoFar,
     TextEnd,
 )
-from specllama.server.dialects.openai.responses.tools import named
+from specllama.server.dialects.openai.responses.tools import name_only
 from specllama.server.dialects.openai.usage import response_usage
 from specllama.server.dialects.shared.figures import figures, prompt_progress, running_timings
 from specllama.server.dialects.shared.logprobs import TokenLogprob, described
@@ -89,7 +89,7 @@ def echo_json(echo: RequestEcho) -> bytes:
     whole = to_json(echo)
     if len(whole) <= MAX_ECHO:
         return whole
-    return to_json({**echo, "instructions": None, "tools": [named(tool) for tool in echo["tools"]]})
+    return to_json({**echo, "instructions": None, "tools": [name_only(tool) for tool in echo["tools"]]})
 
 
 class ResponsesWriter:

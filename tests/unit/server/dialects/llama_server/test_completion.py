@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,15 @@ def test_response_fields_selects_fields() -> None:
         {"content": "a", "generation_settings/top_k": 9, "timings/predicted_n": 4}
     ]
     assert "content" not in whole(script, fields=["tokens_cached"])[0]
+
+
+def test_response_fields_may_name_the_trace_of_the_last_chunk() -> None:
+    last = replace(ended(), round=RoundEvent(2, 1, 0.1))
+    script = Script([[Start(0, 0, 7, 1, SamplingParams()), TextEvent(0, "a"), last]], 1)
+    shown = {"drafted": 2, "accepted": 1, "ms": 100.0, "n_predict": 0}
+    assert streamed(script, trace=True, fields=["speculation"])[-1]["speculation"]["round"] == shown
+    assert streamed(script, trace=True, fields=["speculation/round"])[-1] == {"speculation/round": shown}
+    assert streamed(script, fields=["speculation/round"])[-1] == {}
 
 
 def test_generation_settings_show_banned_tokens() -> None:
