@@ -16,7 +16,7 @@ from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.warm_up import warm_up
+from specllama.core.policy.widths import measure
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import Replay, Seconds
 from specllama.core.replay.trace import Trace
@@ -111,9 +111,10 @@ def times(
     free = None if step is None else CopyDrafter
     session = Replay(make, device, steps, free, prompt=device.interrupt)
     if isinstance(session.policy, Planner):
-        warm_up(session.policy.costs, device, DEFAULT.max_rows)
+        change = measure(session.policy.costs, device, DEFAULT.max_rows)
+        session.policy.change_seconds, session.one_width = change, change > 0
         if steps is not None:
-            warm_up(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows)
+            measure(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows)
     else:
         for n in (1, 2, *LENGTHS):
             for _ in range(3):

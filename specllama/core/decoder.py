@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow, NoRoomError
-from specllama.core.policy.base import TreeLimits
+from specllama.core.policy.base import RoundLimits
 from specllama.core.scheduler import Scheduler
 from specllama.core.sequence import Generation
 
@@ -18,11 +18,9 @@ from specllama.core.sequence import Generation
 class TargetDecoder:
     """Decodes for the generations of a scheduler. max_rows, draft_tree: see `engine.Engine`."""
 
-    def __init__(self, scheduler: Scheduler, max_rows: int | None, draft_tree: int | None) -> None:
-        target = scheduler.target
-        self.scheduler, self.target, self.max_rows = scheduler, target, max_rows
-        self.tree_forced = bool(draft_tree)
-        self.draft_tree = -(-target.n_branches // target.n_seq_max) if draft_tree is None else draft_tree
+    def __init__(self, scheduler: Scheduler, max_rows: int | None, draft_tree: int) -> None:
+        self.scheduler, self.target = scheduler, scheduler.target
+        self.max_rows, self.draft_tree = max_rows, draft_tree
         self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
 
     def decode(
@@ -60,7 +58,6 @@ class TargetDecoder:
     def interrupted(self) -> None:
         """Other decodes than those of rounds were made."""
         self._last_width = 0
-        self.scheduler.policy.interrupted()
 
     def count_same_width(self) -> int:
         """Count the decode of a round; returns how many of its width there were in a row, with this one."""
@@ -76,35 +73,27 @@ class TargetDecoder:
         per_batch = self.target.n_batch // len(active) - pending
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
-    def tree_limits(self, active: Sequence[Generation], limit: int) -> TreeLimits:
-        """The branches that the round may have. limit: most draft tokens per generation. Where all decodes of
-        a text have one width, rows depend on where their cells lie, so it has none.
+    def limits(self, active: Sequence[Generation], limit: int) -> RoundLimits:
+        """What the round may have. limit: most draft tokens per generation. Where all decodes of a text have one
+        width, rows depend on where their cells lie, so it has no branches.
         """
         n_again = sum(len(g.history) - 1 - g.n_past for g in active)
+        if any(g.exact_rows for g in active):
+            return RoundLimits(n_again=n_again, width=self._held_width(active, n_again))
         n_branches = min(self.draft_tree, self.target.n_branches // len(active))
-        if not n_branches or any(g.exact_rows for g in active):
-            return TreeLimits(n_again=n_again)
+        if not n_branches:
+            return RoundLimits(n_again=n_again)
         at_once = self.target.n_ubatch - len(active) - n_again
         n_tokens = min(limit, max(0, min(self._room(), at_once)) // len(active))
-        return TreeLimits(n_branches, n_tokens, self.tree_forced, n_again)
+        return RoundLimits(n_branches, n_tokens, n_again)
 
-    def width(self, batch: Sequence[BatchRow], n: int) -> int:
-        """How many rows the round's decode should have, at least the n of batch and branches: as many as the
-        policy wants, where they fit and can be removed again.
-        """
-        if (rows := self.scheduler.active[0].exact_rows) is not None:
+    def _held_width(self, active: Sequence[Generation], n_again: int) -> int:
+        """The rows of the decode: those of the text, or as many as the policy wants for several, where they fit."""
+        if len(active) == 1 and (rows := active[0].exact_rows) is not None:
             return rows.width
-        target = self.target
-        width = self.scheduler.policy.width(n) if target.can_pad else n
-        n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)
-        most = min(
-            target.n_outputs_max,
-            target.n_batch,
-            self.max_rows or target.n_outputs_max,
-            n + target.max_rollback + 1 - n_last,
-            self._room(),
-        )
-        return width if n < width <= most else n
+        n_rows, target = len(active) + n_again, self.target
+        most = min(target.n_outputs_max, target.n_batch, self._room())
+        return max(n_rows, min(self.scheduler.policy.total_width(len(active)), most))
 
     def _room(self) -> int:
         """Cells that the active generations leave free."""

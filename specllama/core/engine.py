@@ -8,6 +8,7 @@ prompts are evaluated in prefill.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from math import inf
 
 from specllama.core.decoder import TargetDecoder
@@ -15,8 +16,7 @@ from specllama.core.even_drafts import make_even
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.limits import context_length_error, ends_ignored, with_forced_limit
-from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
-from specllama.core.policy.tree import matching
+from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
 from specllama.core.prefill import Prefiller
 from specllama.core.prefix.slot import Slot
 from specllama.core.prefix.store import PrefixStore
@@ -39,8 +39,9 @@ class Engine:
     near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded differently;
     None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows decoded by
     themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where rows are
-    bit-equal; the texts of such requests are decoded one after another. prefill_seconds: see `Scheduler`.
-    draft_tree: branches of each draft, where there are as many; None: the policy decides. room, cache_budget,
+    bit-equal; the texts of such requests are decoded one after another. text_chunk: rows of a decode of a
+    prompt where all texts have one width, chosen by the policy for each; None: widths may change from decode
+    to decode. prefill_seconds: see `Scheduler`. draft_tree: most branches of each draft. room, cache_budget,
     max_partials: see `PrefixStore`. scheduler: the generations and the slots. draft_failed: the draft model
     raised DecodeError and was removed; `notices` has a message.
     """
@@ -61,16 +62,19 @@ class Engine:
         exact_rows: ExactRows | None = None,
         cache_budget: float = inf,
         max_partials: int | None = None,
-        draft_tree: int | None = None,
+        draft_tree: int = 0,
+        text_chunk: int | None = None,
     ) -> None:
         self.target = target
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.exact_rows = epsilon, exact, exact_rows
+        self.text_chunk = text_chunk
         store = PrefixStore(target, clock, room, cache_budget, max_partials)
         self.scheduler = Scheduler(store, policy, prefill_seconds)
         self.notices: list[str] = []
         self.draft_failed = False
         self._decoder = TargetDecoder(self.scheduler, max_rows, draft_tree)
+        self._limits = CHAINS  # of the last round
         self._prefiller = Prefiller(self.scheduler, self._decoder)
 
     @property
@@ -127,8 +131,16 @@ class Engine:
         sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden, infill)
         end_ids = self.end_ids if request.forced is None else ()
         exact, epsilon = self.exact or request.exact, self.epsilon or 0.0
-        if (rows := self.exact_rows if exact else None) is not None:  # nothing is left to decide again
-            exact, epsilon, n_ctx = False, 0.0, n_ctx - max(0, rows.width - 1 - self.target.n_spare)
+        rows = self.exact_rows if exact else None
+        alone = rows is not None
+        if not exact and self.text_chunk is not None:
+            width = self.policy.text_width(request.params.greedy) if request.speculate else 1
+            most = min(self.target.n_outputs_max, self.target.n_batch, self.target.max_rollback + 1)
+            rows = ExactRows(min(width, most), self.text_chunk)
+        if rows is not None:
+            n_ctx -= max(0, rows.width - 1 - self.target.n_spare)
+        if alone:  # nothing is left to decide again
+            exact, epsilon = False, 0.0
         generation = Generation(
             request,
             sampler,
@@ -138,6 +150,7 @@ class Engine:
             exact,
             submitted=self.scheduler.clock(),
             exact_rows=rows,
+            alone=alone,
         )
         generation.history, generation.stored = list(request.prompt), stored
         generation.stats.n_prompt = n_prompt
@@ -173,6 +186,7 @@ class Engine:
         started = clock()
         single = next((g for g in active if g.single_row), None)  # a near-tie is decided again by itself
         active = [single] if single else active
+        self._limits = CHAINS
         drafts = {} if single else self._draft(active)
         if self.target.max_rollback < self.target.n_ctx:  # what is rolled back comes last
             active = sorted(active, key=lambda g: len(drafts.get(g.seq_id, NO_DRAFT).tokens))
@@ -180,15 +194,16 @@ class Engine:
         batch, spans = self._batch(active, drafts)
         branches, branch_spans = self._branch_rows(active, drafts, spans[-1][1])
         n_rows = len(batch) + sum(map(len, branches))
-        n_apart = 0 if single or not policy.with_alternatives else decoder.tree_limits(active, 0).n_branches
-        rows = decoder.decode(batch, n_rows if single else decoder.width(batch, n_rows), branches, n_apart)
+        n_apart = self._limits.n_branches if policy.with_alternatives else 0
+        rows = decoder.decode(batch, max(n_rows, self._limits.width), branches, n_apart)
         if rows is None:
             return
         decoded, outcomes = clock(), []
         n_same, width = decoder.count_same_width(), self.target.n_decoded
         for g, (begin, end) in zip(active, spans, strict=True):
             draft, before = drafts.get(g.seq_id, NO_DRAFT), len(g.history)
-            g.begin_round(draft.tokens, draft.sources, draft.branches, shared=width > 1 and not single)
+            shared = width > 1 and not single and (g.exact_rows is None or len(active) > 1)
+            g.begin_round(draft.tokens, draft.sources, draft.branches, shared)
             n_accept = verify(rows[begin:end], draft.tokens, g.choose, g.commit)
             n_branch = 0
             if len(g.history) - before > n_accept and g.finish_reason is None:
@@ -205,17 +220,30 @@ class Engine:
         seconds = decoded - drafted, drafted - started, clock() - started
         done = Round(n_rows, *seconds, outcomes, width - n_rows, n_same)
         policy.observe(done)
+        self._update_width(active)
         self.scheduler.observe_round(len(active), done.seconds)
         forced, priced = policy.forced_sources, policy.priced_sources
         for g, outcome in zip(active, outcomes, strict=True):
             g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
 
+    def _update_width(self, active: list[Generation]) -> None:
+        """Let the policy change the width of a text that may have another one."""
+        for g in active if len(active) == 1 else ():
+            if (rows := g.exact_rows) is not None and not g.alone and g.request.speculate:
+                width = self.policy.next_width(g.seq_id, rows.width)
+                most = 1 + self.target.n_spare + self.target.n_ctx - g.n_ctx
+                if width != rows.width and width <= min(most, self.target.max_rollback + 1):
+                    g.exact_rows = replace(rows, width=width)
+                    g.stats.exact_width = width
+                    g.stats.width_changes.append((g.n_output, width))
+
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""
         limit, time_left = self._decoder.draft_limit(active), self.scheduler.time_left(active)
+        self._limits = self._decoder.limits(active, limit)
         try:
             rooms = {g.seq_id: max(0, min(g.room, limit)) for g in active}
-            drafts = self.policy.draft(rooms, time_left, self._decoder.tree_limits(active, limit))
+            drafts = self.policy.draft(rooms, time_left, self._limits)
         except MaskError:
             return {}
         except DecodeError as error:

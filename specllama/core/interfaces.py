@@ -162,6 +162,11 @@ class Sampler(Protocol):
 
     n_vocab: int  # ids at or above it are never chosen
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is chosen."""
+        ...
+
     def limited(self, n_vocab: int) -> Sampler:
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
         ...

@@ -83,7 +83,8 @@ class Scheduler:
                 break
             generation = self.waiting.pop(0)
             self._queue.served(generation)
-            if (rows := generation.exact_rows) is not None:
+            rows = generation.exact_rows
+            if generation.alone and rows is not None:
                 scope = generation.request.cache_scope
                 self._seat(generation, *self.store.take_alone(generation.history, rows.chunk, scope))
                 break
@@ -92,6 +93,8 @@ class Scheduler:
             slot, n_past = self.store.take([] if owner else generation.history, scope, generation.stored)
             for other in self.slots:
                 other.n_whole = 0
+            if rows is not None and not self.active:
+                n_past = self.store.cut_to_chunks(slot, n_past, rows.chunk)
             self._seat(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
@@ -107,6 +110,7 @@ class Scheduler:
         slot.kept, generation.stored = generation.request.kept, None
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
+        slot.n_begun = n_past
         if self.store.needs_partials:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None
@@ -119,7 +123,7 @@ class Scheduler:
 
     def _may_join(self, generation: Generation) -> bool:
         """Whether the generation may be decoded together with the active ones."""
-        return not self.active or not any(g.exact_rows for g in (generation, *self.active))
+        return not self.active or not any(g.alone for g in (generation, *self.active))
 
     def _is_prepared(self, generation: Generation) -> bool:
         """Whether a slot can be had without holding up the active generations."""
@@ -142,7 +146,7 @@ class Scheduler:
     def _release(self, generation: Generation, keep: bool = False) -> None:
         slot = self.slots[generation.seq_id]
         ids = generation.history[: generation.n_past] if keep else []
-        n_whole = min(generation.n_prompt, len(ids)) if generation.exact_rows is not None else 0
+        n_whole = min(generation.n_prompt, len(ids)) if generation.alone else 0
         self.store.release(slot, ids, generation.n_prompt, n_whole)
         self.policy.forget(slot.seq_id)
 
@@ -167,7 +171,7 @@ class Scheduler:
             return None
         history, n_past, exact = generation.history, generation.n_past, generation.exact_rows
         stop, boundary = next_stop(generation.boundaries, n_past, len(history))
-        if exact is not None:
+        if exact is not None and not ready:
             n = min(stop - n_past, exact.chunk)
         else:
             most = min(g.time_left(now) for g in (generation, *ready))

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
-from specllama.core.policy.base import Draft, DraftBranch
-from specllama.core.policy.tree import matching
+from specllama.core.policy.base import Draft, DraftBranch, matching
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.infill import InfillRule
@@ -90,8 +89,8 @@ class Request:
 @dataclass(slots=True)
 class Generation:
     """A request in the engine. history: prompt and output ids. n_past: how many of them are in the target's
-    cache. epsilon, exact: see `engine.Engine`. exact_rows: its decodes have one width, and nothing else
-    is decoded meanwhile; None: they need not.
+    cache. epsilon, exact: see `engine.Engine`. exact_rows: its decodes have one width; None: they need
+    not. alone: nothing else is decoded meanwhile.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
     target's memory can take tokens back one by one, less the tokens that the last round accepted in a branch.
@@ -113,6 +112,7 @@ class Generation:
     shared: bool = False  # the current row was decoded together with others
     finish_reason: FinishReason | None = None
     exact_rows: ExactRows | None = None
+    alone: bool = False
     boundaries: Sequence[Boundary] = ()  # at which the evaluation of its prompt stops
     stored: StoredText | None = None  # that was read from the disk for it, until it has a slot
     prefix_owner: Generation | None = field(
@@ -219,7 +219,7 @@ class Generation:
                 self.stats.redecided += 1
                 self.single_row = True
                 return NO_CHOICE
-            self.stats.near_ties += 1
+            self.stats.near_ties += self.shared or self.exact_rows is None
         return self._with_logprobs(row, choice.token)
 
     def _with_logprobs(self, row: Row, token: int) -> int:

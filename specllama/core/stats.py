@@ -35,7 +35,8 @@ class RunStats:
     rounds in which nothing was drafted, plain_seconds: of those, without drafting; steady_rounds,
     steady_seconds: the same of those that followed two of their width. near_ties: tokens chosen with a margin
     below the rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
-    exact_width: the one width of all decodes, None where it could change. round_seconds: by number of rows,
+    exact_width: the one width of all decodes, None where it could change. width_changes: (tokens before it,
+    width) of each change of such a width. round_seconds: by number of rows,
     with those that fill a decode up, the number of such decodes and their seconds; steady_by_rows: the same
     of those that followed two of their width. steady_squares: sum of the squared seconds of the steady
     rounds. shortest: seconds of the shortest round by its number of rows. stalled_seconds: by which rounds
@@ -76,6 +77,7 @@ class RunStats:
     near_ties: int = 0
     redecided: int = 0
     exact_width: int | None = None
+    width_changes: list[tuple[int, int]] = field(default_factory=list)
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
     steady_by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)
     steady_squares: float = 0.0

@@ -6,7 +6,7 @@ planner.py, which decides by measured cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -62,19 +62,19 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeLimits:
+class RoundLimits:
     """What the target allows in a round. n_branches: most branches of a draft. n_tokens: most tokens of a
-    draft, those of branches included. forced: verify as many branches as there are, whether or not they are
-    expected to pay. n_again: rows of tokens that an earlier round has accepted in branches.
+    draft, those of branches included. n_again: rows of tokens that an earlier round has accepted in branches.
+    width: rows of the decode, whatever is drafted; 0: as many as are needed.
     """
 
     n_branches: int = 0
     n_tokens: int = 1 << 30
-    forced: bool = False
     n_again: int = 0
+    width: int = 0
 
 
-CHAINS = TreeLimits()  # no branches
+CHAINS = RoundLimits()  # no branches, and as many rows as are needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,11 @@ class Round:
         return self.draft_seconds / len(self.outcomes) if spent else 0.0
 
 
+def matching(branches: Sequence[DraftBranch], n_accept: int, token: int) -> Iterator[DraftBranch]:
+    """The branches that begin with this token after `n_accept` tokens of the draft; one at most."""
+    return (b for b in branches if b.at == n_accept and b.tokens[0] == token)
+
+
 class Policy(Protocol):
     """Calls the drafters before each decode and learns from the outcome."""
 
@@ -167,7 +172,7 @@ class Policy(Protocol):
         ...
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
         """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft one
         after another. seconds: how long the round may take; a round without drafts is accepted. Raises
@@ -179,14 +184,16 @@ class Policy(Protocol):
         """Predicted seconds of a decode of so many rows, 0 where that is not known."""
         ...
 
-    def width(self, n_rows: int) -> int:
-        """How many rows a decode with so many should have, at least as many: it is filled up with rows that
-        are removed again.
-        """
+    def text_width(self, greedy: bool) -> int:
+        """The rows of all decodes of a text that begins now, where they should all have the same."""
         ...
 
-    def interrupted(self) -> None:
-        """The target has made other decodes than those of rounds, such as a part of a prompt."""
+    def next_width(self, seq_id: int, width: int) -> int:
+        """The rows of further decodes of such a text, which have been `width` so far."""
+        ...
+
+    def total_width(self, n_texts: int) -> int:
+        """The same of decodes of several texts together."""
         ...
 
     def observe(self, done: Round) -> None:
@@ -251,12 +258,6 @@ class PolicyBase:
     def forget(self, seq_id: int) -> None:
         for drafter in self.drafters:
             drafter.forget(seq_id)
-
-    def width(self, n_rows: int) -> int:
-        return n_rows
-
-    def interrupted(self) -> None:
-        """Nothing: decodes before a round do not matter."""
 
     def remove_drafter(self, name: str) -> None:
         self._set_drafters([d for d in self.drafters if d.name != name])

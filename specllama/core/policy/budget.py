@@ -22,34 +22,11 @@ class SpeculationBudget:
         self.config = config
         self.credit = config.allowance
         self.since_plain = 0.0
-        self._there_and_back = 0.0
-
-    @property
-    def there_and_back(self) -> float:
-        """What one round of another width costs because of the change. Where that is something, the allowance
-        is larger by half of it, the way back, and is refilled faster.
-        """
-        return self._there_and_back
-
-    @there_and_back.setter
-    def there_and_back(self, cost: float) -> None:
-        self.credit += (cost - self._there_and_back) / 2
-        self._there_and_back = cost
-
-    @property
-    def stored_credit(self) -> float:
-        """The credit without what changes of the width add to it."""
-        return self.credit - self.there_and_back / 2
 
     @property
     def plain_due(self) -> bool:
         """Whether it is time for a round without drafts."""
         return self.since_plain >= self.config.plain_every
-
-    @property
-    def allowance(self) -> float:
-        """The credit without any gains."""
-        return self.config.allowance + self.there_and_back / 2
 
     @property
     def max_round_loss(self) -> float:
@@ -66,17 +43,16 @@ class SpeculationBudget:
         t(1).
         """
         self.since_plain += cost
-        self.credit = min(self.allowance + self.config.max_gain, self.credit + worth - cost)
+        self.credit = min(self.config.allowance + self.config.max_gain, self.credit + worth - cost)
         self._refill(worth)
 
     def restore(self, credit: object) -> None:
         """Continue from the stored credit of an earlier process; anything but a number is ignored."""
         if is_number(credit):
             low, high = self.config.stored_credit
-            self.credit = max(low, min(high, float(credit))) + self.there_and_back / 2
+            self.credit = max(low, min(high, float(credit)))
 
     def _refill(self, worth: float) -> None:
         c = self.config
-        overhead = c.changing_overhead if self.there_and_back else c.overhead
-        if self.credit < self.allowance:
-            self.credit = min(self.allowance, self.credit + overhead * worth)
+        if self.credit < c.allowance:
+            self.credit = min(c.allowance, self.credit + c.overhead * worth)

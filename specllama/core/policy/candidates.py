@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate
-from operator import mul
+
+from specllama.core.interfaces import Alternative
+from specllama.core.policy.base import DraftBranch, RoundLimits
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateBranch:
-    """A second candidate in place of the token at index `at`, and what follows it. bin: of the first token in
-    the acceptance table of second candidates. path_probs: as in `CandidateDraft`, for its own tokens.
+    """A second candidate in place of the token at index `at`, and what follows it. chance: of its first token,
+    by the drafter's own confidence.
     """
 
-    at: int
-    tokens: Sequence[int]
-    source: str
-    bin: int
-    path_probs: Sequence[float]
+    branch: DraftBranch
+    chance: float
 
 
 @dataclass(slots=True)
@@ -69,15 +67,11 @@ class CandidateDraft:
             self.path_probs.append(path)
             self.expected.append(expected)
 
-    def add_branch(
-        self, at: int, tokens: Sequence[int], source: str, bin_: int, chances: Sequence[float]
-    ) -> None:
-        """Add a second candidate in place of token `at`, and what follows it. chances: of each of its tokens
-        if all before it are right.
-        """
-        path = accumulate(chances, mul, initial=self.path_probs[at - 1] if at else 1.0)
-        next(path)
-        self.branches.append(CandidateBranch(at, tokens, source, bin_, list(path)))
+    def add_branch(self, at: int, source: str, other: Alternative | None) -> None:
+        """Add a second candidate, if there is one, in place of token `at`."""
+        if other is not None:
+            chance = (self.path_probs[at - 1] if at else 1.0) * other.confidence
+            self.branches.append(CandidateBranch(DraftBranch(at, other.tokens, source), chance))
 
     def expected_accepted(self, n: int) -> float:
         """Expected number of accepted tokens among the first n."""
@@ -99,7 +93,7 @@ class RoundBudget:
     spent: float = 0.0
 
     def predict(self, rows: int) -> float:
-        """Seconds of a decode of so many rows; more than `max_rows` take as long in proportion."""
+        """Seconds of a decode of so many rows; more than the widest take as long in proportion."""
         widest = len(self.seconds) - 1
         return self.seconds[min(rows, widest)] * self.scale * max(1.0, rows / widest)
 
@@ -186,3 +180,21 @@ def rows_and_tokens(
         rows += counts[seq]
         tokens += candidates[seq].expected_accepted(counts[seq])
     return rows, tokens
+
+
+def best_branches(candidate: CandidateDraft, n: int, limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
+    """The most probable second candidates of a draft of which n tokens are verified, at most `n_rows` tokens.
+
+    A draft with them is a tree. Where the target leaves the draft for a branch, the tokens after it are known
+    from the same decode, but the cells of the branch are removed: its tokens are evaluated again in the next
+    round, so that cells lie as plain decoding leaves them. Verifying trees: Miao et al., SpecInfer, arXiv
+    2305.09781.
+    """
+    possible = sorted((b for b in candidate.branches if b.branch.at <= n), key=lambda b: -b.chance)
+    chosen, room = list[DraftBranch](), min(n_rows, limits.n_tokens - n)
+    for one in possible[: limits.n_branches]:
+        tokens = one.branch.tokens[: max(0, room)]
+        room -= len(tokens)
+        if tokens:
+            chosen.append(DraftBranch(one.branch.at, tokens, one.branch.source))
+    return chosen

@@ -9,10 +9,11 @@ from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import CatchingUp, Drafter, Proposal
-from specllama.core.policy.base import CHAINS, Draft, DraftBranch, PolicyBase, Round, TreeLimits
-from specllama.core.policy.config import DEFAULT, PolicyConfig
+from specllama.core.policy.base import CHAINS, Draft, DraftBranch, PolicyBase, Round, RoundLimits
 from specllama.errors import UsageError, option
 
+COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
+CATCH_UP_IDS = 128  # most ids that a drafter evaluates at once while other sequences are decoded
 
 class DraftRun(NamedTuple):
     """A sequence's draft: proposals, the drafter of each, and the number of further ones discarded."""
@@ -77,7 +78,6 @@ class Fixed(PolicyBase):
         n_max: int,
         n_min: int = 0,
         p_min: float = 0.0,
-        config: PolicyConfig = DEFAULT,
     ) -> None:
         super().__init__(drafters)
         if n_max < 0 or n_min < 0:
@@ -86,7 +86,7 @@ class Fixed(PolicyBase):
             raise UsageError(f"{option('draft_min')} {n_min} is more than {option('draft_max')} {n_max}")
         if not 0 <= p_min <= 1:
             raise UsageError(f"must be between 0 and 1, not {p_min:g}", option="draft_p_min")
-        self.n_max, self.n_min, self.p_min, self.config = n_max, n_min, p_min, config
+        self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
         self._seconds: dict[int, float] = {}  # by rows, of the latest round with so many
 
     def predict(self, n_rows: int) -> float:
@@ -95,53 +95,59 @@ class Fixed(PolicyBase):
         return 0.0 if known is None else self._seconds[known]
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        """As in `Policy`; only forced branches are used."""
         active, n_max = len(rooms), self.n_max
-        self._use_alternatives(tree.forced and tree.n_branches > 0)
+        self._use_alternatives(limits.n_branches > 0)
         while seconds < inf and n_max and self.predict(active * (1 + n_max)) > seconds:
             n_max -= 1
-        limits = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
-        if not limits or not self.drafters:
+        lengths = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
+        if not lengths or not self.drafters:
             return {}
-        drafts, forcing = {seq: Draft() for seq in limits}, self.forcing
+        drafts, forcing = {seq: Draft() for seq in lengths}, self.forcing
         others = [d for d in self.drafters if d is not forcing]
-        forced = forcing.step(dict.fromkeys(limits, ())) if forcing is not None else {}
+        forced = forcing.step(dict.fromkeys(lengths, ())) if forcing is not None else {}
         if forcing is not None and not any(d.continues for d in others):
             others.append(forcing)  # no other drafter continues after forced tokens
         for i, drafter in enumerate(others):
             todo = {
-                seq: n for seq, n in limits.items()
+                seq: n for seq, n in lengths.items()
                 if not drafts[seq].tokens and (drafter.continues or seq not in forced)
                 and (active == 1 or self._has_caught_up(drafter, seq))
             }  # fmt: skip
             last = not any(d.priced or d.forces for d in others[i + 1 :])
-            p_min = self.p_min if last or drafter.priced else max(self.p_min, self.config.fixed_copy_floor)
+            p_min = self.p_min if last or drafter.priced else max(self.p_min, COPY_FLOOR)
             before = forcing if drafter.continues and drafter is not forcing else None
             for seq, run in run_drafter(drafter, todo, p_min, self.n_min, before).items():
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
                 draft.n_discarded += run.n_discarded if drafter.priced else 0
-                draft.branches = _best_branches(run, tree)
+                draft.branches = _best_branches(run, limits)
         return drafts
+
+    def text_width(self, greedy: bool) -> int:  # noqa: ARG002
+        return 1 + (self.n_max if self.drafters else 0)
+
+    def next_width(self, seq_id: int, width: int) -> int:  # noqa: ARG002
+        return width
+
+    def total_width(self, n_texts: int) -> int:
+        return n_texts * self.text_width(True)
 
     def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
         """Whether it can draft now. While others are decoded, it evaluates a long prompt in pieces."""
-        return not isinstance(drafter, CatchingUp) or drafter.catch_up(seq, self.config.catch_up_ids)
+        return not isinstance(drafter, CatchingUp) or drafter.catch_up(seq, CATCH_UP_IDS)
 
     def observe(self, done: Round) -> None:
         self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds
 
 
-def _best_branches(run: DraftRun, tree: TreeLimits) -> list[DraftBranch]:
+def _best_branches(run: DraftRun, limits: RoundLimits) -> list[DraftBranch]:
     """The most confident second candidates of a draft, as many as there may be."""
-    if not tree.forced:
-        return []
     alternatives = [(p.other, at) for at, p in enumerate(run.proposals) if p.other is not None]
     alternatives.sort(key=lambda one: -one[0].confidence)
-    branches, room = [], tree.n_tokens - len(run.proposals)
-    for other, at in alternatives[: tree.n_branches]:
+    branches, room = [], limits.n_tokens - len(run.proposals)
+    for other, at in alternatives[: limits.n_branches]:
         tokens = list(other.tokens[: max(0, room)])
         room -= len(tokens)
         if tokens:

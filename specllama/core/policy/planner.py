@@ -1,9 +1,9 @@
 """Deciding what to draft: by measured time, by learnt acceptance, and within the speculation budget.
 
-Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. The cost of
-decodes is in cost_curve.py, acceptance in acceptance.py, how much of a candidate to verify in candidates.py,
-its second candidates in tree.py, when to use a draft model or a head in model_draft.py, which of several in
-priced.py, what may still be lost in budget.py.
+Knows drafters by their interface and time by the clock passed in. `Planner` is the policy, `Planner.draft` the
+rule of a round. The cost of decodes is in cost_curve.py, what is learnt about drafters in posterior.py, how
+much of a candidate to verify in candidates.py, how a draft model or a head drafts in model_draft.py, what may
+still be lost in budget.py, the rows of decodes that all have one width in widths.py.
 """
 
 from __future__ import annotations
@@ -13,51 +13,53 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from specllama.core.interfaces import Drafter, Mask, Sampler, SpanDrafter
-from specllama.core.policy.acceptance import ALONE, PairState
-from specllama.core.policy.base import (
-    CHAINS,
-    Draft,
-    DraftBranch,
-    PolicyBase,
-    Round,
-    TreeLimits,
-    VerifyResult,
-)
+from specllama.core.policy.base import CHAINS, Draft, PolicyBase, Round, RoundLimits
 from specllama.core.policy.candidates import (
     CandidateDraft,
     RoundBudget,
     best_affordable_length,
+    best_branches,
     rows_and_tokens,
     select_drafts,
 )
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.model_draft import (
-    DraftGate,
-    ModelDraftLoop,
-    can_gain,
-    gate_kind,
-    prior_gains,
+from specllama.core.policy.model_draft import NO_CATCH_UP, PricedDrafter
+from specllama.core.policy.posterior import (
+    ALONE,
+    COPY,
+    PairState,
+    RequestPosterior,
+    common_length,
 )
-from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, choose_drafter
-from specllama.core.policy.tree import best_branches
+from specllama.core.policy.widths import RunLengths, TotalWidth
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
 class SequencePlan:
-    """One sequence: its draft gates by drafter, made in the first round in which one could be used, and the
-    round in progress. free: the model-free candidate. n_free: tokens of it that would be verified without a
-    priced drafter. priced: the priced drafter that was chosen. modelled: its candidate, None where it was not
-    used. waits: rounds until a drafter that had nothing to propose is chosen again in place of another one.
+    """One sequence and the round in progress. requests: by drafter, what this request has shown of it. forgone: by drafter, gains that it would have brought since it
+    was used last, in t(1). free: the model-free candidate, of which n_free tokens would be verified without a
+    draft model or head. priced: the one that was chosen. modelled: its candidate, None where it was not used.
+    balance: time gained so far, in t(1). greedy: whether the likeliest token is chosen. unseen: whether the text began before drafts of the pair were
+    seen. runs: of the drafts since it lost what it may lose, for the first time. shadow: a draft that is compared with the tokens to come, `seen` so
+    far, in place of being verified; its cost is in t(1).
     """
 
-    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "waits")
+    __slots__ = (
+        "balance", "catch_up", "forgone", "free", "greedy", "kind", "modelled", "n_free", "priced", "requests", "seen",
+        "runs", "shadow", "shadow_cost", "unseen",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.gates: dict[str, DraftGate] = {}
-        self.waits: dict[str, int] = {}
+    def __init__(self, greedy: bool = True, unseen: bool = False) -> None:
+        self.greedy, self.unseen = greedy, unseen
+        self.runs: RunLengths | None = None
+        self.shadow: CandidateDraft | None = None
+        self.seen: list[int] = []
+        self.shadow_cost = self.balance = 0.0
+        self.requests: dict[str, RequestPosterior] = {}
+        self.forgone: dict[str, float] = {}
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
@@ -67,11 +69,11 @@ class SequencePlan:
         self.priced: PricedDrafter | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
-    def available(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
-        """Those that may be chosen in this round: all of them where none had anything to propose."""
-        available = [d for d in drafters if not self.waits.get(d.name)]
-        self.waits = {name: n - 1 for name, n in self.waits.items() if n > 1}
-        return available or drafters
+    def of_request(self, priced: PricedDrafter) -> RequestPosterior:
+        """What is learnt of the drafter in this request; at first, nothing beyond what all have shown."""
+        if priced.name not in self.requests:
+            self.requests[priced.name] = RequestPosterior(priced.posterior.first)
+        return self.requests[priced.name]
 
 
 class Planner(PolicyBase):
@@ -92,30 +94,28 @@ class Planner(PolicyBase):
         config: PolicyConfig = DEFAULT,
     ) -> None:
         self.clock, self.config = clock, config
-        super().__init__(drafters)
         self.learnt = PairState(drafters, config)
         self.learnt.restore(learnt)
         self.budget = self.learnt.budget
-        self._loop = ModelDraftLoop(clock, self.learnt, config)
+        super().__init__(drafters)
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
-        self._free_rate = 0.0  # tokens per second of the best round without priced drafters
-        self._n_again = 0  # rows of the round in progress that are evaluated again
-        self._unpadded = False  # whether the round in progress is decoded without further rows
-        self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
+        self._width = 0  # rows of the decode of the round in progress, 0 where they may be any number
+        self._rooms: Mapping[int, int] = {}  # of the round in progress
+        self._total = TotalWidth()
+        self.change_seconds = 0.0  # what a change of the width costs, as measured at loading
+        self._spent: dict[str, float] = {}  # seconds that each draft model or head has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
 
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         super()._set_drafters(drafters)
         self._free = [d for d in drafters if not d.priced and not d.forces]
         self._spans = {d.name: d.propose for d in self._free if isinstance(d, SpanDrafter)}
-        self._priced = [PricedDrafter(d) for d in drafters if d.priced]
+        self._priced = [PricedDrafter(d, self.learnt, self.clock, self.config) for d in drafters if d.priced]
 
     def use_costs(self, costs: CostCurve) -> None:
         """Use another cost curve from the next round on, that of another context length."""
         self.costs = costs
-        rows = self.config.max_rows
-        self._round = RoundBudget(costs.now(), costs.scale, costs.next_upper_bound, 0.0, rows)
 
     # Sequences
 
@@ -129,7 +129,9 @@ class Planner(PolicyBase):
         cache_scope: str = "",
     ) -> None:
         super().start(seq_id, prompt, sampler, mask, history_scope, cache_scope)
-        self._plans.pop(seq_id, None)
+        greedy = sampler.greedy
+        unseen = self.learnt.runs[greedy].n_seen < self.config.shadow_drafts
+        self._plans[seq_id] = SequencePlan(greedy, unseen and bool(self.drafters))
         self._offers[seq_id] = OfferStats()
 
     def forget(self, seq_id: int) -> None:
@@ -142,118 +144,188 @@ class Planner(PolicyBase):
         plan = self._plans.get(seq_id)
         if plan is None:
             return
+        self._compare_shadow(plan, tokens)
         if plan.free.tokens:
             self.learnt.observe_model_free(plan.free, tokens)
-            self.learnt.observe_seconds(plan.free, tokens)
         name = plan.priced.name if plan.priced is not None else ""
-        if plan.modelled is not None:
-            self.learnt.observe_model(plan.modelled, tokens, name)
-            self.learnt.observe_seconds(plan.modelled, tokens)
-        self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens, name)
+        if plan.modelled is not None and plan.priced is not None:
+            request = plan.of_request(plan.priced)
+            plan.priced.posterior.observe(plan.modelled, tokens, name, plan.kind, request)
+        self._offers[seq_id].count(plan.free, plan.modelled, tokens, name)
+        plan.begin(NO_DRAFT)
 
     def offer_stats(self, seq_id: int) -> OfferStats:
-        """Statistics of the candidates of the sequence's last request, which may have ended."""
+        """Statistics of the candidates for the last request of a sequence; empty for an unknown one."""
         return self._offers.get(seq_id, OfferStats())
 
+    # Widths
+
+    def text_width(self, greedy: bool) -> int:
+        runs = self.learnt.runs[greedy]
+        if not self.drafters or runs.n_seen < self.config.shadow_drafts:
+            return 1
+        return runs.best_width(self.costs)
+
+    def next_width(self, seq_id: int, width: int) -> int:
+        """One row once the text has lost what drafting may lose; another width than one row only for a text that
+        began before any draft of the pair was seen.
+        """
+        plan, change = self._plans.get(seq_id), self.change_seconds / self.costs.predict(1)
+        if plan is None:
+            return width
+        if width > 1:
+            if plan.balance > -self.config.allowance - change:
+                return width
+            plan.runs, plan.balance = (None if plan.runs is not None else RunLengths(self.config)), 0.0
+            return 1
+        runs = self.learnt.runs[plan.greedy] if plan.unseen else plan.runs
+        if runs is None or runs.n_seen < self.config.shadow_drafts:
+            return width
+        plan.unseen = False
+        return runs.best_width(self.costs, change=self.change_seconds)
+
+    def total_width(self, n_texts: int) -> int:
+        greedy = all(plan.greedy for plan in self._plans.values())
+        return self._total.of_round(n_texts, self.costs, self.learnt.runs[greedy], self.change_seconds)
+
+    def _draft_shadow(self, seq: int) -> None:
+        """Draft a few tokens that are compared with those to come, unless an earlier draft still is."""
+        plan, n, t1 = self._plans.setdefault(seq, SequencePlan()), self.config.shadow_tokens, self.costs.predict(1)
+        if plan.shadow is not None or self.budget.credit <= 0:
+            return
+        draft, priced = CandidateDraft(), None
+        for drafter in self._free:
+            if not draft.tokens:
+                self._extend(drafter, seq, n, draft)
+        if not draft.tokens and self._priced:
+            priced = max(self._priced, key=lambda one: one.posterior.explore)
+            catch_up = priced.catch_up(seq, t1, self.budget.credit, self.budget.max_round_loss * t1)
+            cost = (catch_up.seconds + n * priced.steps.predict(1, t1)) / t1
+            if not catch_up.n_pending or (not plan.unseen and priced.posterior.explore < cost):
+                return
+            priced.restart(seq, catch_up)
+            began, n_ids = self.clock(), catch_up.n_pending
+            while len(draft.tokens) < n and priced.extend(seq, draft, n_ids):
+                n_ids = 1
+            self._spent[priced.name] = self.clock() - began
+            priced.posterior.explore -= cost
+        if draft.tokens:
+            plan.shadow, plan.seen = draft, []
+            plan.shadow_cost = self._spent.get(priced.name, 0.0) / t1 if priced is not None else 0.0
+
+    def _compare_shadow(self, plan: SequencePlan, tokens: Sequence[int]) -> None:
+        draft = plan.shadow
+        if draft is None:
+            return
+        plan.seen += tokens
+        n_right = common_length(draft.tokens, plan.seen)
+        if n_right < len(plan.seen) or n_right == len(draft.tokens):
+            n = len(draft.tokens)
+            for runs in (self.learnt.runs[plan.greedy], plan.runs):
+                if runs is not None:
+                    runs.observe(n, n_right, n, plan.shadow_cost)
+            for priced in self._priced:
+                if priced.name in draft.sources:
+                    request = plan.of_request(priced)
+                    priced.posterior.observe(draft, plan.seen, priced.name, ALONE, request)
+            plan.shadow = None
+
     def remove_drafter(self, name: str) -> None:
-        """As in `Policy`; the round in which it failed says nothing about any drafter's gain."""
         super().remove_drafter(name)
         for plan in self._plans.values():
-            plan.modelled = None
+            plan.modelled = plan.priced = None
 
     # Drafting
 
     def predict(self, n_rows: int) -> float:
         return self.costs.predict(n_rows)
 
-    def width(self, n_rows: int) -> int:
-        return n_rows if self._unpadded else self.costs.width(n_rows)
-
-    def interrupted(self) -> None:
-        self.costs.changes.interrupt()
-
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        costs, active = self.costs, len(rooms)
-        budget = self._begin_round(tree.n_again)
-        self._spent = {}
-        self._use_alternatives(tree.n_branches > 0 and (tree.forced or costs.fills))
-        self.budget.there_and_back = costs.there_and_back
-        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
-        self._unpadded = not may_draft or self.budget.plain_due or costs.scale_uncertain
-        affordable = costs.next_seconds(active + tree.n_again)
-        affordable += self.budget.max_round_loss * costs.predict(1)
-        budget.max_seconds = min(affordable, seconds)
-        candidates = {}
-        for seq, room in rooms.items():
-            plan = self._plans.get(seq)
-            if plan is None:
-                plan = self._plans[seq] = SequencePlan()
-            candidates[seq] = self._model_free(seq, min(room, budget.max_rows - active), active)
-            plan.begin(candidates[seq])
-        if not self._priced and not any(candidate.tokens for candidate in candidates.values()):
+        """The rule of a round; see docs/how-it-works.md."""
+        active, plans, self._rooms = len(rooms), self._plans, rooms
+        budget = self._begin_round(active, seconds, limits)
+        if limits.width == 1:  # nothing can be verified
+            for seq in rooms:
+                self._draft_shadow(seq)
             return {}
-        if self._unpadded:
+        # 1. Tokens that cost no decode: those that a grammar forces, else copies
+        free = {seq: self._model_free(seq, room, budget, active) for seq, room in rooms.items()}
+        for seq, candidate in free.items():
+            plans.setdefault(seq, SequencePlan()).begin(candidate)
+        if not self._may_draft(budget, active):
             return {}
-        counts = select_drafts(candidates, budget, active)
-        rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
-        self._free_rate = budget.rate(active + tokens, active + rows)
+        # 2. As many of them as give the most tokens per second
+        candidates, counts = dict(free), select_drafts(free, budget, active)
         for seq, n in counts.items():
-            self._plans[seq].n_free = n
-        if self._priced and self._use_priced(rooms, candidates, counts):
+            plans[seq].n_free = n
+        # 3. A draft model or head where it is expected to give more, or to be tried within the budget
+        chosen: dict[PricedDrafter, list[int]] = {}
+        for seq, room in rooms.items():
+            others = [other for other in rooms if other != seq]
+            rows, tokens = rows_and_tokens(candidates, counts, others)
+            rest = active + rows, active + tokens
+            if self._priced and room > 0 and (priced := self._choose(seq, rest, budget, active)) is not None:
+                chosen.setdefault(priced, []).append(seq)
+        for priced, seqs in chosen.items():
+            self._draft_with(priced, seqs, rooms, candidates, counts, budget)
+        # 4. Of all candidates, as many tokens as give the most tokens per second after that time
+        if chosen:
             counts = select_drafts(candidates, budget, active)
-        branches = self._branches(candidates, counts, tree)
+        # 5. Second candidates, where a number of them is asked for
+        left = budget.max_rows - active - sum(counts.values()) if limits.n_branches else 0
         drafts = {}
-        for seq in rooms:
-            draft = self._draft_of(seq, candidates[seq], counts[seq], branches.get(seq, []))
-            if draft is not None:
-                drafts[seq] = draft
-        return drafts
+        for seq, candidate in candidates.items():
+            branches = best_branches(candidate, counts[seq], limits, left) if left > 0 else []
+            drafts[seq] = self._draft_of(seq, candidate, counts[seq])
+            drafts[seq].branches = branches
+            left -= drafts[seq].n_in_branches
+        return {seq: draft for seq, draft in drafts.items() if draft.n_rows or draft.n_discarded}
 
-    def _begin_round(self, n_again: int) -> RoundBudget:
-        """Nothing is spent; rows that are evaluated again are part of every decode."""
-        budget, costs = self._round, self.costs
-        budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
-        budget.max_rows, budget.upper_bound = self.config.max_rows, costs.next_upper_bound
-        if n_again:
-            n_again = min(n_again, budget.max_rows - 1)
-            budget.seconds = budget.seconds[n_again:]
-            budget.max_rows -= n_again
-            budget.upper_bound = lambda n: costs.next_upper_bound(n + n_again)
-        self._n_again = n_again
-        return budget
-
-    def _branches(
-        self, candidates: Mapping[int, CandidateDraft], counts: Mapping[int, int], limits: TreeLimits
-    ) -> dict[int, list[DraftBranch]]:
-        """The branches to verify with so many tokens of each candidate: as many as there may be where they
-        are forced, else as many as cost nothing, in place of rows that would fill up the decode.
+    def _begin_round(self, active: int, seconds: float, limits: RoundLimits) -> RoundBudget:
+        """Nothing is spent; rows that are evaluated again are part of every decode, and where the width of decodes
+        is held, all lengths that fit take as long.
         """
-        if not limits.n_branches or not any(candidate.branches for candidate in candidates.values()):
-            return {}
-        n_rows = len(candidates) + self._n_again + sum(counts.values())
-        widest = self.config.max_rows if limits.forced else self.width(n_rows)
-        return best_branches(candidates, counts, limits, widest - n_rows) if any(counts.values()) else {}
+        costs, self._spent, self._width = self.costs, {}, limits.width
+        self._use_alternatives(limits.n_branches > 0)
+        n_again, widest, seconds_by_rows = limits.n_again, self.config.max_rows, costs.table()
+        least = max(active + n_again, limits.width)
+        affordable = costs.predict(least) + self.budget.max_round_loss * costs.predict(1)
+        if limits.width:
+            affordable = inf  # the rows are decoded anyway
+            widest = min(widest, limits.width)
+            seconds_by_rows = [seconds_by_rows[widest]] * (widest + 1)
+        n_again = min(n_again, widest - 1)
+        return RoundBudget(
+            seconds_by_rows[n_again:] if n_again else seconds_by_rows,
+            costs.scale,
+            lambda n: costs.upper_bound(max(n + n_again, limits.width)),
+            min(affordable, seconds),
+            widest - n_again,
+        )
 
-    def _draft_of(
-        self, seq: int, candidate: CandidateDraft, n: int, branches: list[DraftBranch]
-    ) -> Draft | None:
+    def _may_draft(self, budget: RoundBudget, active: int) -> bool:
+        """Whether the round may have drafts: not while plain rounds are to show what one costs."""
+        if active >= budget.max_rows:
+            return False
+        return self._width > 0 or (
+            self.costs.count(active) > 0 and self.budget.credit > 0 and not self.budget.plain_due
+        )
+
+    def _draft_of(self, seq: int, candidate: CandidateDraft, n: int) -> Draft:
         plan, sources, n_discarded = self._plans[seq], candidate.sources[:n], 0
-        modelled = plan.modelled
-        if modelled is not None and plan.priced is not None:
+        if plan.modelled is not None and plan.priced is not None:
             name = plan.priced.name
-            n_discarded = modelled.sources.count(name)
-            n_discarded -= sources.count(name) if modelled is candidate else 0
-        if not (n or n_discarded or branches):
-            return None
-        return Draft(candidate.tokens[:n], sources, n_discarded, branches)
+            n_discarded = plan.modelled.sources.count(name)
+            n_discarded -= sources.count(name) if plan.modelled is candidate else 0
+        return Draft(candidate.tokens[:n], sources, n_discarded)
 
-    def _model_free(self, seq: int, room: int, active: int) -> CandidateDraft:
+    def _model_free(self, seq: int, room: int, budget: RoundBudget, active: int) -> CandidateDraft:
         """The candidate that costs no decode: forced tokens, else the draft of the first free drafter with
         one.
         """
-        candidate, c = CandidateDraft(), self.config
+        candidate, c, room = CandidateDraft(), self.config, min(room, budget.max_rows - active)
         if (forcing := self.forcing) is not None:
             chance = self.learnt.tables[forcing.name].chances[0]
             while len(candidate.tokens) < room and (got := forcing.step({seq: candidate.tokens})):
@@ -265,25 +337,27 @@ class Planner(PolicyBase):
             self._extend(drafter, seq, min(c.free_chunk, room), candidate)
             n = len(candidate.tokens)
             whole = c.free_chunk <= n < room and self.costs.known
-            if whole and self._longer_may_pay(candidate, room, active):
+            if whole and self._longer_may_pay(candidate, room, budget, active):
                 self._extend(drafter, seq, room, candidate)
         return candidate
 
-    def _longer_may_pay(self, candidate: CandidateDraft, room: int, active: int) -> bool:
+    def _longer_may_pay(
+        self, candidate: CandidateDraft, room: int, budget: RoundBudget, active: int
+    ) -> bool:
         """Whether more tokens, each as likely as the last one, could raise the rate of the round, if need be
         beyond a step of the cost curve.
         """
         n = len(candidate.tokens)
-        used, rate = best_affordable_length(candidate.expected, self._round, active, active)
+        used, rate = best_affordable_length(candidate.expected, budget, active, active)
         if n - used <= self.config.chunk_margin:
             return True
         path, expected = candidate.path_probs[-1], candidate.expected[-1]
         chance = path / candidate.path_probs[-2] if candidate.path_probs[-2] else 0.0
-        for k in range(n + 1, min(room, self._round.max_rows - active) + 1):
+        for k in range(n + 1, min(room, budget.max_rows - active) + 1):
             path *= chance
             expected += path
-            if self._round.rate(active + expected, active + k) > rate:
-                return self._round.allows(active + k)
+            if budget.rate(active + expected, active + k) > rate:
+                return budget.allows(active + k)
         return False
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
@@ -297,61 +371,53 @@ class Planner(PolicyBase):
                 tokens = [proposal.token for proposal in run]
                 candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
                 for at, proposal in enumerate(run, n):
-                    if proposal.other is not None:
-                        self.learnt.add_branch(candidate, at, drafter.name, proposal.other)
+                    candidate.add_branch(at, drafter.name, proposal.other)
             if propose or not run:
                 return
 
     # Draft models and heads
 
-    def _use_priced(
-        self, rooms: Mapping[int, int], candidates: dict[int, CandidateDraft], counts: dict[int, int]
-    ) -> bool:
-        """Use priced drafters where that should pay, and replace `candidates` by their drafts where these are
-        better; returns whether one was used. counts: tokens of each candidate that would be verified without
-        them; afterwards, those of the drafts among them too.
+    def _choose(
+        self, seq: int, rest: tuple[int, float], budget: RoundBudget, active: int
+    ) -> PricedDrafter | None:
+        """The draft model or head to use for a sequence in this round, None for none: the one with the highest
+        rate, where that is above the rate without one and its cache is worth catching up; else one that may
+        be tried. rest: (rows, expected tokens) of the round without drafts of the sequence.
         """
-        chosen: dict[str, list[int]] = {}
-        for seq, room in rooms.items():
-            plan = self._plans[seq]
-            plan.kind = gate_kind(candidates[seq], counts[seq], self.config)
-            if room > 0 and self._choose(seq, plan, len(rooms)) and plan.priced is not None:
-                chosen.setdefault(plan.priced.name, []).append(seq)
-        used = False
+        plan, t1 = self._plans[seq], self.costs.predict(1)
+        free, n = plan.free, plan.n_free
+        if n and not free.forced:
+            plan.kind = COPY
+        added = n, free.expected_accepted(n)
+        rate = budget.rate(rest[1] + added[1], rest[0] + n)
+        seconds, chosen, best = budget.max_seconds - budget.upper_bound(active + 1), None, 0.0
         for priced in self._priced:
-            if (seqs := chosen.get(priced.name)) is not None:
-                used |= self._draft_with(priced, seqs, rooms, candidates, counts)
-        return used
+            credit = max(self.budget.credit, self.config.allowance * (self._width > 0))
+            catch_up = priced.catch_up(seq, t1, credit, seconds, alone=active == 1)
+            if not catch_up.n_pending:
+                continue
+            step, request = priced.steps.predict(active, t1) / active, plan.of_request(priced)
+            with_it = priced.posterior.round_with(request, plan.kind, rest, added, budget, step, rate)
+            gain = (with_it.tokens / rate - with_it.seconds) / t1
+            missing = catch_up.seconds / t1
+            if self._pays(plan, priced, gain, missing) and (chosen is None or gain > best):
+                chosen, best, plan.catch_up = priced, gain, catch_up
+        plan.priced = chosen
+        return chosen
 
-    def _choose(self, seq: int, plan: SequencePlan, active: int) -> bool:
-        """Choose the priced drafter of a sequence for this round; False: none should be used."""
-        t1, budget = self.costs.predict(1), self._round
-        seconds = budget.max_seconds - budget.upper_bound(active + 1)
-        options = []
-        for priced in plan.available(self._priced):
-            name, state = priced.name, self.learnt.priced[priced.name]
-            gate = plan.gates.get(name)
-            if gate is None:
-                step = state.steps.predict(1, t1)
-                prior = prior_gains(self.costs.predict, step, self.config, priced.is_head)
-                table = self.learnt.tables[name]
-                pays = can_gain(self.costs.predict, step, table, state.next_token, self.config)
-                gate = DraftGate(state.gain, prior, self.config, priced.is_head, pays)
-                plan.gates[name] = gate
-            catch_up = priced.catch_up(
-                seq, state.steps, t1, self.budget.credit, seconds, self.config, alone=active == 1
-            )
-            affordable = catch_up.n_pending > 0
-            if affordable and len(self._priced) > 1:
-                affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))
-            options.append(DraftOption(priced, gate, state, catch_up, affordable))
-        if not any(option.affordable for option in options):
+    def _pays(self, plan: SequencePlan, priced: PricedDrafter, gain: float, missing: float) -> bool:
+        """Whether to use the drafter for this gain, in t(1). missing: the cost of catching up.
+
+        Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it too.
+        Where no gain is expected, a draft may be tried as far as `explore` allows.
+        """
+        posterior = priced.posterior
+        if gain > 0:
+            plan.forgone[priced.name] = forgone = plan.forgone.get(priced.name, 0.0) + gain
+            return forgone > missing
+        if plan.kind != ALONE or posterior.explore < missing - gain:
             return False
-        plain = budget.predict(active + plan.n_free) / t1 / active
-        chosen = choose_drafter(options, plan.kind, t1, plain)
-        if chosen is None:
-            return False
-        plan.priced, plan.catch_up = chosen.priced, chosen.catch_up
+        posterior.explore -= missing - gain
         return True
 
     def _draft_with(
@@ -361,89 +427,71 @@ class Planner(PolicyBase):
         rooms: Mapping[int, int],
         candidates: dict[int, CandidateDraft],
         counts: dict[int, int],
-    ) -> bool:
-        """As `_use_priced`, for the sequences that one drafter was chosen for."""
-        budget, active, t1 = self._round, len(rooms), self.costs.predict(1)
+        budget: RoundBudget,
+    ) -> None:
+        """Draft for these sequences together, and replace the candidates that are worse. counts: tokens of each
+        candidate that would be verified without this; afterwards, those of the drafts among them too.
+        """
+        active, t1 = len(rooms), self.costs.predict(1)
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
-        steps = self.learnt.priced[priced.name].steps
-        if not budget.allows(active + 1, steps.predict(n_pending, t1)):
-            return False
+        if not budget.allows(active + 1, priced.steps.predict(n_pending, t1)):
+            return
         drafts, limits, rest = {}, {}, {}
         for seq in seqs:
-            plan = self._plans[seq]
-            plan.gates[priced.name].record_use(plan.kind)
-            priced.restart(seq, plan.catch_up)
+            self._plans[seq].forgone[priced.name] = 0.0
+            priced.restart(seq, self._plans[seq].catch_up)
             rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
             rest[seq] = active + rows, active + tokens
             limits[seq] = min(rooms[seq], self.config.max_model_draft, budget.max_rows - active)
             drafts[seq] = CandidateDraft()
         spent = budget.spent
-        self._loop.extend_drafts(priced.drafter, self.forcing, drafts, limits, rest, budget, n_pending, t1)
+        priced.extend_drafts(self.forcing, drafts, limits, rest, budget, n_pending, t1)
         self._spent[priced.name] = budget.spent - spent
         for seq, draft in drafts.items():
             self._plans[seq].modelled = draft  # set after the loop, which may raise
-            without = self._rate_of(candidates[seq], counts[seq], rest[seq])
-            if len(self._priced) > 1 and priced.name not in draft.sources:
-                self._plans[seq].waits[priced.name] = self.config.first_wait
+            without = self._rate_of(candidates[seq], counts[seq], rest[seq], budget)
             n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
             if rate > without:
                 candidates[seq], counts[seq] = draft, n
-        return True
 
-    def _rate_of(self, candidate: CandidateDraft, n: int, rest: tuple[int, float]) -> float:
+    def _rate_of(
+        self, candidate: CandidateDraft, n: int, rest: tuple[int, float], budget: RoundBudget
+    ) -> float:
         """The round's rate with the candidate's first n tokens, without them where the round can no longer
         afford them.
         """
         rows, tokens = rest
-        if n and not self._round.allows(rows + n):
+        if n and not budget.allows(rows + n):
             n = 0
-        return self._round.rate(tokens + candidate.expected_accepted(n), rows + n)
+        return budget.rate(tokens + candidate.expected_accepted(n), rows + n)
 
     # Learning
 
     def observe(self, done: Round) -> None:
-        """Record the time of the round and the gains from using priced drafters."""
-        costs, active, n_rows, width = self.costs, len(done.outcomes), done.n_rows, done.width
-        spent, self._round.spent = self._round.spent, 0.0
-        plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
+        """Record the time of the round, and what it gained or lost."""
+        costs, active, width = self.costs, len(done.outcomes), done.width
+        spent, verify, disturbed = sum(self._spent.values()), done.verify_seconds, self.config.disturbed
+        plain = width == active and not self._spent
         if not plain and costs.is_reliable(width):
-            verify = min(verify, disturbed * costs.next_seconds(width))
-        plain_width = plain and width == costs.plain_width(active)
-        costs.observe(width, done.verify_seconds, plain_width)
-        changes, t1 = costs.changes, costs.predict(1)
-        steady = plain_width and changes.alike(changes.phase)
-        worth = float(sum(o.n_emitted for o in done.outcomes))
+            verify = min(verify, disturbed * costs.predict(width))
+        costs.observe(width, done.verify_seconds)
+        t1, worth = costs.predict(1), float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
-        if steady:
+        drafting = min(done.draft_seconds, disturbed * (spent + t1))
+        if plain:
             self.budget.plain(worth)
         else:
-            drafting = min(done.draft_seconds, disturbed * (spent + t1))
-            self.budget.drafted(worth, (verify - changes.unavoidable + drafting) / t1)
-        plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
-        used = [p.priced.name for _, p in plans if p.priced is not None and p.modelled is not None]
-        for outcome, plan in plans:
-            if plan.priced is not None and plan.modelled is not None:
-                name = plan.priced.name
-                self._observe_gain(outcome, plan, name, self._spent[name] / used.count(name), n_rows)
-        if len(self._priced) > 1:
-            for priced in self._priced:
-                self.learnt.priced[priced.name].refill_trial(verify + spent, t1)
-        for _, plan in plans:
-            plan.begin(NO_DRAFT)
+            self.budget.drafted(worth, (verify + drafting) / t1)
+        if self._width > active:
+            for o in done.outcomes:
+                greedy = plan.greedy if (plan := self._plans.get(o.seq_id)) is not None else True
+                n_most = min(self._width // active - 1, self._rooms.get(o.seq_id, 0))
+                runs, n = self.learnt.runs[greedy], len(o.draft.tokens)
+                runs.observe(n, o.n_accept, n_most, drafting / active / t1)
+                if plan is not None:
+                    plan.balance += (worth - (verify + drafting) / t1) / active
+        for priced in self._priced:
+            priced.posterior.refill(verify + spent, t1)
 
-    def _observe_gain(
-        self, outcome: VerifyResult, plan: SequencePlan, name: str, spent: float, n_rows: int
-    ) -> None:
-        """Record the gain from using the priced drafter of this name over the best round without one, in
-        t(1).
-        """
-        t1, added, gain = self.costs.predict(1), spent - plan.catch_up.seconds, plan.catch_up.seconds - spent
-        if name in outcome.draft.sources:
-            n_rows -= self._n_again
-            other = n_rows - outcome.draft.n_rows + plan.n_free
-            wider = self._round.predict(n_rows) - self._round.predict(other)
-            gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
-            gain -= wider
-            added += wider
-        plan.gates[name].observe(plan.kind, gain / t1, max(0.0, added) / t1)
+

@@ -18,7 +18,8 @@ class Slot:
     states at boundaries within them, or within those of the generation. scope: whose ids they are; only
     generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
     n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
-    exact prompt, in the first cells of the cache. last_used: time by the engine's clock. owner: the
+    exact prompt, in the first cells of the cache. n_begun: ids from which on its last prompt was evaluated.
+    last_used: time by the engine's clock. owner: the
     generation that uses it.
     """
 
@@ -28,6 +29,7 @@ class Slot:
     partials: list[PartialState] = field(default_factory=list)
     n_prompt: int = 0
     n_whole: int = 0
+    n_begun: int = 0
     last_used: float = 0.0
     priority: float = 0.0
     uses: int = 0
@@ -38,4 +40,4 @@ class Slot:
 def empty(target: Context, slot: Slot) -> None:
     """Free the slot's cells, and forget its text."""
     target.truncate(slot.seq_id, 0)
-    slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.uses = [], [], 0, 0, 0
+    slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.n_begun, slot.uses = [], [], 0, 0, 0, 0

@@ -116,6 +116,17 @@ class PrefixStore:
             n = self._cut(best, n)
         return best, n
 
+    def cut_to_chunks(self, slot: Slot, n: int, chunk: int) -> int:
+        """Cut the first n ids of a text in a slot that was just taken to whole chunks of its last prompt, so that
+        a prompt that is evaluated twice is evaluated in the same pieces; returns how many are left. Where the memory
+        cannot be cut there, all of them.
+        """
+        begun = slot.n_begun if n >= slot.n_begun else 0
+        whole = begun + (n - begun) // chunk * chunk
+        if n > slot.n_prompt or not self.target.can_truncate(slot.seq_id, whole):
+            return n
+        return self._cut(slot, whole) if whole < n else n
+
     def _taken(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
         """The slot with the prefix in its cache, and its length; 0 where that failed."""
         holder = source.holder

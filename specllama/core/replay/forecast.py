@@ -13,7 +13,8 @@ from math import exp, log
 from typing import Any
 
 from specllama.core.interfaces import Drafter
-from specllama.core.policy.cost_curve import CostCurve, StepCosts
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.posterior import StepCosts
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.simulator import MakeDraft, Replay, TraceDrafter
 from specllama.core.replay.trace import Trace

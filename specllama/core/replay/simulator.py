@@ -13,8 +13,15 @@ from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import Alternative, DraftCacheState, Drafter, Mask, Proposal, Sampler
-from specllama.core.policy.base import CHAINS, Draft, Policy, Round, TreeLimits, VerifyResult
-from specllama.core.policy.tree import matching
+from specllama.core.policy.base import (
+    CHAINS,
+    Draft,
+    Policy,
+    Round,
+    RoundLimits,
+    VerifyResult,
+    matching,
+)
 from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
@@ -175,8 +182,8 @@ class Replay:
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
     choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called
-    when the prompt of a text is decoded, if given; the policy's `interrupted` is called then. tree: branches
-    that the target can verify.
+    when the prompt of a text is decoded, if given. limits: branches that the target can verify. one_width: all
+    decodes of a text have one width, as where changes cost something.
     """
 
     def __init__(
@@ -192,9 +199,10 @@ class Replay:
         draft: MakeDraft = TraceDrafter,
         second: SecondDraft | None = None,
         prompt: Callable[[], None] | None = None,
-        tree: TreeLimits = CHAINS,
+        limits: RoundLimits = CHAINS,
+        one_width: bool = False,
     ) -> None:
-        self._prompt, self._tree = prompt, tree
+        self._prompt, self._limits, self.one_width = prompt, limits, one_width
         self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
@@ -215,8 +223,9 @@ class Replay:
         while waiting or active:
             for slot in range(n_slots):
                 if slot not in active and waiting:
+                    width = self.policy.text_width(True) if self.one_width else 0
                     self._begin(slot, waiting[0])
-                    active[slot] = _Text(waiting.pop(0))
+                    active[slot] = _Text(waiting.pop(0), width=width)
             self._round(active, done)
         done.seconds, done.measured = self.machine.quiet - quiet, self.machine.now - now
         return done
@@ -229,16 +238,20 @@ class Replay:
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
         if self._prompt is not None:
             self._prompt()
-            self.policy.interrupted()
 
     def _round(self, active: dict[int, _Text], done: Replayed) -> None:
         began = self.machine.now
         n_again = sum(text.n_again for text in active.values())
         rooms = {slot: len(text.trace.text) - text.at - 1 for slot, text in active.items()}
-        drafts = self.policy.draft(rooms, inf, replace(self._tree, n_again=n_again))
+        held = 0
+        if self.one_width:
+            (first, *others) = active.values()
+            held = self.policy.total_width(len(active)) if others else first.width
+            rooms = {slot: min(room, max(0, held - len(active))) for slot, room in rooms.items()}
+        drafts = self.policy.draft(rooms, inf, replace(self._limits, n_again=n_again, width=held))
         drafted = self.machine.now
         rows = len(active) + n_again + sum(d.n_rows for d in drafts.values())
-        width = self.policy.width(rows)
+        width = max(rows, held)
         self.machine.spend(self.seconds(width))
         decoded = self.machine.now
         outcomes = []
@@ -254,6 +267,9 @@ class Replay:
         done.rounds += 1
         seconds = decoded - drafted, drafted - began, decoded - began
         self.policy.observe(Round(rows, *seconds, outcomes, width - rows))
+        if held and len(active) == 1:
+            for slot, text in active.items():
+                text.width = self.policy.next_width(slot, text.width)
         for slot, text in list(active.items()):
             if text.at == len(text.trace.text):
                 self.policy.forget(slot)
@@ -263,11 +279,14 @@ class Replay:
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again."""
+    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again. width: of
+    all its decodes, 0 where that may change.
+    """
 
     trace: Trace
     at: int = 0
     n_again: int = 0
+    width: int = 0
 
     def verify(self, slot: int, draft: Draft) -> VerifyResult:
         """Accept what is right of the draft, and one token more where the text goes on."""

@@ -70,6 +70,11 @@ class KeyedSampler:
         self._stretch = max(repeat, 1 / repeat)
 
     @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is chosen."""
+        return self.params.greedy
+
+    @property
     def _without_infill(self) -> KeyedSampler:
         return KeyedSampler(self.params, self.seed, self.n_vocab, tuple(self._forbidden))
 

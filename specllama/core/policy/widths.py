@@ -1,0 +1,156 @@
+"""The rows of decodes on a device where a change of their number costs something, as on a GPU.
+
+There every decode of a text has as many rows as the first one: what a row is computed with then depends on that
+number alone, so the text is the same with and without drafts. How many rows give most tokens per second is known
+from the cost curve, measured when a model is loaded, and from how many drafted tokens the earlier rounds of the
+pair had right. Knows no contexts and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+
+from specllama.core.policy.config import DEFAULT, PolicyConfig, numbers
+from specllama.core.policy.cost_curve import CostCurve
+
+WIDTHS = (1, 2, 4, 8, 16, 9, 3, 32, 6, 12, 24)  # rows of the decodes that are timed at loading, in this order
+SECONDS = 0.5  # most that timing them may take
+FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
+_REPEATS = 4  # decodes of each width, half as many where time is short; the second half of them counts
+_CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
+
+
+def measure(curve: CostCurve, decode: Callable[[int], float], max_rows: int) -> float:
+    """Time the decodes of a context that was just loaded: of one row for the scale of a stored curve, of further
+    widths that were not measured often enough, as far as that takes less than half a second in all. Returns the
+    seconds that a change of the width costs, 0 where that is nothing that counts. decode: decodes so many rows and
+    removes them again; returns the seconds.
+    """
+    decode(1)  # the first decode takes longer than any other
+    t1 = min(decode(1), decode(1)) if max_rows > 1 else decode(1)
+    curve.set_scale(1, t1)
+    if t1 > FAST_SECONDS or max_rows < 2:
+        return 0.0
+    spent = 0.0
+    for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
+        expected = max(curve.predict(n), t1)
+        repeats = _REPEATS if spent + _REPEATS * expected <= SECONDS / 2 else _REPEATS // 2
+        if spent + repeats * expected > SECONDS:
+            break
+        seconds = [decode(n) for _ in range(repeats)]
+        spent += sum(seconds)
+        for took in seconds[repeats // 2 :]:
+            curve.observe(n, took)
+    excesses = []
+    for n in (2, 1, 2, 1, 2, 1):
+        first, second, steady = decode(n), decode(n), decode(n)
+        excesses.append(first + second - 2 * steady)
+    counts = min(excesses[2:]) > 0 and median(excesses[2:]) > max(_CHANGE_SHARE * t1, _CHANGE_SECONDS)
+    return median(excesses[2:]) if counts else 0.0
+
+
+class RunLengths:
+    """How many tokens of a draft are right in a row: the chance of each place if all before it are right, as
+    Kaplan and Meier estimate survival from observations that ended early, with exponential forgetting. A place
+    takes the chance of the one before it as its prior. draft_seconds: of a drafted token.
+    """
+
+    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+        self.config = config
+        self._right = [0.0] * config.max_rows
+        self._seen = [0.0] * config.max_rows
+        self.draft_seconds = 0.0
+
+    @property
+    def n_seen(self) -> float:
+        """The weight of the drafts that were observed."""
+        return self._seen[0]
+
+    def observe(self, n_drafted: int, n_right: int, n_most: int, seconds: float = 0.0) -> None:
+        """Record a draft. n_right: its tokens that were right, from the first one on. n_most: how many it could
+        have had: one that is shorter had no further ones. seconds: of drafting it.
+        """
+        for at in range(min(n_right + (n_right < n_most), len(self._seen))):
+            self._seen[at] = self._seen[at] * self.config.forget + 1
+            self._right[at] = self._right[at] * self.config.forget + (at < n_right)
+        if n_drafted:
+            rate = max(self.config.pair_rate, 1 / (1 + self.n_seen))
+            self.draft_seconds += rate * (seconds / n_drafted - self.draft_seconds)
+
+    def tokens(self, width: int) -> float:
+        """Expected tokens of a round of so many rows."""
+        expected = path = 1.0
+        chance = 0.5
+        for at in range(width - 1):
+            chance = (self._right[at] + chance) / (self._seen[at] + 1)
+            path *= chance
+            expected += path
+        return expected
+
+    def best_width(self, curve: CostCurve, n_texts: int = 1, change: float = 0.0) -> int:
+        """The number of rows with the highest expected rate of n_texts texts together, each with an equal share of
+        the rows. change: seconds that the way to another number than one for each costs, which has to pay twice
+        within _HELD_ROUNDS.
+        """
+        t1, best, width = curve.predict(1), 0.0, n_texts
+        for n in sorted({n_texts, *(n for n in WIDTHS if n_texts < n <= self.config.max_rows)}):
+            rows = n // n_texts
+            tokens = self.tokens(rows)
+            drafted = min(rows - 1, _DRAFTED * tokens)
+            seconds = curve.upper_bound(n) + n_texts * drafted * self.draft_seconds * t1
+            rate = n_texts * tokens / seconds if seconds else 0.0
+            if rate > best:
+                best, width = rate, n
+            if n == n_texts:
+                best += 2 * change / _HELD_ROUNDS / seconds * best if seconds else 0.0
+        return width
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data to be stored."""
+        n = sum(seen > 0 for seen in self._seen)
+        lists = {"right": self._right[:n], "seen": self._seen[:n]}
+        return {name: [round(x, 3) for x in values] for name, values in lists.items()} | {
+            "draft": round(self.draft_seconds, 5)
+        }
+
+    def restore(self, data: object) -> None:
+        """Continue from what `to_dict` wrote; anything else is ignored."""
+        right = data.get("right") if isinstance(data, Mapping) else None
+        n = len(right) if isinstance(right, list) else 0
+        if not isinstance(data, Mapping) or not 0 < n <= self.config.max_rows:
+            return
+        limit = 1.01 / (1 - self.config.forget)
+        known, seen = numbers(right, n, 0, limit), numbers(data.get("seen"), n, 0, limit)
+        draft = numbers([data.get("draft")], 1, 0, 16)
+        if known is None or seen is None or draft is None:
+            return
+        if any(r > s for r, s in zip(known, seen, strict=True)):
+            return
+        self._right[:n], self._seen[:n], self.draft_seconds = known, seen, draft[0]
+
+
+class TotalWidth:
+    """The rows of decodes of several texts: held while their number stays the same and nothing else would have
+    gained more than twice what a change costs.
+    """
+
+    def __init__(self) -> None:
+        self._n_texts = self._width = self._rounds = 0
+
+    def of_round(self, n_texts: int, curve: CostCurve, runs: RunLengths, change: float) -> int:
+        """The rows of the next decode of so many texts. change: seconds that a change of the width costs."""
+        self._rounds += 1
+        if n_texts == self._n_texts and self._rounds % _HELD_ROUNDS:
+            return self._width
+        best = runs.best_width(curve, n_texts)
+        if n_texts == self._n_texts:
+            now, then = (runs.tokens(w // n_texts) / curve.predict(w) for w in (self._width, best))
+            if _HELD_ROUNDS * curve.predict(self._width) * (1 - now / then) <= 2 * change:
+                return self._width
+        self._n_texts, self._width, self._rounds = n_texts, best, 0
+        return best
+
+
+_DRAFTED = 1.5  # tokens that are drafted, at most, for each that a round writes
+_HELD_ROUNDS = 64  # before another width is considered
