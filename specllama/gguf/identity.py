@@ -1,4 +1,8 @@
-"""What tells a model's files from others: their size, and hashes of their beginning and of samples."""
+"""What tells a model's files from others: their size, and hashes of their beginning and of samples.
+
+Stored measurements know a model by that content, under whatever path. Prefix states need more certainty: the
+hash of the whole where a hub's cache names files by it, or else the time of the last change.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +61,18 @@ def part_identities(header: Header) -> tuple[FileIdentity, ...]:
 
 
 def identity(header: Header) -> list[str | int]:
-    """Name, architecture, quantisation and sizes, in types that JSON preserves."""
-    return [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
+    """A model in stored measurements, in types that JSON preserves: name, architecture, quantisation, sizes,
+    and the hash of its files' content; without it where they are not on this disk.
+    """
+    facts: list[str | int] = [header.architecture, header.quant, header.n_params, header.file_bytes]
+    try:
+        contents = [part.content for part in header.once(part_identities)]
+    except OSError:
+        contents = []
+    if not contents:
+        return [header.name, *facts]
+    digest = hashlib.blake2b(" ".join(contents).encode(), digest_size=16).hexdigest()
+    return [header.text("general.name") or header.architecture, *facts, digest]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
