@@ -21,6 +21,7 @@ from specllama.drafters.request_history import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import Header
+from specllama.gguf.identity import FileIdentity
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
@@ -37,7 +38,6 @@ from specllama.models.memory.plan import MemoryPlan
 from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
 from specllama.pair.head_check import HeadVerdict
-from specllama.prefix_disk.model_key import FileIdentity
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
 from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.gguf.header import Header
+from specllama.gguf.identity import FileIdentity, file_identity, part_identities
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import build_info, system_info
-from specllama.prefix_disk.model_key import FileIdentity, file_identity, model_key
+from specllama.prefix_disk.model_key import model_key
 from specllama.worker.profile_keys import target_key
 
 _IN_KEY = (
@@ -28,7 +29,7 @@ def model_files(header: Header, settings: ModelSettings) -> tuple[FileIdentity, 
     """The files of a model and its adapters; to be read before llama.cpp opens them, and compared after, so
     that one that is replaced meanwhile is seen. Raises OSError.
     """
-    return tuple(map(file_identity, (*header.parts, *(path for path, _ in settings.lora))))
+    return (*header.once(part_identities), *(file_identity(path) for path, _ in settings.lora))
 
 
 def prefix_key(

@@ -50,7 +50,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "testing": ("core", "drafters", "errors"),
     "heads": ("errors", "wording", "gguf"),
     "data": (),
-    "prefix_disk": ("errors", "clock", "large_memory", "config"),
+    "prefix_disk": ("errors", "clock", "large_memory", "config", "gguf.identity"),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(

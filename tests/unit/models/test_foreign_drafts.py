@@ -94,6 +94,20 @@ def test_answers_count_as_what_was_measured_last(target: Path, draft: Path) -> N
     assert "rounds with it were 1.15 x as fast" in note
 
 
+def test_drafts_that_differ_in_weights_alone_have_records_of_their_own(
+    target: Path, draft: Path, tmp_path: Path
+) -> None:
+    trained = Path(shutil.copy(draft, tmp_path / "trained.gguf"))
+    with trained.open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(bytes(4096))
+    drafts = MeasuredDrafts(header(target))
+    for one, speedup in ((draft, 1.4), (trained, 1.2)):
+        drafts.put(measured(one, speedup))
+    moved = Path(shutil.copy(trained, tmp_path / "moved.gguf"))
+    assert [found and found.speedup for found in map(drafts.of, map(header, (draft, moved)))] == [1.4, 1.2]
+
+
 def test_the_one_that_gains_most_is_used_if_it_is_still_there(
     target: Path, draft: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.prefix_disk.model_key import HEAD_BYTES, file_identity, model_key
+from specllama.gguf.identity import HEAD_BYTES, file_identity
+from specllama.prefix_disk.model_key import model_key
 from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED, scope_of, state_name
 
 
@@ -75,7 +76,7 @@ def test_a_file_that_the_hub_names_by_its_hash_needs_no_time(file: Path, tmp_pat
 @pytest.mark.parametrize("n_bytes", [0, 1, 4096, 4097, 100_000])
 def test_small_files_have_keys_too(tmp_path: Path, n_bytes: int) -> None:
     (tmp_path / "small").write_bytes(b"x" * n_bytes)
-    assert file_identity(tmp_path / "small").facts[0] == str(n_bytes)
+    assert file_identity(tmp_path / "small").content.split()[0] == str(n_bytes)
 
 
 def test_a_file_that_is_replaced_is_seen(file: Path, tmp_path: Path) -> None:
