@@ -20,9 +20,9 @@ from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Phase
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
+CHANGING = 2  # decodes after a change of the width that may take longer
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 
 
@@ -154,9 +154,10 @@ def time_widths(
     curve: CostCurve,
     seconds: float,
     clock: Callable[[], float],
+    changing: bool = False,
 ) -> int:
-    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row; where
-    a change of the width costs something, until they are steady.
+    """Time decodes of the widths without a time in the curve, in turn; where a change of the width costs
+    something, after two others of the same width.
 
     Pieces of `ids`, which the cache holds, are decoded after them and removed again. Takes about `seconds` at
     most. Returns the number of decodes.
@@ -168,19 +169,17 @@ def time_widths(
     while n_timed > before and (widths := missing_widths(context, n, curve, seconds)):
         before = n_timed
         for width in widths:
-            if curve.count(width) >= DEFAULT.min_samples:
-                curve.forget(width)
-            once = curve.predict(1) + curve.upper_bound(width)
-            changing = curve.changes.change or curve.changes.loading
-            if once * (Phase.STEADY if changing else 1) >= seconds - (clock() - started):
+            once = curve.upper_bound(width)
+            if once * (CHANGING + 1 if changing else 1) >= seconds - (clock() - started):
                 continue
-            for rows in [width] * Phase.STEADY if changing else [1, width][width == 1 :]:
-                piece = [ids[(at + i) % n] for i in range(rows)]
-                at += rows
+            for left in range(CHANGING if changing else 0, -1, -1):
+                piece = [ids[(at + i) % n] for i in range(width)]
+                at += width
                 elapsed = _timed(context, _batch(piece, n, seq_id), clock)
                 if elapsed is None or context.truncate(seq_id, n) != n:
                     return n_timed
-                curve.observe(rows, elapsed, plain=rows == 1)
+                if not left:
+                    curve.observe(width, elapsed)
                 n_timed += 1
     return n_timed
 

@@ -76,7 +76,6 @@ class IdleMeasurer:
         if self._engine.busy or slot.owner is not None or slot.ids != self._ids:
             return False
         self._more = self._loaded.profile.measure(self._loaded.context, slot, seconds, with_widths)
-        self._engine.policy.interrupted()
         self._ids = slot.ids
         self.apply()
         return self._more

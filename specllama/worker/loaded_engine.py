@@ -124,10 +124,7 @@ class LoadedEngine:
                 self.handle(action)
 
     def _decode(self) -> None:
-        active = self.engine.active
-        rows = active[0].exact_rows if active else None
-        n_ids = sum(len(g.history) for g in active)
-        self.loaded.profile.use_curve_at(n_ids, rows.width if rows is not None else None)
+        self.loaded.profile.use_curve_at(sum(len(g.history) for g in self.engine.active))
         self.engine.step()
 
     def _work_while_idle(self) -> None:
@@ -249,7 +246,7 @@ class LoadedEngine:
         verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
         if verdict.by_costs:
             profile.distrust_stored_t2()
-        stored_t1, pace = profile.plain_t1(len(g.history), g.stats.exact_width)
+        stored_t1, pace = profile.plain_t1(len(g.history))
         count, seconds = g.stats.steady_by_rows.get(1, (0, 0.0))
         if count >= MIN_PLAIN_ROUNDS:
             profile.observe_plain(len(g.history), seconds / count)

@@ -14,18 +14,20 @@ from typing import Any
 from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Context, DecodeError, Drafter
-from specllama.core.policy.acceptance import PairState, PricedState
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
-from specllama.core.policy.one_width import OneWidthCurve
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
+from specllama.core.policy.posterior import PairState
 from specllama.core.policy.row_prior import RowPrior
 from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 from specllama.worker.profile_data import (
     EXACT,
+    KEPT,
+    CostCurves,
     ProfileSnapshot,
     StoredPair,
+    bucket_of,
     figures_of,
     length_class,
     merged,
@@ -65,7 +67,6 @@ class ModelProfile:
         shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
         self.curves = CostCurves.from_dict(data.get("curves"), shaped)
         self.planner: Planner | None = None
-        self._one_width: dict[tuple[int, int], OneWidthCurve] = {}  # by range of context lengths, and rows
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         if self.t1 is not None and self.epsilon is not None:
@@ -76,23 +77,25 @@ class ModelProfile:
 
     @property
     def t1(self) -> float | None:
-        curve = self.curves.at(0)
-        measured = self._figures.get("t1")
-        if measured is not None and curve.changes.change and curve.count(1):
-            return curve.predict(1)  # of steady decodes, as the curve's times are
-        return measured
+        return self._figures.get("t1")
 
-    def plain_t1(self, n_ids: int, rows: int | None = None) -> tuple[float | None, float | None]:
+    @property
+    def change_seconds(self) -> float | None:
+        """Seconds that a change of the number of rows costs, 0 where it costs nothing; None if not measured."""
+        return self._figures.get("change")
+
+    def observe_change(self, seconds: float) -> None:
+        """Record what a change of the number of rows costs."""
+        self._figures["change"] = seconds
+        self._changed = True
+
+    def plain_t1(self, n_ids: int) -> tuple[float | None, float | None]:
         """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
         is not measured. The first follows a slower machine slowly, since most often it is busy for a while.
-        rows: of every decode now, None where their number may change.
         """
         bucket = bucket_of(n_ids, POLICY)
         t1 = self._plain.get(bucket) or (self.t1 if bucket == 0 else None)
         curve = self.curves.at(n_ids)
-        if rows is not None:  # decodes of one row are not timed now
-            now, before = self._one_width.get((bucket, rows)), curve.predict(rows)
-            return t1, now.predict(1) / before if now is not None and before else None
         return t1, curve.predict(1) / t1 if t1 and curve.count(1) else None
 
     def observe_plain(self, n_ids: int, seconds: float) -> None:
@@ -154,23 +157,19 @@ class ModelProfile:
         """The planner of this pair, made from the stored data by the first call."""
         if self.planner is None:
             self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt, POLICY)
+            self.planner.change_seconds = self.change_seconds or 0.0
         return self.planner
 
-    def use_curve_at(self, n_ids: int, rows: int | None = None) -> None:
-        """Let the planner use the cost curve for sequences of `n_ids` ids in all. rows: of every decode, None
-        where their number may change.
-        """
+    def use_curve_at(self, n_ids: int) -> None:
+        """Let the planner use the cost curve for sequences of `n_ids` ids in all."""
         curve = self.curves.at(n_ids)
-        if rows is not None:
-            key = bucket_of(n_ids, POLICY), rows
-            curve = self._one_width.get(key) or self._one_width.setdefault(key, OneWidthCurve(rows, curve))
         if self.planner is not None and self.planner.costs is not curve:
             self.planner.use_costs(curve)
 
     def distrust_stored_t2(self) -> None:
         """Measure a decode of two rows again if its time is a stored one: by that time no draft could pay."""
         if self.planner is not None:
-            self.planner.costs.remeasure_if_stored(2)
+            self.planner.costs.forget(2)
 
     @property
     def decode_seconds(self) -> list[tuple[int, float]]:
@@ -215,7 +214,8 @@ class ModelProfile:
         n_timed, compares = 0, self._seconds_left(len(ids)) > 0
         if with_widths and self.planner is not None and not self._refused:
             share, curve = seconds / 2 if compares else seconds, self.curves.at(len(ids))
-            n_timed = time_widths(context, seq_id, ids, curve, share, self.clock)
+            changing = bool(self.change_seconds)
+            n_timed = time_widths(context, seq_id, ids, curve, share, self.clock, changing)
             self._refused = context.n_past(seq_id) != len(ids)
         if compares and not self._refused:
             began = self.clock()
@@ -244,8 +244,7 @@ class ModelProfile:
     def store_comparison(self, calibration: Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if calibration.n_rows:
-            kept = ("t1", *EXACT)
-            others = {name: self._figures[name] for name in kept if name in self._figures}
+            others = {name: self._figures[name] for name in KEPT if name in self._figures}
             self._figures = merged({}, calibration) | others
             self._compared, self._compare_left = length_class(calibration.reach), 0.0
             self._changed = True
@@ -258,7 +257,7 @@ class ModelProfile:
         states = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
         learnt.restore(next(states, None))
-        learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
+        learnt.set_steps(name, steps)
         if self.keep:
             self._write(ProfileSnapshot({}, {}, {}, [{"pair": dict(pair), "learnt": learnt.to_dict()}]))
 

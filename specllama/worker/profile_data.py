@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
-from specllama.core.policy.cost_curve import CostCurves
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.json_types import JsonObject
 from specllama.worker.calibrate import Calibration
 
@@ -23,8 +23,10 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "reach": (1, 1e12),
     "exact_width": (1, 1e6),
     "exact_chunk": (1, 1e6),
+    "change": (0, 1e3),
 }
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
+KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
 _MAX_PAIRS = 8  # kept for a target: those used last
 
 
@@ -37,11 +39,11 @@ def length_class(n_ids: int) -> int:
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The well-formed figures of a comparison; without the length of the text, or where widths are said to be
-    both bit-equal and not, only t(1) and how exact texts are decoded by width.
+    both bit-equal and not, only those that it does not give.
     """
     figures = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
     whole = "reach" in figures and figures.get("alike", 0) < figures.get("unlike", math.inf)
-    return figures if whole else {name: x for name, x in figures.items() if name in ("t1", *EXACT)}
+    return figures if whole else {name: x for name, x in figures.items() if name in KEPT}
 
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
@@ -70,6 +72,60 @@ def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, f
         **({"unlike": min(unlike)} if unlike else {}),
         "reach": max(before["reach"], now["reach"]),
     }
+
+
+class CostCurves:
+    """One curve for each range of context lengths, made at the first use: the longer the text, the more
+    attention costs per row.
+    """
+
+    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+        self.config = config
+        self._curves: dict[int, CostCurve] = {}
+        self._used: set[int] = set()
+
+    def at(self, n_ids: int) -> CostCurve:
+        """The curve for `n_ids` ids in the decoded sequences. A new one starts with the times of the nearest
+        measured one.
+        """
+        bucket, buckets = bucket_of(n_ids, self.config), self.config.context_buckets
+        self._used.add(bucket)
+        if bucket not in self._curves:
+            measured = [b for b, curve in self._curves.items() if curve.times]
+            at = buckets.index(bucket)
+            near = min(measured, key=lambda b: (abs(buckets.index(b) - at), b), default=None)
+            self._curves[bucket] = CostCurve(self.config) if near is None else self._curves[near].as_prior()
+        return self._curves[bucket]
+
+    def put(self, n_ids: int, curve: CostCurve) -> None:
+        """Replace the curve for `n_ids` ids."""
+        bucket = bucket_of(n_ids, self.config)
+        self._used.add(bucket)
+        self._curves[bucket] = curve
+
+    def to_dict(self, used: bool = False) -> dict[str, dict[str, object]]:
+        """Plain data to be stored. used: only the curves used in this process."""
+        return {
+            str(b): curve.to_dict()
+            for b, curve in sorted(self._curves.items())
+            if curve.times and (b in self._used or not used)
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
+        """The stored curves; invalid ones are ignored."""
+        curves = cls(config)
+        stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
+        for bucket in config.context_buckets:
+            curve = CostCurve.from_dict(stored.get(str(bucket)), config)
+            if curve.times:
+                curves._curves[bucket] = curve
+        return curves
+
+
+def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
+    """The lower end of the range of context lengths that contains `n_ids`."""
+    return max(b for b in config.context_buckets if b <= n_ids)
 
 
 class StoredPair(TypedDict):

@@ -293,6 +293,7 @@ class PairState:
         self.budget = SpeculationBudget(config)
         self.runs = RunLengths(config), RunLengths(config)  # of sampled and of greedy texts
         self._kept: dict[str, object] = {}
+        self._kept_priced: dict[str, object] = {}
 
     def _table(self, drafter: LearntFrom) -> AcceptanceTable:
         c = self.config
@@ -317,11 +318,17 @@ class PairState:
         if n:
             self.tables[draft.sources[0]].observe_run(draft.bins[:n], right)
 
+    def set_steps(self, name: str, steps: CostCurve) -> None:
+        """Set the times of the steps of a drafter that need not be loaded."""
+        kept = self._kept_priced.setdefault(name, {})
+        if isinstance(kept, dict):
+            kept["steps"] = steps.to_dict()
+
     def to_dict(self) -> dict[str, object]:
         """Plain data to be stored."""
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
-            "priced": {name: posterior.to_dict() for name, posterior in self.priced.items()},
+            "priced": self._kept_priced | {name: one.to_dict() for name, one in self.priced.items()},
             "credit": self.budget.credit,
             "runs": [runs.to_dict() for runs in self.runs],
         }
@@ -336,8 +343,11 @@ class PairState:
             table.restore(known.get(name))
         self._kept = {n: data for n, data in known.items() if n not in self.tables and _is_table(data)}
         stored = data.get("priced")
-        for name, posterior in self.priced.items():
-            posterior.restore(stored.get(name) if isinstance(stored, Mapping) else None)
+        for name, state in stored.items() if isinstance(stored, Mapping) else ():
+            if name in self.priced:
+                self.priced[name].restore(state)
+            elif isinstance(state, Mapping):
+                self._kept_priced[name] = dict(state)
         self.budget.restore(data.get("credit"))
         stored = data.get("runs")
         for runs, known in zip(self.runs, stored if isinstance(stored, list) else (), strict=False):

@@ -20,7 +20,8 @@ from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow, CachingDrafter, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve, StepCosts
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record, record_head, record_steps
 from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
@@ -123,7 +124,7 @@ class DraftTrial:
                 yield loading + share * (stepping - loading)
             steps = StepCosts()
             steps.curve = curve_of(times)
-            if not steps.curve.measured:
+            if not steps.curve.times:
                 raise EngineError("its steps could not be timed: no text has an id in its vocabulary")
             self._store(draft, drafter, times, steps)
             n_timed = drafter.n_steps if isinstance(drafter, ForeignDrafter) else 0

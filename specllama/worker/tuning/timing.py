@@ -14,7 +14,7 @@ from specllama.client.tune_messages import TimedWidth
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Phase
+from specllama.worker.calibrate import CHANGING
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
@@ -59,7 +59,7 @@ class TimingPosition:
         """Seconds of a decode of this many rows at the position. Raises DecodeError, NoRoomError."""
         if self.changing and rows != self._last_rows:
             self._last_rows = rows
-            for _ in range(Phase.SECOND):
+            for _ in range(CHANGING):
                 self.time(rows)
         n = len(self.ids)
         batch = [BatchRow(self.ids[(self._next + i) % n], n + i, 0, True) for i in range(rows)]
@@ -208,7 +208,7 @@ def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
         for n, samples in sorted(times.items())
         if len(samples) >= DEFAULT.min_samples
     ]
-    return CostCurve.from_dict({"widths": widths, "anew": [n for n, *_ in widths]})
+    return CostCurve.from_dict({"widths": widths})
 
 
 def points(times: Mapping[int, Sequence[float]]) -> list[TimedWidth]:

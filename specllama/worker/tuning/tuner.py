@@ -19,7 +19,7 @@ from specllama.clock import running_time
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
-from specllama.core.policy.cost_curve import CostCurve, bucket_of
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.prefix.slot import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
 from specllama.llama.products import ProductError
@@ -98,8 +98,7 @@ class Tuner:
         self._ids_of, self._send, self._clock = ids_of, send, clock
         self._began, self._last_progress, self._cancelled = clock(), 0.0, False
         self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
-        changes = loaded.profile.curves.changes
-        self._changing = changes.change or changes.loading
+        self._changing = bool(loaded.profile.change_seconds)
         self._disturbed = False  # whether other programs changed the times so far
         self._work = self._all()
 
@@ -123,7 +122,6 @@ class Tuner:
         except (DecodeError, NoRoomError, SpecllamaError) as error:
             last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._engine.slots[0])
-        self._engine.policy.interrupted()
         self._send(last)
         return False
 
@@ -252,7 +250,7 @@ class Tuner:
         finally:
             self._disturbed |= curve.disturbed
             self._report(curve.report)
-        if bucket_of(len(position.ids), profile.POLICY) == 0:
+        if profile.bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
     def _long_context_curve(self, position: TimingPosition) -> Iterator[float]:
