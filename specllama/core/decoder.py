@@ -96,6 +96,8 @@ class TargetDecoder:
             return rows.width
         target = self.target
         width = self.scheduler.policy.width(n) if target.can_pad else n
+        if width <= n:
+            return n
         n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)
         most = min(
             target.n_outputs_max,
@@ -104,7 +106,7 @@ class TargetDecoder:
             n + target.max_rollback + 1 - n_last,
             self._room(),
         )
-        return width if n < width <= most else n
+        return width if width <= most else n
 
     def _room(self) -> int:
         """Cells that the active generations leave free."""
