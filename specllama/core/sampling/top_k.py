@@ -45,8 +45,8 @@ class BlockMaxima:
 
     def _ids_in(self, chosen: Ids, threshold: float) -> Ids:
         """As `ids_from`, of the blocks `chosen` and the rest of the row."""
-        found = (self._blocks.take(chosen, axis=1) >= threshold).ravel().nonzero()[0]
-        offsets, columns = np.divmod(found, len(chosen))
+        indices = (self._blocks.take(chosen, axis=1) >= threshold).ravel().nonzero()[0]
+        offsets, columns = np.divmod(indices, len(chosen))
         ids: Ids = offsets * len(self._maxima) + chosen[columns]
         if len(self._rest):
             ids = np.concatenate((ids, (self._rest >= threshold).nonzero()[0] + self._blocks.size))
