@@ -92,7 +92,7 @@ class TargetDecoder:
         if len(active) == 1 and (rows := active[0].exact_rows) is not None:
             return rows.width
         n_rows, target = len(active) + n_again, self.target
-        most = min(target.n_outputs_max, target.n_batch, self._room())
+        most = min(target.n_outputs_max, target.n_batch, self._room(), n_rows + target.max_rollback)
         return max(n_rows, min(self.scheduler.policy.total_width(len(active)), most))
 
     def _room(self) -> int:

@@ -95,27 +95,24 @@ class RunStats:
         """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
         forced: names of the drafters whose tokens are forced, not guessed. priced: names of draft models.
         """
-        guesses = [(source, j < n_accept) for j, source in enumerate(sources) if source not in forced]
-        guessed = [accepted for _, accepted in guesses]
-        self.n_drafted += len(guessed)
-        self.n_accept += sum(guessed)
-        self.n_forced += len(sources) - len(guessed)
-        self.n_forced_accept += min(n_accept, len(sources)) - sum(guessed)
         self.n_discarded += n_discarded
-        for source in sources:
+        n_guessed = n_right = 0
+        for j, source in enumerate(sources):
+            accepted = int(j < n_accept)
             self.drafted_by[source] += 1
             self.n_modelled += source in priced
             if source in forced:
                 self.forced_by[source] += 1
-        for j, (source, accepted) in enumerate(guesses):
-            for counts, n in (
-                (self.reached, 1),
-                (self.accepted_at, int(accepted)),
-                (self.reached_by.setdefault(source, []), 1),
-                (self.accepted_by.setdefault(source, []), int(accepted)),
-            ):
-                counts.extend([0] * (j + 1 - len(counts)))
-                counts[j] += n
+                self.n_forced += 1
+                self.n_forced_accept += accepted
+                continue
+            _add(self.reached, n_guessed, 1)
+            _add(self.accepted_at, n_guessed, accepted)
+            _add(self.reached_by.setdefault(source, []), n_guessed, 1)
+            _add(self.accepted_by.setdefault(source, []), n_guessed, accepted)
+            n_guessed, n_right = n_guessed + 1, n_right + accepted
+        self.n_drafted += n_guessed
+        self.n_accept += n_right
 
     def _branched(self, draft: Draft, n_accept: int, priced: Collection[str]) -> None:
         """Count the branches of a draft, `n_accept` of whose tokens were emitted."""
@@ -147,9 +144,10 @@ class RunStats:
         self.draft_seconds += done.draft_seconds
         self.sampling_seconds += sampling_seconds
         steady = not self._stalled(done) and done.steady
+        width = done.width
         for times in (self.round_seconds, self.steady_by_rows)[: 1 + steady]:
-            count, seconds = times.get(done.width, (0, 0.0))
-            times[done.width] = count + 1, seconds + done.verify_seconds
+            count, seconds = times.get(width, (0, 0.0))
+            times[width] = count + 1, seconds + done.verify_seconds
         if done.plain:
             self.plain_rounds += 1
             self.plain_seconds += done.seconds - done.draft_seconds
@@ -161,10 +159,11 @@ class RunStats:
 
     def _stalled(self, done: Round) -> bool:
         """Whether the round took several times as long as others of its width."""
-        took, first = done.seconds - done.draft_seconds, self.round_seconds.get(done.width, (0, 0.0))[0] == 1
-        before = self.shortest.setdefault(done.width, took)
-        self.shortest[done.width] = min(took, before)
-        shorter, longer = sorted((took, before))
+        took, width = done.seconds - done.draft_seconds, done.width
+        first = self.round_seconds.get(width, (0, 0.0))[0] == 1
+        before = self.shortest.setdefault(width, took)
+        shorter, longer = (took, before) if took < before else (before, took)
+        self.shortest[width] = shorter
         if longer < STALL * shorter or longer - shorter < STALL_SECONDS or not (took > before or first):
             return False
         self.stalled_seconds += longer - shorter  # of this round, or of the first one of its width
@@ -234,6 +233,13 @@ class RunStats:
             by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
         by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}
         return cls(**{**data, **by})
+
+
+def _add(counts: list[int], at: int, n: int) -> None:
+    """Add n to an entry of the list, which grows with zeros up to it."""
+    if at >= len(counts):
+        counts.extend([0] * (at + 1 - len(counts)))
+    counts[at] += n
 
 
 @dataclass(slots=True)

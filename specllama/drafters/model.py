@@ -80,9 +80,9 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         if rows is None:
             return {}
         proposals = {}
+        how = {"confident": self.confident, "alternatives": self.with_alternatives}
         for row, (seq, draft) in zip(rows, drafting.items(), strict=True):
             state = self.states[seq]
-            how = {"confident": self.confident, "alternatives": self.with_alternatives}
             proposal = propose(state.sampler, row, state.history, state.mask, draft, **how)
             if proposal is None:
                 continue

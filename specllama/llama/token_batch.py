@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from specllama.core.interfaces import BatchRow
 from specllama.llama.library import llama
 
+_FEW_ROWS = 8  # up to so many are written faster one by one than by operations of numpy
+
 
 class TokenBatch:
     """A llama_batch of up to n_batch tokens, each in one sequence, unless `share` puts it into more. batch:
@@ -42,9 +44,9 @@ class TokenBatch:
         n = self.batch.n_tokens = len(rows)
         if self._shared is not None:
             self._shared, self._n_seq[:], self._seq_pointers[:] = None, 1, self._own_pointers
-        if n == 1:  # the draft model decodes token by token; numpy operations would take longer
-            ((token, position, seq_id, output),) = rows
-            self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
+        if n <= _FEW_ROWS:
+            for i, (token, position, seq_id, output) in enumerate(rows):
+                self._token[i], self._pos[i], self._seq[i], self._output[i] = token, position, seq_id, output
             return
         tokens, positions, seq_ids, outputs = zip(*rows, strict=True)
         self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, positions, seq_ids, outputs

@@ -73,9 +73,7 @@ class SequenceOutput:
         ids = g.history[g.n_prompt + self.n_sent :]
         if not ids:
             return None
-        lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
-        positions = zip(ids, g.logprobs[self.n_sent :], lengths, strict=False)
-        logprobs = [_logprobs(model, token, logprob, n) for token, logprob, n in positions]
+        logprobs = self._logprobs(model, ids) if g.logprobs else None
         stats = g.stats
         drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
         rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
@@ -84,8 +82,14 @@ class SequenceOutput:
         self.decode_seconds = stats.decode_seconds
         rejected = self._rejected(model) if self.show_rejected else []
         return protocol.SequenceDelta(
-            self.id, text, ids, runs, drafted, accepted, logprobs or None, rounds, seconds, rejected
+            self.id, text, ids, runs, drafted, accepted, logprobs, rounds, seconds, rejected
         )
+
+    def _logprobs(self, model: LlamaModel, ids: Sequence[int]) -> list[protocol.PositionLogprobs] | None:
+        """Of the ids that were not sent yet."""
+        lengths = chain(self.writer.lengths[self.n_sent :], repeat(0))  # an end token has none
+        positions = zip(ids, self.generation.logprobs[self.n_sent :], lengths, strict=False)
+        return [_logprobs(model, token, logprob, n) for token, logprob, n in positions] or None
 
     def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
         rejected = self.generation.rejected[:MAX_REJECTED]

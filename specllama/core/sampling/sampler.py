@@ -20,7 +20,7 @@ from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.margin import choice_margin, truncation_slack
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.top_k import Ids, best_first, top_ids
+from specllama.core.sampling.top_k import BlockMaxima, Ids, best_first
 
 Values = NDArray[np.float64]
 
@@ -124,27 +124,12 @@ class KeyedSampler:
 
     def _choose(self, row: Row, position: int, margin: bool) -> SampledToken:
         if not self.params.greedy or self.infill is not None:
-            if not margin and (only := self._only(row)) is not None:
-                return only
             choice = self._sample(row, position, margin)
             assert choice is not None
             return choice
         best = int(row.argmax())
         top = _finite(float(row[best]), position)
         return SampledToken(best, (top - _second(row, best)) / self._stretch if margin else math.inf)
-
-    def _only(self, row: Row) -> SampledToken | None:
-        """The only token that min-p leaves, whatever the other steps do; None where it leaves several, or is
-        off.
-        """
-        if self._log_min_p == -_INFINITE_GAP or self.infill is not None:
-            return None
-        best = int(row.argmax())
-        top = float(row[best])
-        if not math.isfinite(top):
-            return None
-        floor = np.float32(self._floor(top, self.params.top_k if self.params.top_k < len(row) else 0))
-        return SampledToken(best, math.inf) if np.count_nonzero(row >= floor) == 1 else None
 
     def _choose_legal(self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_]) -> SampledToken:
         """Truncate, then choose among the legal tokens; if none is left, truncate the legal ones alone."""
@@ -189,7 +174,14 @@ class KeyedSampler:
 
         unseen: an upper bound of the logits that are not among the candidates; -inf where all are.
         """
-        ids, values, top, top_k, floor, mass, unseen = self._candidates(row, position, margin)
+        maxima, top_k = BlockMaxima(row), self._top_k(row)
+        top = _finite(maxima.top, position)
+        floor = self._floor(top, top_k)
+        if not margin and legal is None and self.infill is None:
+            only = maxima.only_from(floor)
+            if only is not None:
+                return SampledToken(only, math.inf)
+        ids, values, mass, unseen = self._candidates(maxima, top, top_k, floor, margin)
         n_kept, mass = self._truncate(values, top, top_k, floor, mass)
         if n_kept == 1 and not margin and legal is None:
             return SampledToken(int(ids[0]), math.inf)
@@ -218,34 +210,29 @@ class KeyedSampler:
         return SampledToken(int(ids[best]), gap / self._stretch)
 
     def _candidates(
-        self, row: Row, position: int, margin: bool
-    ) -> tuple[Ids, Values, float, int, float, float | None, float]:
-        """What truncation may keep: ids, their logits (in order where a part of them may be cut off), the
-        largest logit, top_k (0: off), floor and mass (see `_truncate`), and the bound `unseen`.
+        self, maxima: BlockMaxima, top: float, top_k: int, floor: float, margin: bool
+    ) -> tuple[Ids, Values, float | None, float]:
+        """What truncation may keep: ids, their logits (in order where a part of them may be cut off), mass
+        (see `_truncate`), and the bound `unseen`. top: the largest logit. top_k: 0 if off.
         """
-        p = self.params
-        top_k = p.top_k if p.top_k < len(row) else 0
+        row, mass = maxima.row, None
         if top_k:
-            mass = None
-            ids = top_ids(row, min(top_k + _MARGIN_CANDIDATES, len(row)) if margin else top_k)
+            ids = maxima.top_ids(min(top_k + _MARGIN_CANDIDATES, len(row)) if margin else top_k)
             values = row[ids].astype(np.float64)
-            top, unseen = _finite(float(values[0]), position), float(values[-1])
+            unseen = float(values[-1])
             if unseen == -math.inf:
                 n = int(np.count_nonzero(values > unseen))
                 ids, values = ids[:n], values[:n]
             elif len(ids) == len(row):
                 unseen = -math.inf
-            floor = self._floor(top, top_k)
         else:
-            top = _finite(float(row.max()), position)
-            floor = self._floor(top, top_k)
             mass, unseen = self._candidate_bound(row, top, floor)
             unseen -= _MARGIN_BAND if margin else 0.0
-            ids = np.flatnonzero(row >= np.float32(unseen))
+            ids = maxima.ids_from(float(np.float32(unseen)))
             if mass is not None or margin:
                 ids = best_first(row, ids)
             values = row[ids].astype(np.float64)
-        return ids, values, top, top_k, floor, mass, unseen
+        return ids, values, mass, unseen
 
     def final_logprobs(
         self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
@@ -271,7 +258,10 @@ class KeyedSampler:
 
     def _kept(self, row: Row, position: int, mask: Mask | None) -> tuple[Ids, Values]:
         """The tokens that truncation, the infill step and the grammar leave, and their logits."""
-        ids, values, top, top_k, floor, mass, _ = self._candidates(row, position, False)
+        maxima, top_k = BlockMaxima(row), self._top_k(row)
+        top = _finite(maxima.top, position)
+        floor = self._floor(top, top_k)
+        ids, values, mass, _ = self._candidates(maxima, top, top_k, floor, False)
         n, _ = self._truncate(values, top, top_k, floor, mass)
         ids, values = ids[:n], values[:n]
         if self.infill is not None:
@@ -286,6 +276,10 @@ class KeyedSampler:
             legal_row = np.where(legal, row, -np.inf).astype(row.dtype)
             return self._without_infill._kept(legal_row, position, None)
         return ids[legal[ids]], values[legal[ids]]
+
+    def _top_k(self, row: Row) -> int:
+        """0 where it cuts nothing off."""
+        return self.params.top_k if self.params.top_k < len(row) else 0
 
     def _floor(self, top: float, top_k: int) -> float:
         """The logit below which no token is chosen, as a float32 value: by min-p and, without top-k, by
