@@ -3,9 +3,7 @@
 usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--heads] [--fixed] [--detail]
                                 [--parts]
        python -m scripts.replay TRACES.json ... --devices CURVES.json
-       python -m scripts.replay TRACES.json ... --draft-tree [--heads] [--devices CURVES.json]
        python -m scripts.replay TRACES.json ... --time
-       python -m scripts.replay TRACES.json --second OUT.json [-m TARGET -md DRAFT]
        python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                                 [--temp 0,0.8] [--seed S]
 
@@ -21,10 +19,8 @@ draft model, whose tokens and confidences are random.
   --detail  print every cell
   --parts   print the gain of each part of the policy, by leaving it out
   --devices replay on devices whose decodes depend on the widths of those before, as on a GPU: gain of the
-            planner, which learns that as it goes on, and of the best fixed length
-  --draft-tree
-            print how often second candidates are right, and what verifying them gains over chains
-  --second  write the traces with the second candidates of the draft, which older traces lack
+            planner, which holds the width of a text where changes cost something, and of the best fixed
+            length
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
 DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file
@@ -50,11 +46,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts import cli
-from scripts.replay import devices, hindsight, trees
+from scripts.replay import devices, hindsight
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
-from specllama.core.policy.base import CHAINS, Draft, Round, TreeLimits
+from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
@@ -79,10 +75,9 @@ PARTS: dict[str, PolicyConfig] = {
     "look-ahead over several tokens": replace(DEFAULT, lookahead=1),
     "reduced weight of their risk": replace(DEFAULT, risk_share=1.0),
     "drafts longer than 16": replace(DEFAULT, max_model_draft=16, chunk_margin=-1),
-    "learnt draft gates": replace(DEFAULT, request_rate=0.0, pair_rate=0.0),
-    "draft gates learnt over requests": replace(DEFAULT, pair_rate=0.0),
-    "delayed catch-up (ski rental)": replace(DEFAULT, forgone_share=NO_LIMIT, min_tail=int(NO_LIMIT)),
-    "draft gates by copy candidate": replace(DEFAULT, gate_by_copy=False),
+    "what a request shows of a drafter": replace(DEFAULT, request_rate=0.0),
+    "what all requests show of first tokens": replace(DEFAULT, pair_rate=0.0),
+    "drafts that are tried": replace(DEFAULT, explore_allowance=0.0),
     "speculation budget": replace(DEFAULT, round_share=NO_LIMIT, allowance=NO_LIMIT),
     "limited loss of a round": replace(DEFAULT, round_share=1.0),
     "few plain rounds": replace(DEFAULT, plain_every=25.0),
@@ -229,9 +224,9 @@ class TimedPlanner(Planner):
         return found
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = math.inf, tree: TreeLimits = CHAINS
+        self, rooms: Mapping[int, int], seconds: float = math.inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds, tree)
+        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds, limits)
         return drafts
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -341,11 +336,10 @@ def _add_notice(notices: list[str], message: object) -> None:
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "draft-tree", "time"):
+    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--devices", metavar="CURVES")
     parser.add_argument("--record", metavar="OUT")
-    parser.add_argument("--second", metavar="OUT")
     parser.add_argument("--prompts")
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
@@ -376,18 +370,6 @@ def main() -> None:
                 found = devices.load_devices(arguments.devices)
             except (OSError, ValueError, AttributeError) as error:
                 parser.error(f"{arguments.devices}: {error}")
-        if arguments.second:
-            try:
-                again = partial(recorded, loaded_pair(arguments))
-                more = trees.with_seconds(traces, lambda trace, of=again: of(trace.prompt, trace.text))
-            except SpecllamaError as error:
-                parser.error(str(error))
-            Path(arguments.second).write_text(json.dumps(more, separators=(",", ":")))
-            continue
-        if arguments.draft_tree:
-            draft = partial(TraceHead, n_kept=KEPT_ROWS) if arguments.heads else TraceDrafter
-            trees.show(name, traces, trees.tree_cells(traces, found, draft))
-            continue
         if found:
             for label, some in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
                 texts = [text for texts in some.values() for text in texts]

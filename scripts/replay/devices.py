@@ -112,9 +112,9 @@ def times(
     session = Replay(make, device, steps, free, prompt=device.interrupt)
     if isinstance(session.policy, Planner):
         change = measure(session.policy.costs, device, DEFAULT.max_rows)
-        session.policy.change_seconds, session.one_width = change, change > 0
+        session.policy.change_seconds, session.one_width = change or 0.0, bool(change)
         if steps is not None:
-            measure(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows)
+            measure(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows, True)
     else:
         for n in (1, 2, *LENGTHS):
             for _ in range(3):

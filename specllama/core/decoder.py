@@ -74,8 +74,8 @@ class TargetDecoder:
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
     def limits(self, active: Sequence[Generation], limit: int) -> RoundLimits:
-        """What the round may have. limit: most draft tokens per generation. Where all decodes of a text have one
-        width, rows depend on where their cells lie, so it has no branches.
+        """What the round may have. limit: most draft tokens per generation. Where all decodes of a text have
+        one width, rows depend on where their cells lie, so it has no branches.
         """
         n_again = sum(len(g.history) - 1 - g.n_past for g in active)
         if any(g.exact_rows for g in active):
@@ -88,7 +88,9 @@ class TargetDecoder:
         return RoundLimits(n_branches, n_tokens, n_again)
 
     def _held_width(self, active: Sequence[Generation], n_again: int) -> int:
-        """The rows of the decode: those of the text, or as many as the policy wants for several, where they fit."""
+        """The rows of the decode: those of the text, or as many as the policy wants for several, where they
+        fit.
+        """
         if len(active) == 1 and (rows := active[0].exact_rows) is not None:
             return rows.width
         n_rows, target = len(active) + n_again, self.target

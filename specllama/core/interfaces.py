@@ -351,16 +351,6 @@ class OffersAlternatives(Drafter, Protocol):
 
 
 @runtime_checkable
-class PaddedDrafting(Drafter, Protocol):
-    """A drafter whose decodes can be filled up with rows that are removed again. pad_to: rows that the decode
-    of the next step alone should have. n_decoded: rows that the decode of the last step had.
-    """
-
-    pad_to: int
-    n_decoded: int
-
-
-@runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that drafts from the texts of earlier sequences of the same scope."""
 

@@ -60,7 +60,6 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
     ) -> None:
         super().__init__([head, *head.following], n_vocab, confident, end_ids)
         self._has_all_ids = n_vocab <= head.n_vocab
-        self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         state = _State(list(prompt), sampler.limited(self.n_vocab), mask, usable=self._has_ids(prompt))
@@ -215,10 +214,7 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
     def _decode(self, at: int, rows_of: Mapping[int, _Rows]) -> dict[int, NDArray[np.float32]]:
         """Decode rows with one head, each sequence's last one with an output; logits by sequence."""
         batch = [row for rows, _ in rows_of.values() for row in rows]
-        # Several heads are contexts of their own, whose widths change independently.
-        self.n_decoded = max(len(batch), self.pad_to if len(self.cells) == 1 else 0)
-        self.pad_to = 0
-        logits, hidden = self._run(at, batch, self.n_decoded)
+        logits, hidden = self._run(at, batch)
         for n, (seq, (rows, n_text)) in enumerate(rows_of.items()):
             state = self.states[seq]
             if not self.head.reads_target:
@@ -229,14 +225,14 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
             state.hidden.append(hidden[n])
         return dict(zip(rows_of, logits, strict=True))
 
-    def _run(self, at: int, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
+    def _run(self, at: int, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
         """Decode rows with one head, in as many decodes as its batches make of them: those of several
         sequences can be more.
         """
         head = self.cells[at].head
         try:
             if len(rows) <= head.n_batch:
-                return head.decode(rows, n_rows)
+                return head.decode(rows)
             return self._run_parts(head, rows)
         except DecodeError:
             self._empty()

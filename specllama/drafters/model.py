@@ -53,7 +53,6 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
-        self.pad_to = self.n_decoded = 0  # see `PaddedDrafting`
         self.with_alternatives = False  # see `OffersAlternatives`
         self._row_seconds = 0.0
 
@@ -223,7 +222,7 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         """Logits after the last pending id of each sequence, shape (len(pending), n_vocab); None where there
         is no room.
         """
-        share, pad_to, self.pad_to = max(1, self.context.n_batch // len(pending)), self.pad_to, 0
+        share = max(1, self.context.n_batch // len(pending))
         batch: list[BatchRow] = []
         try:
             for seq, ids in pending.items():
@@ -232,20 +231,18 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
                     self._decode([BatchRow(t, start + i, seq, False) for i, t in enumerate(rest[:share])])
                     start, rest = start + share, rest[share:]
                 batch += [BatchRow(t, start + i, seq, i == len(rest) - 1) for i, t in enumerate(rest)]
-            logits = self._decode(batch, pad_to)
-            self.n_decoded = self.context.n_decoded
-            return logits
+            return self._decode(batch)
         except NoRoomError:
             return None
 
-    def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32]:
-        """Decode, filled up to `n_rows` rows, and update the cells; caches of idle sequences are emptied for
+    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32]:
+        """Decode, and update the cells; caches of idle sequences are emptied for
         room. Raises NoRoomError where that is not enough, DecodeError where the draft model fails.
         """
         before = self.context.decode_seconds
         while True:
             try:
-                rows = self.context.decode(batch, n_rows)
+                rows = self.context.decode(batch)
                 break
             except NoRoomError:
                 if not self._free_idle():

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
-from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows

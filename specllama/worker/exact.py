@@ -8,14 +8,13 @@ from collections.abc import Callable
 from math import inf
 
 from specllama.core.engine import Engine
-from specllama.core.exact import DEFAULT_WIDTH, ExactRows, best_chunk, best_width
+from specllama.core.exact import CHUNKS, DEFAULT_WIDTH, ExactRows, best_chunk, best_width
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.width_changes import Phase
 from specllama.core.prefix.slot import empty
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
-from specllama.worker.calibrate import TIMED
+from specllama.worker.calibrate import CHANGING, TIMED
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.loader import Loaded
 
@@ -38,6 +37,29 @@ class ExactMode:
         if given is not None and given > most:
             problem = f"must be at most {most} rows, not {given}: decodes of this model have no more here"
             raise UsageError(problem, option="exact_width")
+
+    def hold_widths(self) -> None:
+        """Give all texts one width, each its own, where a change of it costs something."""
+        loaded = self._loaded
+        if loaded.profile.change_seconds and widest(loaded) > 1:
+            self._engine.text_chunk = self._chunk()
+
+    def _chunk(self) -> int:
+        """Rows of a decode of a prompt: as stored, else by what they take, which is stored then."""
+        loaded, context = self._loaded, self._loaded.context
+        stored = loaded.profile.exact_chunk
+        if stored is not None:
+            return min(stored, context.n_batch)
+        for slot in self._engine.slots:
+            empty(context, slot)
+        token, seconds = max(0, loaded.model.bos_id), inf
+        n = min(CHUNKS[-1], context.n_batch, context.n_ctx)
+        for _ in range(2):
+            began = self._clock()
+            context.decode([BatchRow(token, i, 0, False) for i in range(n)])
+            seconds = (self._clock() - began) / n
+            context.truncate(0, 0)
+        return loaded.profile.agree_on_exact_chunk(best_chunk(seconds, context.n_batch))
 
     def decide(self) -> None:
         """Decide once, while the engine is idle."""
@@ -75,32 +97,35 @@ class ExactMode:
         if stored is not None:
             stored = ExactRows(min(stored.width, most), min(stored.chunk, context.n_batch))
         if given is not None:
-            return ExactRows(given, stored.chunk if stored is not None else best_chunk(inf, context.n_batch))
+            known = self._chunk() if profile.change_seconds and profile.keep else profile.exact_chunk
+            return ExactRows(given, min(known or best_chunk(inf, context.n_batch), context.n_batch))
         if stored is not None:
             return stored
         narrow = min(context.n_batch, loaded.settings.target.n_ubatch) < max(TIMED)
         if narrow or not profile.keep:  # nothing is stored that other runs could not repeat
             return ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
         width = best_width(self._curve(most), most) or min(DEFAULT_WIDTH, most)
-        row_seconds = self._engine.row_seconds
-        rows = ExactRows(width, best_chunk(inf if row_seconds is None else row_seconds, context.n_batch))
-        return profile.agree_on_exact_rows(rows)
+        chunk, row_seconds = profile.exact_chunk, self._engine.row_seconds
+        if chunk is None:
+            chunk = best_chunk(inf if row_seconds is None else row_seconds, context.n_batch)
+        return profile.agree_on_exact_rows(ExactRows(width, chunk))
 
     def _curve(self, most: int) -> CostCurve:
         """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time."""
         context, curve, began = self._loaded.context, CostCurve(), self._clock()
         for slot in self._engine.slots:
             empty(context, slot)
-        self._engine.policy.interrupted()
         token = max(0, self._loaded.model.bos_id)
         for n in (n for n in TIMED if n <= most):
-            for _ in range(Phase.STEADY):
+            for left in range(CHANGING, -1, -1):
                 if self._clock() - began > _CURVE_SECONDS:
                     return curve
                 started = self._clock()
                 context.decode([BatchRow(token, i, 0, True) for i in range(n)])
-                curve.observe(n, self._clock() - started)
+                seconds = self._clock() - started
                 context.truncate(0, 0)
+                if not left:
+                    curve.observe(n, seconds)
         return curve
 
 

@@ -128,7 +128,7 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
             "the limit"
         )
     if KERNELS.reason:
-        text = "" if settings.exact else "drafts may change the text after 256 tokens, and "
+        text = "" if settings.exact else f"drafts may change the text, which {option('exact')} prevents, and "
         notes.append(f"specllama's kernels are not used: {KERNELS.reason}; {text}small batches are slower")
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from specllama.client.tune_messages import MeasuredDraft
 from specllama.config.store import Store
-from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.break_even import easiest
-from specllama.core.policy.config import DEFAULT
 from specllama.drafters import MODEL
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity
@@ -48,7 +46,7 @@ def store_answers(loaded: Loaded) -> None:
     draft, planner = loaded.draft, loaded.profile.planner
     if draft is None or draft.translation is None or planner is None or not loaded.settings.calibrate:
         return
-    speedup = rounds_with_it(planner.learnt, MODEL.name)
+    speedup = planner.expected_speedup(MODEL.name)
     if speedup is None:
         return
     table = planner.learnt.tables[MODEL.name]
@@ -68,16 +66,3 @@ def store_answers(loaded: Loaded) -> None:
 def _measured_drafts(loaded: Loaded) -> MeasuredDrafts:
     """Those of the target, next to its profile."""
     return MeasuredDrafts(loaded.header, Store(loaded.profile.store.root.with_name(FOLDER)))
-
-
-def rounds_with_it(learnt: PairState, name: str) -> float | None:
-    """How many times as fast rounds with the priced drafter of this name are as rounds without it, where
-    nothing else drafts, by the gain and the time that were learnt; None while that rests on too little.
-    """
-    state, table = learnt.priced.get(name), learnt.tables.get(name)
-    if state is None or table is None or table.n_seen < DEFAULT.enough_tokens:
-        return None
-    gain, added = state.gain.gains[ALONE], state.gain.times[ALONE]
-    if gain is None or added is None:
-        return None
-    return max(0.0, 1 + gain / (1 + added))

@@ -77,6 +77,8 @@ def open_engine(
     if settings.exact:
         exact.decide()
         notes += exact.notes
+    else:
+        exact.hold_widths()
     works = template is not None and problem is None
     return opened, protocol.Ready(load_info(loaded, works, [*notes, *idle.notes()], prompts.calls))
 
@@ -93,7 +95,7 @@ def _engine(loaded: Loaded) -> Engine:
         room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         cache_budget=_cache_budget(settings.cache_ram),
         max_partials=settings.ctx_checkpoints,
-        draft_tree=settings.draft_tree,
+        draft_tree=settings.draft_tree or 0,
     )
     savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
     engine.scheduler.store.copies.drafter = next(savers, None)

@@ -18,7 +18,6 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
-from specllama.core.policy.row_prior import RowPrior
 from specllama.core.prefix.slot import Slot
 from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 from specllama.worker.profile_data import (
@@ -34,6 +33,7 @@ from specllama.worker.profile_data import (
     pairs_of,
     plain_times,
 )
+from specllama.worker.row_prior import RowPrior
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
@@ -81,7 +81,7 @@ class ModelProfile:
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds that a change of the number of rows costs, 0 where it costs nothing; None if not measured."""
+        """Seconds that a change of the number of rows costs, 0 for nothing; None if not measured."""
         return self._figures.get("change")
 
     def observe_change(self, seconds: float) -> None:
@@ -119,11 +119,28 @@ class ModelProfile:
         """How exact texts are decoded by width, as this process knows it, or as another one has stored it
         meanwhile; None where that was not decided yet.
         """
-        if "exact_width" not in self._figures:
-            figures = figures_of(self.store.read(self.key))
-            self._figures |= {name: figures[name] for name in EXACT if name in figures}
-        width, chunk = (self._figures.get(name) for name in EXACT)
-        return None if width is None or chunk is None else ExactRows(int(width), int(chunk))
+        width, chunk = (self._agreed(name) for name in EXACT)
+        return None if width is None or chunk is None else ExactRows(width, chunk)
+
+    def _agreed(self, name: str) -> int | None:
+        if name not in self._figures and (x := figures_of(self.store.read(self.key)).get(name)) is not None:
+            self._figures[name] = x
+        return int(self._figures[name]) if name in self._figures else None
+
+    @property
+    def exact_chunk(self) -> int | None:
+        """The rows of a decode of a prompt of a text with one width; None where that was not decided yet."""
+        return self._agreed("exact_chunk")
+
+    def agree_on_exact_chunk(self, chunk: int) -> int:
+        """As `agree_on_exact_rows`, for the rows of a decode of a prompt alone."""
+        with self.store.lock():
+            if (stored := self.exact_chunk) is not None:
+                return stored
+            self._figures["exact_chunk"] = chunk
+            self._changed = True
+            self.flush()
+        return chunk
 
     def agree_on_exact_rows(self, rows: ExactRows) -> ExactRows:
         """Decode exact texts in this way from now on, unless another process was first: all have to use the

@@ -14,7 +14,13 @@ from typing import TypedDict
 
 from specllama.clock import running_time
 from specllama.config.store import Store
-from specllama.core.policy.row_prior import (
+from specllama.gguf.header import Header
+from specllama.llama.context import LlamaContext
+from specllama.llama.devices import devices
+from specllama.llama.library import compiled
+from specllama.llama.products import ProductError, Products
+from specllama.models.memory.available import available_memory, physical_cores
+from specllama.worker.row_prior import (
     WIDTHS,
     RowPrior,
     WeightsRead,
@@ -22,12 +28,6 @@ from specllama.core.policy.row_prior import (
     is_plausible,
     row_prior,
 )
-from specllama.gguf.header import Header
-from specllama.llama.context import LlamaContext
-from specllama.llama.devices import devices
-from specllama.llama.library import compiled
-from specllama.llama.products import ProductError, Products
-from specllama.models.memory.available import available_memory, physical_cores
 from specllama.worker.tuning.other_work import OtherWork
 
 # Measured together, so that each product finds its weights replaced in the caches by the others'.

@@ -1,5 +1,5 @@
 """The first decodes of the contexts of a load, so that no answer is slowed down by page faults, allocations
-and the loading of kernels. Where the width of decodes matters, they also refine the curves of their costs.
+and the loading of kernels. They also measure what decodes take, so that no answer has to.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.warm_up import warm_up
+from specllama.core.policy.widths import measure
 from specllama.drafters import HEAD, MODEL
 from specllama.llama.heads.context import HeadContext
 from specllama.worker.draft import LoadedDraft
@@ -21,13 +20,19 @@ from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
 
 
-def warm_up_target(context: Context, token: int, curve: CostCurve, clock: Callable[[], float]) -> None:
-    """Decode in an empty context, with logits of all rows. token: any id."""
+def warm_up_target(context: Context, token: int, profile: ModelProfile, clock: Callable[[], float]) -> None:
+    """Decode in an empty context, with logits of all rows: the scale of the stored curve, and what is missing
+    of it, as far as that takes about half a second. token: any id.
+    """
 
     def decode(n: int) -> float:
         return _seconds(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
 
-    warm_up(curve, decode, min(context.n_outputs_max, context.n_batch, context.n_ctx))
+    curve, known = profile.curves.at(0), profile.change_seconds is not None
+    most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
+    change = measure(curve, decode, most, known)
+    if change is not None:
+        profile.observe_change(change)
 
 
 def warm_up_drafts(
@@ -37,12 +42,9 @@ def warm_up_drafts(
     head: LoadedHead | None,
     clock: Callable[[], float],
 ) -> None:
-    """Measure the first steps of draft and head where the width of the target's decodes matters: there the
-    first of each width would look as if all of them were slow. Contexts that read the target's cache are left
-    out. A draft that cannot be decoded so is found out when it is used.
+    """Measure the steps of draft and head. Contexts that read the target's cache are left out. A draft that
+    cannot be decoded so is found out when it is used.
     """
-    if not profile.curves.changes.change:
-        return
     learnt = profile.planner_of(drafters).learnt.priced
     if draft is not None and MODEL.name in learnt:
         context, token = draft.context, draft.context.any_token
@@ -52,13 +54,14 @@ def warm_up_drafts(
 
         most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
         with suppress(DecodeError, NoRoomError):
-            warm_up(learnt[MODEL.name].steps.curve, decode, most)
+            measure(learnt[MODEL.name].steps.curve, decode, most, changes_known=True)
     if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
         layer = head.context
         if not layer.reads_target:
             most = min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
             with suppress(DecodeError, NoRoomError):
-                warm_up(learnt[HEAD.name].steps.curve, lambda n: _head_seconds(layer, n, clock), most)
+                steps = learnt[HEAD.name].steps.curve
+                measure(steps, lambda n: _head_seconds(layer, n, clock), most, changes_known=True)
 
 
 def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:

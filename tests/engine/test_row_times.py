@@ -12,7 +12,7 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.row_prior import SEVERAL_ROWS, WIDTHS
+from specllama.worker.row_prior import SEVERAL_ROWS, WIDTHS
 from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.llama.context import LlamaContext

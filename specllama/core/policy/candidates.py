@@ -17,8 +17,8 @@ from specllama.core.policy.base import DraftBranch, RoundLimits
 
 @dataclass(frozen=True, slots=True)
 class CandidateBranch:
-    """A second candidate in place of the token at index `at`, and what follows it. chance: of its first token,
-    by the drafter's own confidence.
+    """A second candidate in place of the token at index `at`, and what follows it. chance: of its first
+    token, by the drafter's own confidence.
     """
 
     branch: DraftBranch

@@ -51,6 +51,7 @@ class PolicyConfig:
     pair_rate: float = 0.02  # the same of all requests
 
     # Draft models and heads
+    enough_tokens: float = 24.0  # tokens of drafts after which their gain is known
     explore_allowance: float = 1.5  # most that drafts which are not expected to pay may lose at once
     explore_share: float = 0.0025  # share of the time of rounds that refills it
     max_model_draft: int = 48  # most tokens in a round

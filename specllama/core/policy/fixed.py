@@ -15,6 +15,7 @@ from specllama.errors import UsageError, option
 COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
 CATCH_UP_IDS = 128  # most ids that a drafter evaluates at once while other sequences are decoded
 
+
 class DraftRun(NamedTuple):
     """A sequence's draft: proposals, the drafter of each, and the number of further ones discarded."""
 

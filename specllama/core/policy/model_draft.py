@@ -30,8 +30,8 @@ NO_CATCH_UP = CatchUp(1)
 
 
 class PricedDrafter:
-    """A drafter whose tokens cost decodes. posterior: what is learnt about it. caching: the same drafter if it
-    has a cache, else None. is_head: whether it reads the target's hidden states.
+    """A drafter whose tokens cost decodes. posterior: what is learnt about it. caching: the same drafter if
+    it has a cache, else None. is_head: whether it reads the target's hidden states.
     """
 
     def __init__(
@@ -53,9 +53,7 @@ class PricedDrafter:
         """Times of its steps."""
         return self.posterior.steps
 
-    def catch_up(
-        self, seq: int, t1: float, credit: float, seconds: float, *, alone: bool = True
-    ) -> CatchUp:
+    def catch_up(self, seq: int, t1: float, credit: float, seconds: float, *, alone: bool = True) -> CatchUp:
         """What it evaluates first. t1: seconds of a plain decode. credit: what may be lost, in t1. seconds:
         what this round can spend on drafting. alone: whether no other sequence waits for this round.
 

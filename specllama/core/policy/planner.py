@@ -1,9 +1,9 @@
 """Deciding what to draft: by measured time, by learnt acceptance, and within the speculation budget.
 
-Knows drafters by their interface and time by the clock passed in. `Planner` is the policy, `Planner.draft` the
-rule of a round. The cost of decodes is in cost_curve.py, what is learnt about drafters in posterior.py, how
-much of a candidate to verify in candidates.py, how a draft model or a head drafts in model_draft.py, what may
-still be lost in budget.py, the rows of decodes that all have one width in widths.py.
+Knows drafters by their interface and time by the clock passed in. `Planner` is the policy, `Planner.draft`
+the rule of a round. The cost of decodes is in cost_curve.py, what is learnt about drafters in posterior.py,
+how much of a candidate to verify in candidates.py, how a draft model or a head drafts in model_draft.py, what
+may still be lost in budget.py, the rows of decodes that all have one width in widths.py.
 """
 
 from __future__ import annotations
@@ -39,17 +39,31 @@ NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
 class SequencePlan:
-    """One sequence and the round in progress. requests: by drafter, what this request has shown of it. forgone: by drafter, gains that it would have brought since it
-    was used last, in t(1). free: the model-free candidate, of which n_free tokens would be verified without a
-    draft model or head. priced: the one that was chosen. modelled: its candidate, None where it was not used.
-    balance: time gained so far, in t(1). greedy: whether the likeliest token is chosen. unseen: whether the text began before drafts of the pair were
-    seen. runs: of the drafts since it lost what it may lose, for the first time. shadow: a draft that is compared with the tokens to come, `seen` so
-    far, in place of being verified; its cost is in t(1).
+    """One sequence and the round in progress. requests: by drafter, what this request has shown of it.
+    forgone: by drafter, gains that it would have brought since it was used last, in t(1). free: the
+    model-free candidate, of which n_free tokens would be verified without a draft model or head. priced: the
+    one that was chosen. modelled: its candidate, None where it was not used. balance: time gained so far, in
+    t(1). greedy: whether the likeliest token is chosen. unseen: whether the text began before drafts of the
+    pair were seen. runs: of the drafts since it lost what it may lose, for the first time. shadow: a draft
+    that is compared with the tokens to come, `seen` so far, in place of being verified; its cost is in t(1).
     """
 
     __slots__ = (
-        "balance", "catch_up", "forgone", "free", "greedy", "kind", "modelled", "n_free", "priced", "requests", "seen",
-        "runs", "shadow", "shadow_cost", "unseen",
+        "balance",
+        "catch_up",
+        "forgone",
+        "free",
+        "greedy",
+        "kind",
+        "modelled",
+        "n_free",
+        "priced",
+        "requests",
+        "runs",
+        "seen",
+        "shadow",
+        "shadow_cost",
+        "unseen",
     )  # fmt: skip
 
     def __init__(self, greedy: bool = True, unseen: bool = False) -> None:
@@ -158,6 +172,18 @@ class Planner(PolicyBase):
         """Statistics of the candidates for the last request of a sequence; empty for an unknown one."""
         return self._offers.get(seq_id, OfferStats())
 
+    def expected_speedup(self, name: str) -> float | None:
+        """How many times as fast rounds with this draft model or head are as plain ones, as far as is known
+        from all requests; None while that rests on too little.
+        """
+        posterior, t1 = self.learnt.priced.get(name), self.costs.predict(1)
+        if posterior is None or posterior.table.n_seen < self.config.enough_tokens or not t1:
+            return None
+        costs, widest = self.costs, self.config.max_rows
+        budget = RoundBudget(costs.table(), costs.scale, costs.predict, inf, widest)
+        request, step = RequestPosterior(posterior.first), posterior.steps.predict(1, t1)
+        return posterior.round_with(request, ALONE, (1, 1.0), (0, 0.0), budget, step, 1 / t1).rate * t1
+
     # Widths
 
     def text_width(self, greedy: bool) -> int:
@@ -167,8 +193,8 @@ class Planner(PolicyBase):
         return runs.best_width(self.costs)
 
     def next_width(self, seq_id: int, width: int) -> int:
-        """One row once the text has lost what drafting may lose; another width than one row only for a text that
-        began before any draft of the pair was seen.
+        """One row once the text has lost what drafting may lose; another width than one row only for a text
+        that began before any draft of the pair was seen.
         """
         plan, change = self._plans.get(seq_id), self.change_seconds / self.costs.predict(1)
         if plan is None:
@@ -190,7 +216,8 @@ class Planner(PolicyBase):
 
     def _draft_shadow(self, seq: int) -> None:
         """Draft a few tokens that are compared with those to come, unless an earlier draft still is."""
-        plan, n, t1 = self._plans.setdefault(seq, SequencePlan()), self.config.shadow_tokens, self.costs.predict(1)
+        plan = self._plans.setdefault(seq, SequencePlan())
+        n, t1 = self.config.shadow_tokens, self.costs.predict(1)
         if plan.shadow is not None or self.budget.credit <= 0:
             return
         draft, priced = CandidateDraft(), None
@@ -284,8 +311,8 @@ class Planner(PolicyBase):
         return {seq: draft for seq, draft in drafts.items() if draft.n_rows or draft.n_discarded}
 
     def _begin_round(self, active: int, seconds: float, limits: RoundLimits) -> RoundBudget:
-        """Nothing is spent; rows that are evaluated again are part of every decode, and where the width of decodes
-        is held, all lengths that fit take as long.
+        """Nothing is spent; rows that are evaluated again are part of every decode, and where the width of
+        decodes is held, all lengths that fit take as long.
         """
         costs, self._spent, self._width = self.costs, {}, limits.width
         self._use_alternatives(limits.n_branches > 0)
@@ -341,9 +368,7 @@ class Planner(PolicyBase):
                 self._extend(drafter, seq, room, candidate)
         return candidate
 
-    def _longer_may_pay(
-        self, candidate: CandidateDraft, room: int, budget: RoundBudget, active: int
-    ) -> bool:
+    def _longer_may_pay(self, candidate: CandidateDraft, room: int, budget: RoundBudget, active: int) -> bool:
         """Whether more tokens, each as likely as the last one, could raise the rate of the round, if need be
         beyond a step of the cost curve.
         """
@@ -380,9 +405,9 @@ class Planner(PolicyBase):
     def _choose(
         self, seq: int, rest: tuple[int, float], budget: RoundBudget, active: int
     ) -> PricedDrafter | None:
-        """The draft model or head to use for a sequence in this round, None for none: the one with the highest
-        rate, where that is above the rate without one and its cache is worth catching up; else one that may
-        be tried. rest: (rows, expected tokens) of the round without drafts of the sequence.
+        """The draft model or head to use for a sequence in this round, None for none: the one with the
+        highest rate, where that is above the rate without one and its cache is worth catching up; else one
+        that may be tried. rest: (rows, expected tokens) of the round without drafts of the sequence.
         """
         plan, t1 = self._plans[seq], self.costs.predict(1)
         free, n = plan.free, plan.n_free
@@ -408,8 +433,8 @@ class Planner(PolicyBase):
     def _pays(self, plan: SequencePlan, priced: PricedDrafter, gain: float, missing: float) -> bool:
         """Whether to use the drafter for this gain, in t(1). missing: the cost of catching up.
 
-        Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it too.
-        Where no gain is expected, a draft may be tried as far as `explore` allows.
+        Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
+        too. Where no gain is expected, a draft may be tried as far as `explore` allows.
         """
         posterior = priced.posterior
         if gain > 0:
@@ -429,8 +454,8 @@ class Planner(PolicyBase):
         counts: dict[int, int],
         budget: RoundBudget,
     ) -> None:
-        """Draft for these sequences together, and replace the candidates that are worse. counts: tokens of each
-        candidate that would be verified without this; afterwards, those of the drafts among them too.
+        """Draft for these sequences together, and replace the candidates that are worse. counts: tokens of
+        each candidate that would be verified without this; afterwards, those of the drafts among them too.
         """
         active, t1 = len(rooms), self.costs.predict(1)
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
@@ -493,5 +518,3 @@ class Planner(PolicyBase):
                     plan.balance += (worth - (verify + drafting) / t1) / active
         for priced in self._priced:
             priced.posterior.refill(verify + spent, t1)
-
-

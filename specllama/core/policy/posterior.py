@@ -62,7 +62,7 @@ class AcceptanceTable:
         self.observe(bins[-1], last)
 
     def _update(self, bin_: int) -> None:
-        """Recompute the chances. The priors count as far as the drafter's confidence has been worth so far."""
+        """Recompute the chances; priors count as far as the drafter's confidence was worth so far."""
         weight, n_right = self.weight, self._right[bin_] - self._counted[bin_][0]
         self._n_right += n_right
         self._n_expected += (self._seen[bin_] - self._counted[bin_][1]) * self.priors[bin_]
@@ -148,9 +148,9 @@ class RequestPosterior:
 
 class DrafterPosterior:
     """What is learnt about a drafter whose tokens cost decodes. table: chance of a token by bin of its
-    confidence, and place. next_token: of a token after an accepted one, by the bin of that one. first: by what
-    the drafter competes with, how often its first token falls into each bin, the last one for no token. steps:
-    times of its steps. explore: what drafts that are not expected to pay may lose, in t(1).
+    confidence, and place. next_token: of a token after an accepted one, by the bin of that one. first: by
+    what the drafter competes with, how often its first token falls into each bin, the last one for no token.
+    steps: times of its steps. explore: what drafts that are not expected to pay may lose, in t(1).
     """
 
     def __init__(self, table: AcceptanceTable, config: PolicyConfig = DEFAULT) -> None:
@@ -201,8 +201,8 @@ class DrafterPosterior:
         step: float,
         rate: float,
     ) -> Expected:
-        """What a round brings in which the drafter is used for a sequence: for each bin of the first token the
-        number of tokens is verified that is best at `rate` tokens per second, or the model-free draft.
+        """What a round brings in which the drafter is used for a sequence: for each bin of the first token
+        the number of tokens is verified that is best at `rate` tokens per second, or the model-free draft.
 
         kind: what the drafter competes with. rest: (rows, expected tokens) of the round
         without drafts of the sequence. free: (rows, expected tokens) that its model-free draft adds. step:
@@ -279,9 +279,8 @@ class LearntFrom(Protocol):
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
     each position in a draft that is learnt apart. priced: by name, what else is learnt about a drafter whose
-    tokens cost decodes. budget: what drafting may lose. runs: how many tokens of drafts are right in a row. What is
-    stored about drafters that are not loaded is
-    kept.
+    tokens cost decodes. budget: what drafting may lose. runs: how many tokens of drafts are right in a row.
+    What is stored about drafters that are not loaded is kept.
     """
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:

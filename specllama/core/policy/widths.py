@@ -1,9 +1,9 @@
 """The rows of decodes on a device where a change of their number costs something, as on a GPU.
 
-There every decode of a text has as many rows as the first one: what a row is computed with then depends on that
-number alone, so the text is the same with and without drafts. How many rows give most tokens per second is known
-from the cost curve, measured when a model is loaded, and from how many drafted tokens the earlier rounds of the
-pair had right. Knows no contexts and no clock.
+There every decode of a text has as many rows as the first one: what a row is computed with then depends on
+that number alone, so the text is the same with and without drafts. How many rows give most tokens per second
+is known from the cost curve, measured when a model is loaded, and from how many drafted tokens the earlier
+rounds of the pair had right. Knows no contexts and no clock.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ _REPEATS = 4  # decodes of each width, half as many where time is short; the sec
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
 
-def measure(curve: CostCurve, decode: Callable[[int], float], max_rows: int) -> float:
-    """Time the decodes of a context that was just loaded: of one row for the scale of a stored curve, of further
-    widths that were not measured often enough, as far as that takes less than half a second in all. Returns the
-    seconds that a change of the width costs, 0 where that is nothing that counts. decode: decodes so many rows and
-    removes them again; returns the seconds.
+def measure(
+    curve: CostCurve, decode: Callable[[int], float], max_rows: int, changes_known: bool = False
+) -> float | None:
+    """Time the decodes of a context that was just loaded: of one row for the scale of a stored curve, of
+    further widths that were not measured often enough, as far as that takes about half a second in all.
+    Returns the seconds that a change of the width costs, 0 where that is nothing that counts, None where that
+    is known or one row takes too long to find out. decode: decodes so many rows and removes them again;
+    returns the seconds.
     """
     decode(1)  # the first decode takes longer than any other
     t1 = min(decode(1), decode(1)) if max_rows > 1 else decode(1)
     curve.set_scale(1, t1)
     if t1 > FAST_SECONDS or max_rows < 2:
-        return 0.0
+        return None
     spent = 0.0
     for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
         expected = max(curve.predict(n), t1)
@@ -42,18 +45,26 @@ def measure(curve: CostCurve, decode: Callable[[int], float], max_rows: int) -> 
         spent += sum(seconds)
         for took in seconds[repeats // 2 :]:
             curve.observe(n, took)
+    return None if changes_known else _change(decode, t1)
+
+
+def _change(decode: Callable[[int], float], t1: float) -> float:
+    """Seconds that a change of the width costs: those that the first two decodes after it take longer than
+    the third, 0 where these are noise or less than counts.
+    """
     excesses = []
     for n in (2, 1, 2, 1, 2, 1):
         first, second, steady = decode(n), decode(n), decode(n)
         excesses.append(first + second - 2 * steady)
-    counts = min(excesses[2:]) > 0 and median(excesses[2:]) > max(_CHANGE_SHARE * t1, _CHANGE_SECONDS)
-    return median(excesses[2:]) if counts else 0.0
+    later = excesses[2:]  # the first ones of a width may load something
+    counts = min(later) > 0 and median(later) > max(_CHANGE_SHARE * t1, _CHANGE_SECONDS)
+    return median(later) if counts else 0.0
 
 
 class RunLengths:
     """How many tokens of a draft are right in a row: the chance of each place if all before it are right, as
-    Kaplan and Meier estimate survival from observations that ended early, with exponential forgetting. A place
-    takes the chance of the one before it as its prior. draft_seconds: of a drafted token.
+    Kaplan and Meier estimate survival from observations that ended early, with exponential forgetting. A
+    place takes the chance of the one before it as its prior. draft_seconds: of a drafted token.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
@@ -68,8 +79,8 @@ class RunLengths:
         return self._seen[0]
 
     def observe(self, n_drafted: int, n_right: int, n_most: int, seconds: float = 0.0) -> None:
-        """Record a draft. n_right: its tokens that were right, from the first one on. n_most: how many it could
-        have had: one that is shorter had no further ones. seconds: of drafting it.
+        """Record a draft. n_right: its tokens that were right, from the first one on. n_most: how many it
+        could have had: one that is shorter had no further ones. seconds: of drafting it.
         """
         for at in range(min(n_right + (n_right < n_most), len(self._seen))):
             self._seen[at] = self._seen[at] * self.config.forget + 1
@@ -89,9 +100,9 @@ class RunLengths:
         return expected
 
     def best_width(self, curve: CostCurve, n_texts: int = 1, change: float = 0.0) -> int:
-        """The number of rows with the highest expected rate of n_texts texts together, each with an equal share of
-        the rows. change: seconds that the way to another number than one for each costs, which has to pay twice
-        within _HELD_ROUNDS.
+        """The number of rows with the highest expected rate of n_texts texts together, each with an equal
+        share of the rows. change: seconds that the way to another number than one for each costs, which has
+        to pay twice within _HELD_ROUNDS.
         """
         t1, best, width = curve.predict(1), 0.0, n_texts
         for n in sorted({n_texts, *(n for n in WIDTHS if n_texts < n <= self.config.max_rows)}):
@@ -131,8 +142,8 @@ class RunLengths:
 
 
 class TotalWidth:
-    """The rows of decodes of several texts: held while their number stays the same and nothing else would have
-    gained more than twice what a change costs.
+    """The rows of decodes of several texts: held while their number stays the same and nothing else would
+    have gained more than twice what a change costs.
     """
 
     def __init__(self) -> None:

@@ -117,9 +117,9 @@ class PrefixStore:
         return best, n
 
     def cut_to_chunks(self, slot: Slot, n: int, chunk: int) -> int:
-        """Cut the first n ids of a text in a slot that was just taken to whole chunks of its last prompt, so that
-        a prompt that is evaluated twice is evaluated in the same pieces; returns how many are left. Where the memory
-        cannot be cut there, all of them.
+        """Cut the first n ids of a text in a slot that was just taken to whole chunks of its last prompt, so
+        that a prompt that is evaluated twice is evaluated in the same pieces; returns how many are left.
+        Where the memory cannot be cut there, all of them.
         """
         begun = slot.n_begun if n >= slot.n_begun else 0
         whole = begun + (n - begun) // chunk * chunk

@@ -14,8 +14,8 @@ from typing import Any
 
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.posterior import StepCosts
 from specllama.core.policy.planner import Planner
+from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.simulator import MakeDraft, Replay, TraceDrafter
 from specllama.core.replay.trace import Trace
 

@@ -59,9 +59,8 @@ class SimulatedClock:
 class TraceDrafter:
     """A simulated draft model: proposes the recorded choices and advances the clock by the time they cost.
 
-    step_seconds: from the rows of a step's decode, the ids that it evaluates or more, to its seconds. The
-    cache and catching up are simulated as well. pad_to, n_decoded: see
-    `PaddedDrafting`.
+    step_seconds: from the ids that a step evaluates to its seconds. The cache and catching up are simulated
+    as well.
     """
 
     name, priced, continues, forces = "model", True, True, False
@@ -75,7 +74,6 @@ class TraceDrafter:
         self._at: dict[int, int] = {}  # ids of the text that are committed
         self._held: dict[int, list[int]] = {}  # the skipped ids and those in the cache
         self._skipped: dict[int, int] = {}
-        self.pad_to = self.n_decoded = 0
         self.with_alternatives = False
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
@@ -120,8 +118,7 @@ class TraceDrafter:
             n_ids += len(ids) - self._kept(seq_id, draft)
             self._held[seq_id] = ids
         if n_ids:
-            self.n_decoded, self.pad_to = max(n_ids, self.pad_to), 0
-            self.machine.spend(self.step_seconds(self.n_decoded))
+            self.machine.spend(self.step_seconds(n_ids))
 
     def _proposal(self, seq_id: int, draft: Sequence[int]) -> Proposal | None:
         trace, at = self.traces[seq_id], self._at[seq_id]
@@ -181,8 +178,8 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called
-    when the prompt of a text is decoded, if given. limits: branches that the target can verify. one_width: all
+    choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called when
+    the prompt of a text is decoded, if given. limits: branches that the target can verify. one_width: all
     decodes of a text have one width, as where changes cost something.
     """
 
@@ -279,8 +276,8 @@ class Replay:
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again. width: of
-    all its decodes, 0 where that may change.
+    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again. width:
+    of all its decodes, 0 where that may change.
     """
 
     trace: Trace

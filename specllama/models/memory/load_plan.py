@@ -17,8 +17,6 @@ from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings,
 from specllama.models.memory.windows import keeps_all_cells
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
-BRANCHES = 3  # of a text, where no number is asked for: each costs a pass over all cells a round
-BRANCHED_SLOTS = 4  # llama.cpp compares all sequences of a context with each other in every decode
 MAX_SEQUENCES = 256  # of a context: LLAMA_MAX_SEQ
 VISIBLE_CELLS = 256  # caches have a multiple of this many cells
 ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
@@ -31,17 +29,16 @@ def rows_of_logits(settings: LoadSettings) -> int:
 
 
 def spare_cells(settings: LoadSettings) -> int:
-    """Cells of the target's cache beyond its context, for the rows that fill up exact decodes at its end."""
-    return VISIBLE_CELLS if settings.exact else 0
+    """Cells of the target's cache beyond its context, for the rows that fill up decodes at its end."""
+    return VISIBLE_CELLS if settings.exact or settings.target.n_gpu_layers != 0 else 0
 
 
 def branch_sequences(settings: LoadSettings) -> int:
     """The branches that a decode of the target may have, those of all texts together."""
     n_slots, n_tree = settings.n_slots, settings.draft_tree
-    if not settings.drafters or settings.draft_max == 0 or n_tree == 0:
+    if not settings.drafters or settings.draft_max == 0 or not n_tree:
         return 0
-    wanted = BRANCHES * min(n_slots, BRANCHED_SLOTS) if n_tree is None else n_tree * n_slots
-    return max(0, min(wanted, MAX_SEQUENCES - n_slots))
+    return max(0, min(n_tree * n_slots, MAX_SEQUENCES - n_slots))
 
 
 def rollback(settings: LoadSettings) -> int:

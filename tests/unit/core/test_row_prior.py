@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, decode_prior
-from specllama.core.policy.row_prior import SEVERAL_ROWS, WIDTHS, WeightsRead, checked_times, row_prior
+from specllama.worker.row_prior import SEVERAL_ROWS, WIDTHS, WeightsRead, checked_times, row_prior
 
 
 def line(t1: float, more: float) -> list[float]:
