@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from specllama.bench.plan import BenchSample
-from specllama.core.policy.break_even import acceptance_needed
+from specllama.core.replay.break_even import acceptance_needed
 
 _MATTERS = 1.1  # decodes after a change that take longer by this factor are shown apart
 _MIN_ROUNDS = 3  # widths with fewer rounds are not shown

@@ -80,6 +80,8 @@ def lines(
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
+    if stats.exact_width is not None or stats.width_changes:
+        out.append(f"width     = {_widths(stats)}")
     if seed is not None:
         out.append(f"seed      = {seed}")
     if off and _drafted(stats):
@@ -100,6 +102,14 @@ def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") 
     if measured.verdict == "alike":
         return f"cannot tell: {figure} is too close to call"
     return f"{measured.verdict}: {figure}"
+
+
+def _widths(stats: RunStats) -> str:
+    """The rows of every decode of the text, and where that changed."""
+    if not stats.width_changes:
+        return f"{stats.exact_width} rows in every decode, as with --exact-width {stats.exact_width}"
+    (_, first), *later = stats.width_changes
+    return f"{first}, then " + ", ".join(f"{width} after {n} tokens" for n, width in later)
 
 
 def _drafted(stats: RunStats) -> int:
@@ -179,6 +189,7 @@ def as_json(
         "near_ties": stats.near_ties if ties_known else None,
         "redecided": stats.redecided,
         **({"exact_width": stats.exact_width} if stats.exact_width is not None else {}),
+        **({"width_changes": [list(one) for one in stats.width_changes]} if stats.width_changes else {}),
         **models,
         "head": info.head,
         "head_in_target": info.head_in_target,

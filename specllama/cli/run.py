@@ -133,6 +133,8 @@ def _show(
                 "decode_tps": compared.stats.decode_tps,
                 "identical": compared.ids == answer.ids,
             }
+            if compared.stats.exact_width is not None:
+                result["compare"]["exact_width"] = compared.stats.exact_width
         ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         console.data(json.dumps(result, ensure_ascii=ascii_only) + "\n")
         return
@@ -145,4 +147,7 @@ def _show(
         console.note(f"note: the context of {info.n_ctx} tokens is full; -c makes it larger")
     if compared is not None:
         same = "the same text" if compared.ids == answer.ids else "ANOTHER text (see --exact)"
+        rows = answer.stats.exact_width
+        if compared.ids != answer.ids and rows and compared.stats.exact_width != rows:
+            same = f"a text of single rows; --exact-width {rows} --draft-max 0 writes this one again"
         console.note(f"compare   = plain {compared.stats.decode_tps or 0:.1f} t/s, {same}")

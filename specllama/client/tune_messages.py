@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from specllama.client.model_info import ModelInfo
 from specllama.config.load import ModelSettings
-from specllama.core.policy.break_even import BreakEven
+from specllama.core.replay.break_even import BreakEven
 from specllama.json_types import JsonObject
 
 

@@ -234,8 +234,9 @@ class Engine:
                 most = 1 + self.target.n_spare + self.target.n_ctx - g.n_ctx
                 if width != rows.width and width <= min(most, self.target.max_rollback + 1):
                     g.exact_rows = replace(rows, width=width)
-                    g.stats.exact_width = width
+                    g.stats.width_changes = g.stats.width_changes or [(0, rows.width)]
                     g.stats.width_changes.append((g.n_output, width))
+                    g.stats.exact_width = None
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""

@@ -36,7 +36,7 @@ class RunStats:
     steady_seconds: the same of those that followed two of their width. near_ties: tokens chosen with a margin
     below the rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
     exact_width: the one width of all decodes, None where it could change. width_changes: (tokens before it,
-    width) of each change of such a width. round_seconds: by number of rows,
+    width) of each width of a text that had several. round_seconds: by number of rows,
     with those that fill a decode up, the number of such decodes and their seconds; steady_by_rows: the same
     of those that followed two of their width. steady_squares: sum of the squared seconds of the steady
     rounds. shortest: seconds of the shortest round by its number of rows. stalled_seconds: by which rounds
@@ -231,6 +231,7 @@ class RunStats:
         by: dict[str, object] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
         for name in ("round_seconds", "steady_by_rows"):
             by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
+        by["width_changes"] = [(n, width) for n, width in data.get("width_changes", [])]
         by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}
         return cls(**{**data, **by})
 

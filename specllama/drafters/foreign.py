@@ -88,6 +88,7 @@ class _TargetRule:
     ) -> None:
         self.n_vocab, self.draft = n_vocab, draft
         self._sampler, self._mask, self._text = sampler, mask, text
+        self.greedy = sampler.greedy
 
     def limited(self, n_vocab: int) -> Sampler:  # noqa: ARG002
         return self

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specllama.client.tune_messages import MeasuredDraft
 from specllama.config.store import Store
-from specllama.core.policy.break_even import easiest
+from specllama.core.replay.break_even import easiest
 from specllama.drafters import MODEL
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity

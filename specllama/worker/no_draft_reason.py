@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specllama.core.policy.base import Policy
-from specllama.core.policy.break_even import break_evens, easiest
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
+from specllama.core.replay.break_even import break_evens, easiest
 from specllama.core.sequence import Generation
 from specllama.core.stats import OfferStats
 from specllama.drafters import REGISTRY

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from specllama.cli.doctor import Problem
 from specllama.clock import running_time
 from specllama.config import store
-from specllama.core.policy.break_even import acceptance_needed
+from specllama.core.replay.break_even import acceptance_needed
 from specllama.json_types import JsonObject
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 

@@ -22,7 +22,7 @@ from specllama.client.tune_messages import (
     WrittenTexts,
 )
 from specllama.config.load import ModelSettings
-from specllama.core.policy.break_even import BreakEven
+from specllama.core.replay.break_even import BreakEven
 from specllama.json_types import JsonObject
 
 COPY = "copy alone"

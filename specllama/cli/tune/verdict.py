@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.cli.tune.results import DraftResult, TuneResults
-from specllama.core.policy.break_even import easiest
+from specllama.core.replay.break_even import easiest
 from specllama.models.measured_drafts import PAYS as DRAFT_PAYS
 from specllama.text.terminal import printable
 from specllama.wording import counted

@@ -6,10 +6,10 @@ planner.py, which decides by measured cost.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
 from specllama.core.interfaces import (
     CachingDrafter,
@@ -133,82 +133,10 @@ def matching(branches: Sequence[DraftBranch], n_accept: int, token: int) -> Iter
     return (b for b in branches if b.at == n_accept and b.tokens[0] == token)
 
 
-class Policy(Protocol):
-    """Calls the drafters before each decode and learns from the outcome."""
-
-    drafters: list[Drafter]
-    with_alternatives: bool  # whether drafts may have branches now
-
-    @property
-    def forced_sources(self) -> frozenset[str]:
-        """Names of the drafters whose tokens are forced, not guessed; acceptance rates leave them out."""
-        ...
-
-    @property
-    def priced_sources(self) -> frozenset[str]:
-        """Names of the drafters whose tokens cost decodes."""
-        ...
-
-    def start(
-        self,
-        seq_id: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        mask: Mask | None = None,
-        history_scope: str | None = "",
-        cache_scope: str = "",
-    ) -> None:
-        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. history_scope,
-        cache_scope: see `sequence.Request`.
-        """
-        ...
-
-    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """The sequence continued with these ids, drafted or not; called before `observe`."""
-        ...
-
-    def forget(self, seq_id: int) -> None:
-        """The sequence ended; unknown ones are ignored."""
-        ...
-
-    def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
-    ) -> dict[int, Draft]:
-        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft one
-        after another. seconds: how long the round may take; a round without drafts is accepted. Raises
-        DecodeError where a drafter fails, MaskError where a grammar does.
-        """
-        ...
-
-    def predict(self, n_rows: int) -> float:
-        """Predicted seconds of a decode of so many rows, 0 where that is not known."""
-        ...
-
-    def text_width(self, greedy: bool) -> int:
-        """The rows of all decodes of a text that begins now, where they should all have the same."""
-        ...
-
-    def next_width(self, seq_id: int, width: int) -> int:
-        """The rows of further decodes of such a text, which have been `width` so far."""
-        ...
-
-    def total_width(self, n_texts: int) -> int:
-        """The same of decodes of several texts together."""
-        ...
-
-    def observe(self, done: Round) -> None:
-        """Learn from the round that verified the last `draft`."""
-        ...
-
-    def remove_drafter(self, name: str) -> None:
-        """The drafter of this name failed; continue without it."""
-        ...
-
-
-class PolicyBase:
-    """The common part of all policies: the drafters, in the order in which they are tried.
-
-    forcing: the first drafter of forced tokens, None without one.
+class Policy(ABC):
+    """Calls the drafters before each decode and learns from the outcome. drafters: in the order in which they
+    are tried. forcing: the first drafter of forced tokens, None without one. with_alternatives: whether
+    drafts may have branches now.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -229,10 +157,12 @@ class PolicyBase:
 
     @property
     def forced_sources(self) -> frozenset[str]:
+        """Names of the drafters whose tokens are forced, not guessed; acceptance rates leave them out."""
         return frozenset(d.name for d in self.drafters if d.forces)
 
     @property
     def priced_sources(self) -> frozenset[str]:
+        """Names of the drafters whose tokens cost decodes."""
         return frozenset(d.name for d in self.drafters if d.priced)
 
     def start(
@@ -244,6 +174,9 @@ class PolicyBase:
         history_scope: str | None = "",
         cache_scope: str = "",
     ) -> None:
+        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. history_scope,
+        cache_scope: see `sequence.Request`.
+        """
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
                 drafter.set_scope(seq_id, history_scope)
@@ -252,12 +185,44 @@ class PolicyBase:
             drafter.start(seq_id, prompt, sampler, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence continued with these ids, drafted or not; called before `observe`."""
         for drafter in self.drafters:
             drafter.committed(seq_id, tokens)
 
     def forget(self, seq_id: int) -> None:
+        """The sequence ended; unknown ones are ignored."""
         for drafter in self.drafters:
             drafter.forget(seq_id)
 
     def remove_drafter(self, name: str) -> None:
+        """The drafter of this name failed; continue without it."""
         self._set_drafters([d for d in self.drafters if d.name != name])
+
+    @abstractmethod
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+    ) -> dict[int, Draft]:
+        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft one
+        after another. seconds: how long the round may take; a round without drafts is accepted. Raises
+        DecodeError where a drafter fails, MaskError where a grammar does.
+        """
+
+    @abstractmethod
+    def observe(self, done: Round) -> None:
+        """Learn from the round that verified the last `draft`."""
+
+    @abstractmethod
+    def predict(self, n_rows: int) -> float:
+        """Predicted seconds of a decode of so many rows, 0 where that is not known."""
+
+    @abstractmethod
+    def text_width(self, greedy: bool) -> int:
+        """The rows of all decodes of a text that begins now, where they should all have the same."""
+
+    @abstractmethod
+    def next_width(self, seq_id: int, width: int) -> int:
+        """The rows of further decodes of such a text, which have been `width` so far."""
+
+    @abstractmethod
+    def total_width(self, n_texts: int) -> int:
+        """The same of decodes of several texts together."""

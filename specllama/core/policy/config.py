@@ -6,6 +6,7 @@ Knows no drafters, no models and no clock. An ablation passes another config: `r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log
 from typing import TypeGuard
 
@@ -77,6 +78,14 @@ class PolicyConfig:
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
+
+    def prior(self, n: int) -> float:
+        """The assumed time of a decode of n rows before any is measured."""
+        widest, cost = self.decode_prior[-1]
+        if n >= widest:
+            return cost * n / widest
+        (low, a), (high, b) = next((one, two) for one, two in pairwise(self.decode_prior) if n <= two[0])
+        return a + (b - a) * (n - low) / (high - low)
 
 
 DEFAULT = PolicyConfig()

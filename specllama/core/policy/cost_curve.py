@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from math import exp, isfinite, log
+from statistics import median_low
 
-from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
 
-_SECONDS = 1e-9, 1e6  # stored ones outside are rejected
+_MOST = 2.0  # stored times of n rows above this many times n single ones are left out
+_N_RATIOS = 5  # decodes that show how much slower a machine is than when a curve was stored
 
 
 class CostCurve:
@@ -29,9 +30,9 @@ class CostCurve:
         self._seconds: dict[int, float] = {}  # by width, at scale 1
         self._counts: dict[int, int] = {}  # measurements of each, at most min_samples of an earlier process
         self._stored: set[int] = set()  # widths that were not measured in this process
-        self._unscaled = False  # whether the scale is that of an earlier process
+        self._ratios: list[float] = []  # of the first decodes to the stored times
         self._widths: list[int] = []
-        self._table = [decode_prior(n, config) if n else 0.0 for n in range(config.max_rows + 1)]
+        self._table = [config.prior(n) if n else 0.0 for n in range(config.max_rows + 1)]
 
     @property
     def known(self) -> bool:
@@ -47,17 +48,14 @@ class CostCurve:
         """How often n rows were measured."""
         return self._counts.get(n, 0)
 
-    def is_reliable(self, n: int) -> bool:
-        """Whether n rows were measured often enough, also in this process."""
-        return self.count(n) >= self.config.min_samples and n not in self._stored
-
     def observe(self, n: int, seconds: float) -> None:
         """Record a decode of n rows. Impossible times are ignored."""
         c = self.config
         if not 1 <= n <= c.max_rows or not (isfinite(seconds) and seconds > 0):
             return
-        if self._unscaled:
+        if n in self._stored and len(self._ratios) < _N_RATIOS:
             self.set_scale(n, seconds)
+            return
         count, before = self.count(n), self._seconds.get(n)
         off = log(seconds / (self.scale * before)) if before else 0.0
         if n in self._stored:
@@ -74,19 +72,22 @@ class CostCurve:
         self._set(n, before * exp(off * (1 - c.scale_rate) * max(c.width_rate, 1 / (1 + count))))
 
     def set_scale(self, n: int, seconds: float) -> None:
-        """Let the times of an earlier process follow a decode of n rows that took so many seconds now."""
-        if self._stored and (before := self.predict(n)) and isfinite(seconds) and seconds > 0:
-            self.scale *= seconds / before
-            self._unscaled = False
+        """Let the times of an earlier process follow a decode of n rows that took so many seconds now. The
+        median of the first ratios counts, so that neither a busy moment nor a wrong time of one width makes
+        all others wrong.
+        """
+        if n in self._stored and isfinite(seconds) and seconds > 0:
+            self._ratios.append(seconds / self._seconds[n])
+            self.scale = median_low(self._ratios)
 
     def _set(self, n: int, seconds: float) -> None:
         """Set the time of a width at scale 1, and predictions between its neighbours; all with the first."""
         if n not in self._seconds:
             self._widths.insert(bisect_left(self._widths, n), n)
         self._seconds[n] = seconds
-        i, widths, end = bisect_left(self._widths, n), self._widths, len(self._table)
+        i, widths = bisect_left(self._widths, n), self._widths
         first = widths[i - 1] if i > 1 else 1  # the narrowest width limits all others
-        last = widths[i + 1] if 0 < i < len(widths) - 1 else end
+        last = widths[i + 1] if 0 < i < len(widths) - 1 else len(self._table)
         self._table[first:last] = map(self._predict, range(first, last))
 
     def _predict(self, n: int) -> float:
@@ -98,13 +99,12 @@ class CostCurve:
             low, high = self._widths[i - 1], self._widths[i]
             return seconds[low] + (n - low) / (high - low) * (seconds[high] - seconds[low])
         nearest = self._widths[-1] if i else self._widths[0]
-        return seconds[nearest] * decode_prior(n, self.config) / decode_prior(nearest, self.config)
+        return seconds[nearest] * self.config.prior(n) / self.config.prior(nearest)
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 without any times."""
-        if not self._widths:
-            return 0.0
-        return (self._table[n] if n < len(self._table) else self._predict(n)) * self.scale
+        seconds = self._table[n] if n < len(self._table) else self._predict(n)
+        return seconds * self.scale if self._widths else 0.0
 
     def table(self) -> list[float]:
         """`predict` of 0 to max_rows rows at scale 1, valid until the next `observe`; before any, in t(1)."""
@@ -114,8 +114,7 @@ class CostCurve:
         """A cautious `predict`: more for a width that was never measured."""
         if self.count(n) or not self._widths:
             return self.predict(n)
-        likely = self.config.unmeasured * self.predict(n)
-        return max(self.predict(n), min(likely, 1.1 * n * self.predict(1)))
+        return max(self.predict(n), min(self.config.unmeasured * self.predict(n), 1.1 * n * self.predict(1)))
 
     def unmeasured(self, widths: Iterable[int]) -> list[int]:
         """The widths that were not measured often enough."""
@@ -135,16 +134,15 @@ class CostCurve:
         """A stored curve; an empty one where `data` is not what `to_dict` wrote."""
         curve, widths = cls(config), data.get("widths") if isinstance(data, Mapping) else None
         for item in widths if isinstance(widths, list) else ():
-            if not (isinstance(item, list | tuple) and len(item) == 3):
+            known = numbers(list(item), 3) if isinstance(item, list | tuple) else None
+            n, seconds, count = known or (0, 0, 0)
+            if n not in range(1, config.max_rows + 1) or count < 1 or not is_number(seconds, 1e-9, 1e6):
                 return cls(config)
-            n, seconds, count = item
-            if not (is_number(n, 1, config.max_rows) and n == int(n) and is_number(count, 1)):
-                return cls(config)
-            if not is_number(seconds, *_SECONDS):
-                return cls(config)
-            curve._counts[int(n)] = int(min(count, config.min_samples))
-            curve._set(int(n), float(seconds))
-        curve._stored, curve._unscaled = set(curve._widths), bool(curve._widths)
+            t1 = curve._seconds.get(1, seconds)
+            if seconds <= _MOST * n * t1:  # others were measured while the machine was busy
+                curve._counts[int(n)] = int(min(count, config.min_samples))
+                curve._set(int(n), seconds)
+        curve._stored = set(curve._widths)
         return curve
 
     def as_prior(self) -> CostCurve:
@@ -152,14 +150,3 @@ class CostCurve:
         curve = CostCurve.from_dict(self.to_dict(), self.config)
         curve._counts.clear()
         return curve
-
-
-def decode_prior(n: int, config: PolicyConfig = DEFAULT) -> float:
-    """The assumed time of a decode of n rows before any is measured, in t(1)."""
-    widest, cost = config.decode_prior[-1]
-    if n >= widest:
-        return cost * n / widest
-    for (low, a), (high, b) in pairwise(config.decode_prior):
-        if n <= high:
-            return a + (b - a) * (n - low) / (high - low)
-    raise AssertionError("the last entry of decode_prior covers all further widths")

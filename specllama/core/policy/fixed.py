@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import CatchingUp, Drafter, Proposal
-from specllama.core.policy.base import CHAINS, Draft, DraftBranch, PolicyBase, Round, RoundLimits
+from specllama.core.policy.base import CHAINS, Draft, DraftBranch, Policy, Round, RoundLimits
 from specllama.errors import UsageError, option
 
 COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
@@ -64,7 +64,7 @@ def run_drafter(
     return runs
 
 
-class Fixed(PolicyBase):
+class Fixed(Policy):
     """Drafts up to n_max tokens, each with a confidence of at least p_min; none where there are fewer than
     n_min.
 

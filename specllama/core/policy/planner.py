@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from specllama.core.interfaces import Drafter, Mask, Sampler, SpanDrafter
-from specllama.core.policy.base import CHAINS, Draft, PolicyBase, Round, RoundLimits
+from specllama.core.policy.base import CHAINS, Draft, Policy, Round, RoundLimits
 from specllama.core.policy.candidates import (
     CandidateDraft,
     RoundBudget,
@@ -90,7 +90,7 @@ class SequencePlan:
         return self.requests[priced.name]
 
 
-class Planner(PolicyBase):
+class Planner(Policy):
     """Drafts the tokens predicted to give the most tokens per second; none where plain decoding is fastest.
 
     clock: the engine's, in seconds. costs: times of the target's decodes, refined in place. learnt: the
@@ -363,27 +363,11 @@ class Planner(PolicyBase):
                 break
             self._extend(drafter, seq, min(c.free_chunk, room), candidate)
             n = len(candidate.tokens)
-            whole = c.free_chunk <= n < room and self.costs.known
-            if whole and self._longer_may_pay(candidate, room, budget, active):
-                self._extend(drafter, seq, room, candidate)
+            if c.free_chunk <= n < room and self.costs.known:
+                used, _ = best_affordable_length(candidate.expected, budget, active, active)
+                if n - used <= c.chunk_margin:
+                    self._extend(drafter, seq, room, candidate)
         return candidate
-
-    def _longer_may_pay(self, candidate: CandidateDraft, room: int, budget: RoundBudget, active: int) -> bool:
-        """Whether more tokens, each as likely as the last one, could raise the rate of the round, if need be
-        beyond a step of the cost curve.
-        """
-        n = len(candidate.tokens)
-        used, rate = best_affordable_length(candidate.expected, budget, active, active)
-        if n - used <= self.config.chunk_margin:
-            return True
-        path, expected = candidate.path_probs[-1], candidate.expected[-1]
-        chance = path / candidate.path_probs[-2] if candidate.path_probs[-2] else 0.0
-        for k in range(n + 1, min(room, budget.max_rows - active) + 1):
-            path *= chance
-            expected += path
-            if budget.rate(active + expected, active + k) > rate:
-                return budget.allows(active + k)
-        return False
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
         """Extend the candidate to at most `limit` tokens, as far as the drafter has proposals."""
@@ -497,7 +481,7 @@ class Planner(PolicyBase):
         costs, active, width = self.costs, len(done.outcomes), done.width
         spent, verify, disturbed = sum(self._spent.values()), done.verify_seconds, self.config.disturbed
         plain = width == active and not self._spent
-        if not plain and costs.is_reliable(width):
+        if not plain and costs.count(width) >= self.config.min_samples:
             verify = min(verify, disturbed * costs.predict(width))
         costs.observe(width, done.verify_seconds)
         t1, worth = costs.predict(1), float(sum(o.n_emitted for o in done.outcomes))

@@ -12,8 +12,9 @@ from __future__ import annotations
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from specllama.core.interfaces import Drafter
 from specllama.core.policy.budget import SpeculationBudget
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
@@ -263,19 +264,6 @@ class DrafterPosterior:
             self.explore = max(-most, min(most, float(explore)))
 
 
-class LearntFrom(Protocol):
-    """The attributes of a drafter that decide how its acceptance is learnt; see `interfaces.Drafter`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def priced(self) -> bool: ...
-    @property
-    def prior(self) -> Sequence[float] | None: ...
-    @property
-    def n_positions(self) -> int: ...
-
-
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
     each position in a draft that is learnt apart. priced: by name, what else is learnt about a drafter whose
@@ -283,7 +271,7 @@ class PairState:
     What is stored about drafters that are not loaded is kept.
     """
 
-    def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
+    def __init__(self, drafters: Iterable[Drafter] = (), config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
@@ -294,7 +282,7 @@ class PairState:
         self._kept: dict[str, object] = {}
         self._kept_priced: dict[str, object] = {}
 
-    def _table(self, drafter: LearntFrom) -> AcceptanceTable:
+    def _table(self, drafter: Drafter) -> AcceptanceTable:
         c = self.config
         if drafter.prior is not None or drafter.priced:
             priors = drafter.prior if drafter.prior is not None else c.chances * drafter.n_positions
@@ -308,14 +296,10 @@ class PairState:
 
     def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
         """Compare a model-free draft, verified or not, with the committed tokens."""
-        n, right = 0, True
-        for drafted, token in zip(draft.tokens, tokens, strict=False):
-            n += 1
-            if drafted != token:
-                right = False
-                break
+        n_right = common_length(draft.tokens, tokens)
+        n = min(n_right + 1, len(draft.tokens), len(tokens))
         if n:
-            self.tables[draft.sources[0]].observe_run(draft.bins[:n], right)
+            self.tables[draft.sources[0]].observe_run(draft.bins[:n], n_right == n)
 
     def set_steps(self, name: str, steps: CostCurve) -> None:
         """Set the times of the steps of a drafter that need not be loaded."""

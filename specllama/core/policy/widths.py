@@ -9,6 +9,7 @@ rounds of the pair had right. Knows no contexts and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import log
 from statistics import median
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, numbers
@@ -17,6 +18,11 @@ from specllama.core.policy.cost_curve import CostCurve
 WIDTHS = (1, 2, 4, 8, 16, 9, 3, 32, 6, 12, 24)  # rows of the decodes that are timed at loading, in this order
 SECONDS = 0.5  # most that timing them may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
+_CHECKED = (
+    2,
+    4,
+    8,
+)  # widths of a stored curve that are decoded once, and measured again where they are far off
 _REPEATS = 4  # decodes of each width, half as many where time is short; the second half of them counts
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
@@ -36,6 +42,12 @@ def measure(
     if t1 > FAST_SECONDS or max_rows < 2:
         return None
     spent = 0.0
+    for n in _CHECKED:
+        if curve.count(n) and n <= max_rows and spent + curve.predict(n) < SECONDS / 2:
+            took = decode(n)
+            spent += took
+            if abs(log(took / curve.predict(n))) > curve.config.most_off:
+                curve.forget(n)
     for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
         expected = max(curve.predict(n), t1)
         repeats = _REPEATS if spent + _REPEATS * expected <= SECONDS / 2 else _REPEATS // 2

@@ -18,10 +18,10 @@ from specllama.client.tune_messages import (
 )
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow, CachingDrafter, DecodeError, Drafter, NoRoomError
-from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
+from specllama.core.replay.break_even import break_evens
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record, record_head, record_steps
 from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead

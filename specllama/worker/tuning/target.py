@@ -9,7 +9,6 @@ from statistics import median
 from specllama.client.tune_messages import ThreadsComparison, TimedCurve, TimedThreads
 from specllama.config.load import MAX_THREADS
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import decode_prior
 from specllama.llama.context import LlamaContext
 from specllama.models.memory.available import physical_cores
 from specllama.worker.calibrate import TIMED
@@ -44,13 +43,13 @@ def affordable_widths(position: TimingPosition, t1: float) -> tuple[list[int], l
 
 def curve_seconds(widths: Sequence[int], t1: float, seconds: float) -> float:
     """Predicted seconds of timing these widths when `seconds` are requested for it."""
-    return _rounds_seconds(sum(decode_prior(n) + 1 for n in widths) * t1, DEFAULT.min_samples, seconds)
+    return _rounds_seconds(sum(DEFAULT.prior(n) + 1 for n in widths) * t1, DEFAULT.min_samples, seconds)
 
 
 def thread_seconds(numbers: Sequence[int], t1: float, seconds: float) -> float:
     """Predicted seconds of timing these numbers of threads when `seconds` are requested for it."""
     return _rounds_seconds(
-        len(numbers) * (2 + decode_prior(WIDE)) * t1 * _THREAD_SLOWDOWN, _THREAD_ROUNDS, seconds
+        len(numbers) * (2 + DEFAULT.prior(WIDE)) * t1 * _THREAD_SLOWDOWN, _THREAD_ROUNDS, seconds
     )
 
 

@@ -26,6 +26,7 @@ from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
+from specllama.worker.profile_data import bucket_of
 from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
 from specllama.worker.tuning.head_trial import head_of, n_ahead
@@ -250,7 +251,7 @@ class Tuner:
         finally:
             self._disturbed |= curve.disturbed
             self._report(curve.report)
-        if profile.bucket_of(len(position.ids), profile.POLICY) == 0:
+        if bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
     def _long_context_curve(self, position: TimingPosition) -> Iterator[float]:

@@ -94,6 +94,7 @@ class SpeculationFigures(AnswerTrace):
     near_ties: int
     redecided: int
     exact_width: int | None
+    width_changes: list[tuple[int, int]]
     ttft_seconds: float | None
     seconds: dict[str, float] | None
     decodes: dict[str, list[float]] | None
@@ -251,6 +252,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
         "near_ties": sum(e.stats.near_ties for e in all_),
         "redecided": sum(e.stats.redecided for e in all_),
         "exact_width": all_[0].stats.exact_width if all_ else None,
+        "width_changes": all_[0].stats.width_changes if all_ else [],
         "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
         "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
         "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
