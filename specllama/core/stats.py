@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specllama.core.policy.candidates import CandidateDraft
-
 if TYPE_CHECKING:
     from specllama.core.policy.base import Draft, Round, VerifyResult
+    from specllama.core.policy.candidates import CandidateDraft
 
 STALL = 4.0  # times the shortest round of its width: a longer round stalled, as on a busy machine
 STALL_SECONDS = 0.02  # and by at least so many seconds

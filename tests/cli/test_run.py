@@ -14,10 +14,10 @@ import pytest
 
 from specllama.config.options import RUN
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurves
 from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.testing import ScriptedDrafter
+from specllama.worker.profile_data import CostCurves
 from tests.support.command import Command, CommandLine, Result, assert_error
 
 CODE = (

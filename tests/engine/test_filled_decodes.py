@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 import pytest
 
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, Drafter
+from specllama.core.policy.base import CHAINS, Draft, RoundLimits
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.llama.context import LlamaContext
 from tests.engine.test_memory_kinds import KINDS, PROMPT, generate
 
 
 class AnyWidth(Fixed):
-    """Wants random widths."""
+    """The decodes of its rounds in this context are filled up to random widths; near-ties that are decided
+    again are decoded by themselves.
+    """
 
-    rng = random.Random(1)
+    def __init__(
+        self, target: LlamaContext, monkeypatch: pytest.MonkeyPatch, drafters: Sequence[Drafter], n_max: int
+    ) -> None:
+        super().__init__(drafters, n_max)
+        self._rng, self._more, self._decode = random.Random(1), 0, target.decode
+        monkeypatch.setattr(target, "decode", self._decode_filled)
 
-    def width(self, n_rows: int) -> int:
-        return n_rows + self.rng.randrange(9)
+    def draft(
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+    ) -> dict[int, Draft]:
+        self._more = self._rng.randrange(9)
+        return super().draft(rooms, seconds, limits)
+
+    def _decode_filled(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+        more, self._more = self._more if n_rows else 0, 0
+        return self._decode(batch, n_rows + more, n_outputs + more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0, 0.9])
-def test_the_text_is_that_of_plain_decoding(tiny, context, kind, temperature):
+def test_the_text_is_that_of_plain_decoding(tiny, context, monkeypatch, kind, temperature):
     request = Request(PROMPT, SamplingParams(temperature=temperature, max_tokens=120, ignore_eos=True), 5)
     target = context(tiny(kind), n_rs_seq=16)
     expected = generate(target, Fixed([], 0), request, kind)
-    assert generate(target, AnyWidth([], 0), request, kind).output == expected.output
-    policy = AnyWidth([CopyDrafter(), ModelDrafter(context(tiny(kind, 0.1)), target.n_vocab)], 5)
-    got = generate(target, policy, request, kind)
+    with monkeypatch.context() as patch:
+        assert generate(target, AnyWidth(target, patch, [], 0), request, kind).output == expected.output
+    drafters = [CopyDrafter(), ModelDrafter(context(tiny(kind, 0.1)), target.n_vocab)]
+    got = generate(target, AnyWidth(target, monkeypatch, drafters, 5), request, kind)
     assert got.output == expected.output
     assert got.stats.n_accept > 0
     if target.can_pad:

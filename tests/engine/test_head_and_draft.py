@@ -17,7 +17,7 @@ from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.core.policy.base import CHAINS, Draft, TreeLimits
+from specllama.core.policy.base import CHAINS, Draft, RoundLimits
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
@@ -40,10 +40,10 @@ class InTurn(Fixed):
     """The head drafts in one round, the draft model in the next."""
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
+        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
         self.drafters.reverse()
-        return super().draft(rooms, seconds, tree)
+        return super().draft(rooms, seconds, limits)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,9 @@ class SlowTarget:
         planner = loaded(front).profile.planner
         assert front.core.engine is not None
         assert planner is not None
-        front.core.engine.scheduler.clock = planner.clock = planner._loop.clock = self
+        front.core.engine.scheduler.clock = planner.clock = self
+        for priced in planner._priced:
+            priced.clock = self
         loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
 
     def __call__(self) -> float:

@@ -8,9 +8,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pytest
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.head_interfaces import HeadRow
-from specllama.core.interfaces import BatchRow, PaddedDrafting
-from specllama.core.policy.base import CHAINS, Draft, Policy, TreeLimits
+from specllama.core.interfaces import BatchRow
+from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -148,8 +147,10 @@ def request(seed: int = 0, temperature: float = 0.8, n: int = 40, **more: Any) -
     return Request(list(range(20 + seed, 50 + seed)), params, 7 + seed, **more)
 
 
-def run(context: LlamaContext, policy: Policy, *requests: Request) -> list[Generation]:
-    engine = Engine(context, policy, end_ids=(), clock=time.perf_counter)
+def run(
+    context: LlamaContext, policy: Policy, *requests: Request, text_chunk: int | None = None
+) -> list[Generation]:
+    engine = Engine(context, policy, end_ids=(), clock=time.perf_counter, text_chunk=text_chunk)
     generations = [engine.submit(one) for one in requests]
     while engine.busy:
         engine.step()
@@ -187,18 +188,10 @@ def test_the_text_is_that_of_plain_decoding(pair, kind: str, temperature: float)
 
 
 class Filled(Fixed):
-    """Fills up the decodes of target and head."""
+    """Fills up the decodes of the target, where their width is held."""
 
-    def width(self, n_rows: int) -> int:
-        return n_rows + 3
-
-    def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, tree: TreeLimits = CHAINS
-    ) -> dict[int, Draft]:
-        for drafter in self.drafters:
-            if isinstance(drafter, PaddedDrafting):
-                drafter.pad_to = 6
-        return super().draft(rooms, seconds, tree)
+    def text_width(self, greedy: bool) -> int:
+        return super().text_width(greedy) + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,10 +200,12 @@ def test_decodes_that_are_filled_up_change_neither_text_nor_drafts(pair, kind: s
     requests = [request(seed, 0.8) for seed in range(3)]
     for asked in (requests[:1], requests):
         expected = run(one.target, Fixed([one.drafter], 3), *asked)
-        got = run(one.target, Filled([one.drafter], 3), *asked)
+        got = run(one.target, Filled([one.drafter], 3), *asked, text_chunk=64)
         assert [g.output for g in got] == [g.output for g in expected]
         for g, other in zip(got, expected, strict=True):
             assert (g.stats.n_drafted, g.stats.n_accept) == (other.stats.n_drafted, other.stats.n_accept)
+            if len(asked) == 1:
+                assert set(g.stats.round_seconds) == {7}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -141,7 +141,7 @@ def decode(
     model: LlamaModel,
     drafters: Sequence[Drafter],
     requests: Sequence[Request],
-    n: int | None,
+    n: int,
 ) -> list[Generation]:
     """Decode the requests together, with `n` branches a draft, and check the caches after every round."""
     for seq_id in range(context.n_seq_max):
@@ -164,7 +164,7 @@ def test_second_candidates_give_the_same_text_in_fewer_rounds(
     requests = [request(target, name, 40, temperature) for name in ("explain", "rename", "json")]
     requests.append(replace(requests[0], prompt=requests[0].prompt[:-1] + requests[2].prompt))
     requests = requests[:n_slots]
-    plain = [decode(trees, target, [], [one], None)[0] for one in requests]
+    plain = [decode(trees, target, [], [one], 0)[0] for one in requests]
     texts = {tuple(g.request.prompt): g.output for g in plain}
     generations = decode(trees, target, [Guesses(texts)], requests, 3)
     assert [g.output for g in generations] == [g.output for g in plain]
@@ -180,7 +180,7 @@ def test_texts_of_the_pair_do_not_depend_on_branches(
     target: LlamaModel, draft: LlamaModel, trees: LlamaContext, temperature: float, planned: bool
 ) -> None:
     requests = [request(target, name, 60, temperature) for name in ("explain", "rename", "json")]
-    plain = [decode(trees, target, [], [one], None)[0].output for one in requests]
+    plain = [decode(trees, target, [], [one], 0)[0].output for one in requests]
     own = LlamaContext(draft, 1024, 4)
     drafters = [CopyDrafter(), ModelDrafter(own, target.n_vocab)]
     for seq_id in range(4):

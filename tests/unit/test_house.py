@@ -36,7 +36,7 @@ LIGHT_CORE = (
         "core.sampling.parameter",
         "core.gain",
         "core.stats",
-        "core.policy.break_even",
+        "core.replay.break_even",
     ),
 )
 ONLY: dict[str, tuple[str, ...]] = {
@@ -67,17 +67,9 @@ ONLY: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
-LONGER_THAN_300 = {
-    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
-    "config/options.py": "the one table of other options, one row each",
-    "core/interfaces.py": "all that the algorithm asks of the outside",
-    "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
-    "core/policy/planner.py": "one decision: what to draft in a round",
-    "core/sampling/sampler.py": "one rule: adjusting, truncating and choosing share the candidates",
+LONGER_THAN_600 = {
     "client/protocol.py": "one small class a message, and the union of them all",
-    "testing.py": "one table in place of a model, and all that decodes and drafts on it",
-    "drafters/copy.py": "index, candidates and edit following share their arrays",
-    "models/memory/plan.py": "one search over what fits, with its words for what does not",
+    "config/load.py": "the one table of load options, from which flags, TOML keys and arguments are made",
 }
 
 
@@ -421,8 +413,8 @@ def test_names_say_what_they_hold() -> None:
 
 def test_files_are_short() -> None:
     lengths = {str(p.relative_to(PACKAGE)): len(p.read_text("utf-8").splitlines()) for p in FILES}
-    assert {name: n for name, n in lengths.items() if n > 300 and name not in LONGER_THAN_300} == {}
-    assert {name for name in LONGER_THAN_300 if lengths.get(name, 0) <= 300} == set()
+    assert {name: n for name, n in lengths.items() if n > 600 and name not in LONGER_THAN_600} == {}
+    assert {name for name in LONGER_THAN_600 if lengths.get(name, 0) <= 600} == set()
 
 
 def test_the_median_file_is_short() -> None:

@@ -50,7 +50,9 @@ class SlowTarget:
         assert core.loaded is not None
         core.engine.scheduler.clock = self
         if (planner := core.loaded.profile.planner) is not None:
-            planner.clock = planner._loop.clock = self
+            planner.clock = self
+            for priced in planner._priced:
+                priced.clock = self
         self.decode = core.loaded.context.decode
         core.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
 

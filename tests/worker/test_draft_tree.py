@@ -92,10 +92,10 @@ def test_auto_and_off_write_the_same(tmp_path: Path, front: Front) -> None:
     for tree in (None, 0):
         other = loaded(tmp_path / str(tree), draft_tree=tree, n_slots=1)
         assert other.text(**one) == expected
-        assert stats_of(other).n_branch == 0  # on a CPU no decode is filled up
+        assert stats_of(other).n_branch == 0
         context = other.core.loaded.context if other.core.loaded else None
         assert context is not None
-        assert context.n_branches == (3 if tree is None else 0)
+        assert context.n_branches == 0
         other.close()
 
 

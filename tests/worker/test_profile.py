@@ -148,7 +148,7 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
     long = curves[1]["100"]["widths"]
     assert long[0][0] == 1
     assert curves[2]["100"]["widths"] == [
-        [n, seconds, min(count, DEFAULT.stored_samples)] for n, seconds, count in long
+        [n, seconds, min(count, DEFAULT.min_samples)] for n, seconds, count in long
     ]
 
 

@@ -11,13 +11,16 @@ from specllama.client import protocol as m
 from specllama.client.tune_messages import MeasuredDraft, Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.core.policy.config import DEFAULT
 from specllama.drafters import HEAD, MODEL
 from specllama.worker.head import LoadedHead
+from specllama.worker.profile import ModelProfile
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_prompts
 from specllama.worker.tuning import tuner
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
+from tests.support.stored_steps import steps_read
 
 PROMPTS = [("a", "the quick brown fox jumps"), ("b", "once upon a time there was")]
 LAST = (0.0, 1.0)  # only the last block adds something: a head that is a copy of it is perfect
@@ -69,6 +72,15 @@ def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) ->
     return [part for part in reports if isinstance(part, MeasuredDraft)]
 
 
+def assert_shape_is_that_of_tune(profile: ModelProfile, name: str) -> None:
+    """The planner's steps take what `tune` has measured, in proportion: a step is measured at each load."""
+    assert profile.planner is not None
+    read, used = steps_read(profile, name), profile.planner.learnt.priced[name].steps.curve
+    for n, _ in read.times:
+        assert used.count(n) >= DEFAULT.min_samples
+        assert used.predict(n) / used.predict(1) == pytest.approx(read.predict(n) / read.predict(1))
+
+
 def write(kind: str, folder: Path) -> tuple[Path, Path]:
     """A target and a perfect head for it in a file of its own; the block drafter's is random."""
     target, head = folder / f"{kind}.gguf", folder / f"{kind}-head.gguf"
@@ -117,8 +129,9 @@ def test_a_head_in_a_file_of_its_own_is_tried(
     assert run is not None
     assert isinstance(run.head, LoadedHead)
     assert run.profile.planner is not None
+    assert steps_read(run.profile, HEAD.name).predict(1) == pytest.approx(own.step)
     learnt = run.profile.planner.learnt
-    assert learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(own.step)
+    assert_shape_is_that_of_tune(run.profile, HEAD.name)
     assert learnt.tables[HEAD.name].n_seen == 0
 
 
@@ -145,12 +158,14 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     run = front(model, run=model).core.loaded
     assert run is not None
     assert run.profile.planner is not None
-    assert run.profile.planner.learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(inside.step)
+    assert steps_read(run.profile, HEAD.name).predict(1) == pytest.approx(inside.step)
+    assert_shape_is_that_of_tune(run.profile, HEAD.name)
     both = front(model, run=draft).core.loaded
     assert both is not None
     assert both.head is not None
     assert both.profile.planner is not None
-    assert both.profile.planner.learnt.priced[MODEL.name].steps.predict(1, 1.0) == pytest.approx(small.step)
+    assert steps_read(both.profile, MODEL.name).predict(1) == pytest.approx(small.step)
+    assert_shape_is_that_of_tune(both.profile, MODEL.name)
 
 
 def test_a_trimmed_copy_of_the_head_inside_the_model_is_tried(

@@ -119,13 +119,8 @@ class Round:
     @property
     def plain(self) -> bool:
         """Whether no token was drafted."""
-        return self.n_rows == len(self.outcomes) and self.draft_seconds_per_sequence == 0
-
-    @property
-    def draft_seconds_per_sequence(self) -> float:
-        """Seconds of drafting over the number of sequences; 0 where no token was drafted."""
-        spent = any(o.draft.tokens or o.draft.n_discarded for o in self.outcomes)
-        return self.draft_seconds / len(self.outcomes) if spent else 0.0
+        drafted = any(o.draft.tokens or o.draft.n_discarded for o in self.outcomes)
+        return self.n_rows == len(self.outcomes) and not drafted
 
 
 def matching(branches: Sequence[DraftBranch], n_accept: int, token: int) -> Iterator[DraftBranch]:

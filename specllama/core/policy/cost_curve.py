@@ -55,6 +55,7 @@ class CostCurve:
             return
         if n in self._stored and len(self._ratios) < _N_RATIOS:
             self.set_scale(n, seconds)
+            self._counts[n] = self.count(n) + 1
             return
         count, before = self.count(n), self._seconds.get(n)
         off = log(seconds / (self.scale * before)) if before else 0.0
@@ -69,7 +70,7 @@ class CostCurve:
         # Scale and width see the same limited deviation: else outliers would drive them apart.
         off = max(-c.most_off, min(c.most_off, off))
         self.scale *= exp(off * c.scale_rate)
-        self._set(n, before * exp(off * (1 - c.scale_rate) * max(c.width_rate, 1 / (1 + count))))
+        self._set(n, before * exp(off * (1 - c.scale_rate) * max(c.width_rate, 1 / (1 + 2 * count))))
 
     def set_scale(self, n: int, seconds: float) -> None:
         """Let the times of an earlier process follow a decode of n rows that took so many seconds now. The
@@ -103,8 +104,9 @@ class CostCurve:
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 without any times."""
-        seconds = self._table[n] if n < len(self._table) else self._predict(n)
-        return seconds * self.scale if self._widths else 0.0
+        if not self._widths:
+            return 0.0
+        return (self._table[n] if n < len(self._table) else self._predict(n)) * self.scale
 
     def table(self) -> list[float]:
         """`predict` of 0 to max_rows rows at scale 1, valid until the next `observe`; before any, in t(1)."""
@@ -123,7 +125,8 @@ class CostCurve:
     def forget(self, n: int) -> None:
         """Forget a width that was not measured in this process, so that it is measured again."""
         if n in self._stored:
-            del self._counts[n]
+            self._stored.discard(n)
+            self._counts.pop(n, None)
 
     def to_dict(self) -> dict[str, object]:
         """Plain data to be stored, with times multiplied by the scale; see `from_dict`."""

@@ -196,7 +196,7 @@ class Planner(Policy):
         """One row once the text has lost what drafting may lose; another width than one row only for a text
         that began before any draft of the pair was seen.
         """
-        plan, change = self._plans.get(seq_id), self.change_seconds / self.costs.predict(1)
+        plan, change = self._plans.get(seq_id), self.change_seconds / (self.costs.predict(1) or inf)
         if plan is None:
             return width
         if width > 1:

@@ -15,15 +15,12 @@ from statistics import median
 from specllama.core.policy.config import DEFAULT, PolicyConfig, numbers
 from specllama.core.policy.cost_curve import CostCurve
 
-WIDTHS = (1, 2, 4, 8, 16, 9, 3, 32, 6, 12, 24)  # rows of the decodes that are timed at loading, in this order
+WIDTHS = (1, 2, 4, 8, 16, 9, 3, 32, 6, 12, 24)  # rows of the decodes that are timed at loading
 SECONDS = 0.5  # most that timing them may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
-_CHECKED = (
-    2,
-    4,
-    8,
-)  # widths of a stored curve that are decoded once, and measured again where they are far off
-_REPEATS = 4  # decodes of each width, half as many where time is short; the second half of them counts
+_CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
+_STEADY = 3  # from this decode of a width on, those in a row take equally long
+_CHANGES = 6  # changes of the width that are timed
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
 
@@ -41,23 +38,24 @@ def measure(
     curve.set_scale(1, t1)
     if t1 > FAST_SECONDS or max_rows < 2:
         return None
-    spent = 0.0
     for n in _CHECKED:
-        if curve.count(n) and n <= max_rows and spent + curve.predict(n) < SECONDS / 2:
-            took = decode(n)
-            spent += took
+        if n <= max_rows and curve.count(n) and _STEADY * curve.predict(n) < SECONDS / 4:
+            took = min(decode(n) for _ in range(_STEADY))
             if abs(log(took / curve.predict(n))) > curve.config.most_off:
                 curve.forget(n)
+    finds_change = not changes_known and _CHANGES * _STEADY * t1 < SECONDS
+    spent = _CHANGES * _STEADY * t1 if finds_change else 0.0
     for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
         expected = max(curve.predict(n), t1)
-        repeats = _REPEATS if spent + _REPEATS * expected <= SECONDS / 2 else _REPEATS // 2
-        if spent + repeats * expected > SECONDS:
+        if spent + _STEADY * expected > SECONDS:
             break
-        seconds = [decode(n) for _ in range(repeats)]
+        seconds = [decode(n) for _ in range(_STEADY)]
+        if spent + _STEADY * expected < SECONDS / 2:
+            seconds.append(decode(n))
         spent += sum(seconds)
-        for took in seconds[repeats // 2 :]:
+        for took in seconds[_STEADY - 1 :]:
             curve.observe(n, took)
-    return None if changes_known else _change(decode, t1)
+    return _change(decode, t1) if finds_change else None
 
 
 def _change(decode: Callable[[int], float], t1: float) -> float:
@@ -65,7 +63,7 @@ def _change(decode: Callable[[int], float], t1: float) -> float:
     the third, 0 where these are noise or less than counts.
     """
     excesses = []
-    for n in (2, 1, 2, 1, 2, 1):
+    for n in (2, 1) * (_CHANGES // 2):
         first, second, steady = decode(n), decode(n), decode(n)
         excesses.append(first + second - 2 * steady)
     later = excesses[2:]  # the first ones of a width may load something
@@ -98,7 +96,7 @@ class RunLengths:
             self._seen[at] = self._seen[at] * self.config.forget + 1
             self._right[at] = self._right[at] * self.config.forget + (at < n_right)
         if n_drafted:
-            rate = max(self.config.pair_rate, 1 / (1 + self.n_seen))
+            rate = max(self.config.pair_rate, 1 / max(1.0, self.n_seen))
             self.draft_seconds += rate * (seconds / n_drafted - self.draft_seconds)
 
     def tokens(self, width: int) -> float:
@@ -121,7 +119,8 @@ class RunLengths:
             rows = n // n_texts
             tokens = self.tokens(rows)
             drafted = min(rows - 1, _DRAFTED * tokens)
-            seconds = curve.upper_bound(n) + n_texts * drafted * self.draft_seconds * t1
+            seconds = curve.predict(n) if n == n_texts else curve.upper_bound(n)
+            seconds += n_texts * drafted * self.draft_seconds * t1
             rate = n_texts * tokens / seconds if seconds else 0.0
             if rate > best:
                 best, width = rate, n
@@ -164,6 +163,8 @@ class TotalWidth:
     def of_round(self, n_texts: int, curve: CostCurve, runs: RunLengths, change: float) -> int:
         """The rows of the next decode of so many texts. change: seconds that a change of the width costs."""
         self._rounds += 1
+        if not curve.known:
+            return n_texts
         if n_texts == self._n_texts and self._rounds % _HELD_ROUNDS:
             return self._width
         best = runs.best_width(curve, n_texts)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.policy.break_even import acceptance_needed, break_evens, easiest, expected_tokens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.replay.break_even import acceptance_needed, break_evens, easiest, expected_tokens
 
 
 def curve(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:

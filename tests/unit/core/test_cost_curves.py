@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurves
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.testing import ScriptedDrafter
+from specllama.worker.profile_data import CostCurves, bucket_of
 
 
 def fill(curves: CostCurves, n_ids: int, points: dict[int, float]) -> None:
     for n, seconds in points.items():
-        for _ in range(DEFAULT.min_samples):
-            curves.at(n_ids).observe(n, seconds, plain=n == 1)
+        for _ in range(10):
+            curves.at(n_ids).observe(n, seconds)
 
 
 def test_a_curve_applies_to_a_range_of_lengths():
@@ -38,16 +39,18 @@ def test_a_new_range_starts_as_the_nearest_measured_one():
     curves.at(20_000)
     assert curves.at(20_000).predict(4) == pytest.approx(0.3)  # the nearest is the one from 65536
     assert curves.at(5_000).predict(4) == pytest.approx(0.02)  # the nearest measured is the first
-    assert not curves.at(20_000).measured
+    assert curves.at(20_000).times == []
 
 
 def test_a_new_range_adapts_at_once():
-    """Attention raises the cost of wide decodes: a plain round sets the scale, a wide one its width."""
+    """Attention raises the cost of wide decodes: the first round sets the scale, a wide one its width."""
     curves = CostCurves()
     fill(curves, 0, {1: 0.01, 4: 0.015})
     long = curves.at(5000)
-    long.observe(1, 0.02, plain=True)
+    long.observe(1, 0.02)
     assert long.predict(4) == pytest.approx(0.03)
+    for _ in range(6):
+        long.observe(1, 0.02)
     long.observe(4, 0.06)
     assert long.predict(4) == pytest.approx(0.06)
     assert curves.at(0).predict(4) == pytest.approx(0.015)
@@ -75,6 +78,29 @@ def test_used_curves_can_be_selected():
     restored.at(4096)
     assert list(restored.to_dict(used=True)) == ["4096"]
     assert list(restored.to_dict()) == ["0", "4096"]
+
+
+def test_a_curve_can_be_replaced():
+    curves, measured = CostCurves(), CostCurve()
+    measured.observe(1, 0.03)
+    curves.put(5000, measured)
+    assert curves.at(4096) is measured
+    assert curves.at(0) is not measured
+    assert list(curves.to_dict(used=True)) == ["4096"]
+
+
+@given(st.integers(0, 10**7))
+def test_the_range_of_a_length_is_the_last_one_that_begins_before_it(n_ids):
+    bucket = bucket_of(n_ids)
+    assert bucket <= n_ids
+    assert not any(bucket < other <= n_ids for other in DEFAULT.context_buckets)
+
+
+def test_stored_curves_of_the_old_form_are_read():
+    old = {"widths": [[1, 0.01, 3], [4, 0.02, 3]], "anew": [], "changes": {"first": 0.001, "second": 0.004}}
+    curves = CostCurves.from_dict({"0": old, "changes": {"first": 0.001}, "1": old})
+    assert curves.at(0).predict(4) == 0.02
+    assert list(curves.to_dict()) == ["0"]
 
 
 anything = st.recursive(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.posterior import PairState
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
@@ -147,12 +147,14 @@ def check_planner(policy: Policy) -> None:
         return
     assert isfinite(policy.budget.credit)
     assert policy.budget.credit <= DEFAULT.max_gain + DEFAULT.allowance
-    assert all(g is None or isfinite(g) for g in policy.learnt.priced["model"].gain.gains)
+    assert isfinite(policy.learnt.priced["model"].explore)
     assert policy._plans == {}
     data, again = policy.learnt.to_dict(), PairState([silent("copy"), silent("model")])
     again.restore(data)
     restored = again.to_dict()
     widths, kept = (state["priced"]["model"].pop("steps")["widths"] for state in (data, restored))
+    first, rounded = (state["priced"]["model"].pop("first") for state in (data, restored))
+    assert np.allclose(first, rounded, atol=2e-4)
     low, high = DEFAULT.stored_credit
     assert restored == data | {"credit": max(low, min(high, policy.budget.credit))}
     assert [width[:2] for width in kept] == [width[:2] for width in widths]  # counts are limited
@@ -191,20 +193,21 @@ def test_copies_continue_without_the_model():
         assert g.stats.rounds < 60
 
 
-def test_a_failed_draft_costs_credit_but_does_not_change_the_gains():
-    """The stored gains of the pair are not affected by a failure."""
+def test_a_failed_draft_costs_credit_but_changes_nothing_that_is_learnt_of_the_draft():
     setup = Setup("planner", 4, 1, exact_draft=True)
     policy = setup.policy
     assert isinstance(policy, Planner)
     engine = setup.engine
     engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1))
-    gains: list[float | None] = []
+    first: list[list[float]] = []
     while not engine.draft_failed:
-        gains, credit = list(policy.learnt.priced["model"].gain.gains), policy.budget.credit
+        first = [list(weights) for weights in policy.learnt.priced["model"].first]
+        chances, credit = list(policy.learnt.tables["model"].chances), policy.budget.credit
         engine.step()
         check_invariant(engine)
     assert setup.draft.n_decodes == 5
-    assert policy.learnt.priced["model"].gain.gains == gains
+    assert policy.learnt.priced["model"].first == first
+    assert policy.learnt.tables["model"].chances == chances
     assert policy.budget.credit < credit
 
 

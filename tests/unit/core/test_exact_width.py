@@ -10,7 +10,6 @@ from specllama.core.engine import Engine
 from specllama.core.exact import ExactRows, best_chunk, best_width
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
-from specllama.core.policy.one_width import OneWidthCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import SimulatedClock
@@ -49,8 +48,6 @@ def engine_on_device(
         "long": lambda: Fixed(drafters, 30),
         "planner": lambda: Planner(drafters, clock.clock),
     }[kind]()
-    if kind == "planner" and rows is not None:
-        policy.use_costs(OneWidthCurve(rows.width, CostCurve()))
     return Engine(target, policy, end_ids=(3,), clock=clock.clock, exact=rows is not None, exact_rows=rows)
 
 

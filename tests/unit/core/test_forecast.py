@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve, StepCosts
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
 from specllama.core.replay.simulator import SimulatedClock

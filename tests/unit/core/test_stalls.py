@@ -9,8 +9,9 @@ import pytest
 
 from specllama.core.interfaces import CatchingUp, DraftCacheState
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.fixed import Fixed
-from specllama.core.policy.priced import NO_CATCH_UP, CatchUp, PricedDrafter
+from specllama.core.policy.fixed import CATCH_UP_IDS, Fixed
+from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, PricedDrafter
+from specllama.core.policy.posterior import PairState
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.model import ModelDrafter
@@ -30,16 +31,16 @@ class Cached(ModelDrafter):
         return self.state
 
 
-class Steps:
-    """A millisecond for each id."""
-
+class MillisecondPerId:
     def predict(self, n_ids: int, t1: float) -> float:
         return 0.001 * n_ids
 
 
 def caught_up(*state: int, credit: float = 35.5, alone: bool = False) -> CatchUp:
-    drafter: Any = PricedDrafter(Cached(DraftCacheState(*state)))
-    return drafter.catch_up(0, Steps(), T1, credit, 10.0, DEFAULT, alone=alone)
+    drafter: Any = Cached(DraftCacheState(*state))
+    learnt: Any = PairState([drafter])
+    learnt.priced[drafter.name].steps = MillisecondPerId()
+    return PricedDrafter(drafter, learnt, float).catch_up(0, T1, credit, 10.0, alone=alone)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_with_a_fixed_length_a_prompt_is_evaluated_in_pieces(memory: str) -> Non
         drafter.context.widths.clear()
         drafts = policy.draft({0: 9, 1: 9})
         n_tokens.append([len(drafts[seq].tokens) for seq in (0, 1)])
-        assert sum(drafter.context.widths) <= DEFAULT.catch_up_ids + 5
+        assert sum(drafter.context.widths) <= CATCH_UP_IDS + 5
         for seq, draft in drafts.items():
             drafter.committed(seq, [*draft.tokens, 9])
     assert n_tokens == [[0, 1]] * 3 + [[1, 1]] * 2
@@ -91,7 +92,7 @@ def test_sequences_that_cannot_be_drafted_for_wait_for_nothing() -> None:
     drafter = ModelDrafter(TableContext(32, 300, 2), 32)
     drafter.start(0, PROMPT[:400], SAMPLER)  # more than the context
     drafter.start(1, PROMPT[:400], SAMPLER)
-    assert all(drafter.catch_up(seq, 128) for seq in (0, 1))
+    assert all(drafter.catch_up(seq, CATCH_UP_IDS) for seq in (0, 1))
     assert drafter.context.widths == []
 
 

@@ -58,7 +58,7 @@ def policies(target: Slow) -> list[Policy]:
     costs = CostCurve()
     for _ in range(4):
         for n in (1, 2, 4, 8, 16, 32, 64):
-            costs.observe(n, target.seconds(n), plain=n == 1)
+            costs.observe(n, target.seconds(n))
     return [
         Fixed([], 0),
         Fixed([ScriptedDrafter(right)], 8),
@@ -86,7 +86,7 @@ def test_a_prediction_that_is_far_too_long_corrects_itself(stored):
     target = Slow(0.002, fixed=0.01)
     costs = CostCurve()
     for _ in range(8):
-        costs.observe(1, 0.6, plain=True)
+        costs.observe(1, 0.6)
     if stored:
         costs = CostCurve.from_dict(costs.to_dict())
     engine = engine_of(target, Planner([ScriptedDrafter(right, name="copy")], lambda: target.now, costs))

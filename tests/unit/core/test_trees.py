@@ -1,9 +1,10 @@
-"""Drafts with second candidates: the output is that of plain decoding, and which of them policies choose."""
+"""Drafts with second candidates: the output is that of plain decoding, and only where they are asked for."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 import pytest
@@ -13,19 +14,18 @@ from hypothesis import strategies as st
 from specllama.core.engine import Engine
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Alternative, BatchRow, Proposal
-from specllama.core.policy.acceptance import PairState
-from specllama.core.policy.base import CHAINS, Draft, DraftBranch, TreeLimits
-from specllama.core.policy.candidates import CandidateDraft
+from specllama.core.policy.base import CHAINS, Draft, DraftBranch, RoundLimits
+from specllama.core.policy.candidates import CandidateDraft, best_branches
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.tree import best_branches
-from specllama.core.policy.warm_up import warm_up
+from specllama.core.policy.widths import measure
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import Replay, SimulatedClock
 from specllama.core.replay.trace import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import FeatureRows
@@ -42,15 +42,6 @@ from tests.unit.core.test_engine_table import (
     plain,
     prompt_strategy,
 )
-
-
-class AnyWidth(Fixed):
-    """Wants random widths, also impossible ones."""
-
-    rng = random.Random(1)
-
-    def width(self, n_rows: int) -> int:
-        return self.rng.choice((n_rows, n_rows + self.rng.randrange(9), 16, 1000))
 
 
 class Wild(ScriptedDrafter):
@@ -119,7 +110,7 @@ def test_the_output_does_not_depend_on_branches(work, n_max, n_slots, n_tree, ki
         drafter = drafters[kind]
     if isinstance(drafter, Wild):
         drafter.texts = {tuple(r.prompt): output for r, output in zip(requests, expected, strict=True)}
-    policy = Planner([CopyDrafter(), drafter], clock()) if kind == "planner" else AnyWidth([drafter], n_max)
+    policy = Planner([CopyDrafter(), drafter], clock()) if kind == "planner" else Fixed([drafter], n_max)
     engine = Engine(target, policy, end_ids={END}, clock=clock(), draft_tree=n_tree)
     limited = [len(e) < 100 for e in expected]  # those that the shared pool has not cut short
     outputs = run_trees(engine, requests)
@@ -203,98 +194,61 @@ def test_grammars_limits_and_exact_texts_bound_branches():
     assert generation.stats.n_branch == 0
 
 
-def candidate(
-    probs: Sequence[float], branches: Sequence[tuple[int, list[int], list[float]]]
-) -> CandidateDraft:
+def candidate(probs: Sequence[float], branches: Sequence[tuple[int, list[int], float]]) -> CandidateDraft:
     draft = CandidateDraft()
     for i, p in enumerate(probs):
         draft.add(10 + i, "model", 0, p)
-    for at, tokens, chances in branches:
-        draft.add_branch(at, tokens, "model", 0, chances)
+    for at, tokens, confidence in branches:
+        draft.add_branch(at, "model", Alternative(tokens, confidence))
     return draft
 
 
-def test_the_most_probable_tokens_of_branches_are_taken():
-    one = candidate([0.5, 0.5], [(0, [1, 2, 3], [0.4, 0.9, 0.5]), (1, [4], [0.3]), (2, [5], [0.9])])
-    two = candidate([0.9], [(0, [6], [0.05])])
-    limits = TreeLimits(n_branches=2)
-    assert best_branches({0: one}, {0: 2}, limits, 0) == {}
-    branches = best_branches({0: one, 1: two}, {0: 2, 1: 1}, limits, 3)
-    assert branches == {0: [DraftBranch(0, [1, 2], "model"), DraftBranch(2, [5], "model")]}
-    branches = best_branches({0: one, 1: two}, {0: 1, 1: 0}, limits, 9)
-    assert branches[0] == [DraftBranch(0, [1, 2, 3], "model"), DraftBranch(1, [4], "model")]
-    assert branches[1] == [DraftBranch(0, [6], "model")]
-    few = best_branches({0: one}, {0: 2}, TreeLimits(n_branches=1, n_tokens=4), 9)
-    assert few == {0: [DraftBranch(0, [1, 2], "model")]}
+def test_the_most_probable_second_candidates_are_taken():
+    one = candidate([0.5, 0.5], [(0, [1, 2, 3], 0.4), (1, [4], 0.3), (2, [5], 0.9)])
+    limits = RoundLimits(n_branches=2)
+    assert best_branches(one, 2, limits, 0) == []
+    assert best_branches(one, 2, limits, 3) == [DraftBranch(0, [1, 2, 3], "model")]
+    both = [DraftBranch(0, [1, 2, 3], "model"), DraftBranch(2, [5], "model")]
+    assert best_branches(one, 2, limits, 9) == both
+    assert best_branches(one, 1, limits, 9)[1] == DraftBranch(1, [4], "model")
+    assert best_branches(one, 2, RoundLimits(n_branches=1, n_tokens=4), 9) == [
+        DraftBranch(0, [1, 2], "model")
+    ]
+    assert best_branches(one, 2, CHAINS, 9) == []
 
 
-def test_chances_of_second_candidates_are_learnt_where_what_is_before_was_right():
-    state = PairState([ScriptedDrafter(lambda h, d: 1)])  # noqa: ARG005
-    table = state.seconds["model"]
-    draft = candidate([0.5, 0.5], [])
-    state.add_branch(draft, 0, "model", Alternative((1, 2), 0.3))
-    state.add_branch(draft, 1, "model", Alternative((3,), 0.3))
-    bin_ = draft.branches[0].bin
-    before = list(table.chances)
-    state.observe_seconds(draft, [1, 2, 9])  # the first is wrong: nothing is known about the second place
-    assert table.chances[bin_] > before[bin_]
-    assert table.chances[-1] > before[-1]
-    assert table.n_seen == pytest.approx(2)
-    state.observe_seconds(draft, [10, 11])  # both right, so both second candidates are wrong
-    assert table.n_seen == pytest.approx(4, rel=0.05)
-    other = PairState([ScriptedDrafter(lambda h, d: 1)])  # noqa: ARG005
-    other.restore(state.to_dict())
-    assert other.seconds["model"].chances == pytest.approx(table.chances, abs=1e-3)
-    other.restore({"seconds": {"model": {"right": [2], "seen": [1]}, "gone": table.to_dict(), "x": 3}})
-    assert other.to_dict()["seconds"].keys() == {"model", "gone"}
+def test_a_token_without_a_second_candidate_has_no_branch():
+    draft = candidate([0.5], [])
+    draft.add_branch(0, "model", None)
+    assert draft.branches == []
 
 
 STEADY = {1: 0.004, 4: 0.006, 8: 0.008, 9: 0.0075, 16: 0.008, 32: 0.012, 64: 0.02}
 
 
-def planner_over(changes: bool) -> tuple[Planner, SimulatedClock, Wild]:
-    """A planner that has learnt a device on which changes of the width cost something, or nothing."""
+def planner_over() -> tuple[Planner, Wild]:
+    """A planner that knows what decodes cost."""
     costs, machine = CostCurve(), SimulatedClock()
-    more = 0.004 if changes else 0.0
-    device = ChangingDevice(
-        lambda n: float(np.interp(n, list(STEADY), list(STEADY.values()))),
-        lambda n: more,  # noqa: ARG005
-        lambda n: more,  # noqa: ARG005
-    )
-    for n in [w for _ in range(5) for w in (1, 4, 8, 16, 32, 9) for _ in range(4)]:
-        costs.observe(n, device(n))
+    for n in range(1, DEFAULT.max_rows + 1):
+        for _ in range(DEFAULT.min_samples):
+            costs.observe(n, float(np.interp(n, list(STEADY), list(STEADY.values()))))
     drafter = right_second()
     drafter.texts = {(5,): list(range(10, 30)) * 8}
-    return Planner([drafter], machine.clock, costs), machine, drafter
+    return Planner([drafter], machine.clock, costs), drafter
 
 
-def drafted(planner: Planner, limits: TreeLimits) -> list[Draft]:
+def drafted(planner: Planner, limits: RoundLimits) -> list[Draft]:
     """The drafts of some rounds in which all is accepted."""
     drafts = []
-    planner.start(0, [5], None)  # type: ignore[arg-type]
+    planner.start(0, [5], KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB))
     at = 0
     for _ in range(12):
-        draft = planner.draft({0: 60}, tree=limits).get(0, Draft())
+        draft = planner.draft({0: 60}, limits=limits).get(0, Draft())
         drafts.append(draft)
         n = len(draft.tokens) + 1
         planner.committed(0, (list(range(10, 30)) * 8)[at : at + n])
         at += n
     return drafts
-
-
-def test_auto_uses_second_candidates_only_in_place_of_rows_that_fill_a_decode():
-    planner, _, drafter = planner_over(changes=True)
-    filled = [d for d in drafted(planner, TreeLimits(n_branches=4)) if d.branches]
-    assert filled
-    assert drafter.with_alternatives
-    for draft in filled:
-        n = 1 + len(draft.tokens)
-        assert 1 + draft.n_rows <= planner.costs.width(n)
-    planner, _, drafter = planner_over(changes=False)
-    drafts = drafted(planner, TreeLimits(n_branches=4))
-    assert any(d.tokens for d in drafts)
-    assert not any(d.branches for d in drafts)
-    assert not drafter.with_alternatives
 
 
 class TimedContext(TableContext):
@@ -310,47 +264,47 @@ class TimedContext(TableContext):
         return rows
 
 
-@pytest.mark.parametrize("n_tree", [None, 0])
-def test_auto_on_a_device_that_fills_up_decodes(n_tree):
+@pytest.mark.parametrize("n_tree", [0, 3])
+def test_the_planner_verifies_second_candidates_only_where_a_number_is_asked_for(n_tree):
     machine, n_branch = SimulatedClock(), 0
     device = ChangingDevice.from_dict(curves()["padded 4B Q4_0"])
     model = ModelDrafter(TableContext(N_VOCAB, 1024, rows=noisy_draft(5)), N_VOCAB)
     policy = Planner([CopyDrafter(), model], machine.clock)
-    warm_up(policy.costs, device, DEFAULT.max_rows)
-    target = TimedContext(device, machine, 0 if n_tree == 0 else 3)
+    measure(policy.costs, device, DEFAULT.max_rows)
+    target = TimedContext(device, machine, 3)
     engine = Engine(target, policy, end_ids={END}, clock=machine.clock, draft_tree=n_tree)
     for seed in range(4):
         params = SamplingParams(temperature=0.8, max_tokens=200, ignore_eos=True)
         request = Request([5, 6, 7 + seed], params, seed)
         assert run_trees(engine, [request]) == [plain(request, 1024).output]
         n_branch += engine.n_branch
-    assert bool(n_branch) == (n_tree is None)
-    assert (policy.learnt.seconds["model"].n_seen > 0) == (n_tree is None)
+    assert bool(n_branch) == bool(n_tree)
 
 
 def test_a_number_of_second_candidates_is_used_wherever_there_are_drafts():
-    planner, _, _ = planner_over(changes=False)
-    drafts = [d for d in drafted(planner, TreeLimits(3, forced=True)) if d.tokens]
+    planner, drafter = planner_over()
+    drafts = [d for d in drafted(planner, RoundLimits(3)) if d.tokens]
+    assert drafter.with_alternatives
     assert any(d.branches for d in drafts)
     assert all(len(d.branches) <= 3 for d in drafts)
     assert all(d.n_rows < DEFAULT.max_rows for d in drafts)
-    planner, _, _ = planner_over(changes=False)
-    few = drafted(planner, TreeLimits(3, n_tokens=4, forced=True))
+    few = drafted(planner_over()[0], RoundLimits(3, n_tokens=4))
     assert all(d.n_in_branches <= max(0, 4 - len(d.tokens)) for d in few)
-    planner, _, _ = planner_over(changes=True)
+    planner, drafter = planner_over()
     assert not any(d.branches for d in drafted(planner, CHAINS))
+    assert not drafter.with_alternatives
 
 
-def test_rows_that_are_evaluated_again_count_in_the_cost_of_a_round():
-    planner, _, _ = planner_over(changes=False)
-    planner.start(0, [5], None)  # type: ignore[arg-type]
-    planner.draft({0: 60}, tree=TreeLimits(n_again=3))
-    budget, costs = planner._round, planner.costs
-    assert budget.max_rows == DEFAULT.max_rows - 3
-    assert budget.predict(1) == pytest.approx(costs.predict(4))
-    assert budget.upper_bound(5) == pytest.approx(costs.next_upper_bound(8))
-    planner.draft({0: 60})
-    assert budget.predict(1) == pytest.approx(costs.predict(1))
+@pytest.mark.parametrize("width", [0, 16])
+def test_rows_that_are_evaluated_again_count_in_the_cost_of_a_round(width):
+    planner, _ = planner_over()
+    costs = planner.costs
+    budget = planner._begin_round(1, inf, RoundLimits(n_again=3, width=width))
+    assert budget.max_rows == (width or DEFAULT.max_rows) - 3
+    assert budget.predict(1) == pytest.approx(costs.predict(width or 4))
+    assert budget.upper_bound(5) == pytest.approx(costs.upper_bound(width or 8))
+    budget = planner._begin_round(1, inf, RoundLimits(width=width))
+    assert budget.predict(1) == pytest.approx(costs.predict(width or 1))
 
 
 def test_features_of_an_accepted_branch_are_those_of_the_text():
@@ -379,8 +333,8 @@ def test_replay_verifies_second_candidates():
     assert Trace.from_dict(trace.to_dict()) == trace
     rounds = {}
     for n in (0, 2):
-        tree = TreeLimits(n, forced=bool(n))
-        session = Replay(lambda d, c: Fixed(d, 4), lambda n: 1.0, 0.01, None, tree=tree)  # noqa: ARG005
+        limits = RoundLimits(n)
+        session = Replay(lambda d, c: Fixed(d, 4), lambda n: 1.0, 0.01, None, limits=limits)  # noqa: ARG005
         done = session.replay([trace])
         assert done.tokens == 50
         assert (done.n_branch_accept > 5) == bool(n)

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from specllama.core.interfaces import DecodeError, Drafter, Proposal
-from specllama.core.policy.acceptance import PairState
 from specllama.core.policy.base import Draft
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
+from specllama.core.policy.posterior import PairState
 from specllama.core.replay.curves import curve
 from specllama.core.replay.simulated_heads import TraceHead
 from specllama.core.replay.simulator import Replay, SecondDraft, TraceDrafter
@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Quality, float, Quality, float]] = {  # acceptance and st
     "a cheaper head": (lambda _: 0.85, 0.15, lambda _: 0.85, 0.03),
     "a cheaper model": (lambda _: 0.85, 0.03, lambda _: 0.85, 0.1),
     "first the head": (lambda x: 0.9 if x > 0.5 else 0.1, 0.07, lambda x: 0.85 if x < 0.5 else 0.1, 0.05),
+    "a far better and cheaper head, a good model": (lambda _: 0.9, 0.07, lambda _: 0.97, 0.02),
     "first the model": (lambda x: 0.9 if x < 0.5 else 0.1, 0.07, lambda x: 0.85 if x > 0.5 else 0.1, 0.05),
 }
 
@@ -176,29 +177,29 @@ class FailingHead(TraceHead):
         return super().step(drafts)
 
 
-def test_a_failure_changes_no_gains_and_the_model_continues() -> None:
+def test_a_failure_changes_nothing_that_is_learnt_and_the_model_continues() -> None:
     texts = Texts(lambda _: 0.85, lambda _: 0.9)
     second = SecondDraft(0.03, texts.head_of, partial(FailingHead, n_kept=256))
     session = Replay(planner, curve(POINTS), 0.07, None, second=second)
     policy = session.policy
     assert isinstance(policy, Planner)
-    draft, gains = policy.draft, list[list[float | None]]()
+    draft, learnt = policy.draft, list[list[list[float]]]()
 
     def guarded(*given: object) -> dict[int, Draft]:
-        before = [list(policy.learnt.priced[name].gain.gains) for name in ("model", "head")]
+        before = [weights[:] for name in ("model", "head") for weights in policy.learnt.priced[name].first]
         try:
             found: dict[int, Draft] = draft(*given)  # type: ignore[arg-type]
         except DecodeError:
-            gains.extend(before)
+            learnt.append(before)
             policy.remove_drafter("head")
             return {}
-        if len(gains) == 2:  # the round after the failure
-            gains.extend(before)
+        if len(learnt) == 1:  # the round after the failure
+            learnt.append(before)
         return found
 
     policy.draft = guarded  # type: ignore[method-assign]
     session.replay(texts.model[:3])
-    assert gains[:2] == gains[2:4]
+    assert learnt[0] == learnt[1]
     assert policy.priced_sources == {"model"}
     done = session.replay(texts.model[3:])
     assert done.tokens / done.seconds > 1.5
@@ -216,20 +217,24 @@ def test_the_other_one_continues_when_one_is_removed() -> None:
 
 
 def test_what_is_learnt_is_stored_for_each() -> None:
-    texts = Texts(lambda _: 0.9, lambda _: 0.3)
-    *_, session = sessions(texts, 0.07, 0.03)
+    model, step, of_head, head_step = CASES["first the head"]
+    texts = Texts(model, of_head)
+    *_, session = sessions(texts, step, head_step)
     session.replay(texts.model)
     assert isinstance(session.policy, Planner)
     learnt = session.policy.learnt
     assert [learnt.priced[name].steps.predict(1, 1.0) for name in ("model", "head")] == pytest.approx(
-        [0.07, 0.03]
+        [step, head_step], rel=1e-3
     )
     again = PairState(session.policy.drafters)
     again.restore(learnt.to_dict())
     assert again.to_dict()["priced"].keys() == {"model", "head"}
     for name, state in again.priced.items():
-        assert state.gain.gains[0] == min(DEFAULT.stored_gain[1], learnt.priced[name].gain.gains[0] or 0.0)
+        for weights, before in zip(state.first, learnt.priced[name].first, strict=True):
+            assert weights == pytest.approx(before, abs=1e-3)
+        assert state.explore == learnt.priced[name].explore
         assert state.steps.predict(1, 1.0) == pytest.approx(learnt.priced[name].steps.predict(1, 1.0))
     one = PairState([d for d in session.policy.drafters if d.name == "model"])
-    one.restore(learnt.to_dict())
-    assert one.to_dict()["priced"]["head"] == again.to_dict()["priced"]["head"], "it is kept"
+    stored = learnt.to_dict()
+    one.restore(stored)
+    assert one.to_dict()["priced"]["head"] == stored["priced"]["head"], "it is kept"

@@ -12,6 +12,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.testing import TableContext
 from specllama.worker.calibrate import (
+    CHANGING,
     ENOUGH_ROWS,
     TIMED,
     WIDTHS,
@@ -215,11 +216,11 @@ def timed(context: TimedContext, curve: CostCurve, seconds: float = 9.0, n: int 
     return n_timed
 
 
-def test_missing_widths_are_timed_in_turn_with_single_rows_between():
+def test_missing_widths_are_timed_in_turn():
     context, curve = TimedContext(), CostCurve()
     timed(context, curve)
     assert set(context.widths) == set(TIMED)
-    assert context.widths[:7] == [1, 1, 2, 1, 3, 1, 4]
+    assert context.widths[: len(TIMED)] == list(TIMED)
     for n in TIMED:
         assert curve.count(n) >= DEFAULT.min_samples
         assert curve.predict(n) == pytest.approx(context.t1 * (1 + (n - 1) / 4))
@@ -233,28 +234,23 @@ def test_only_what_is_missing_is_timed():
         for _ in range(DEFAULT.min_samples):
             curve.observe(n, context.t1 * (1 + (n - 1) / 4))
     timed(context, curve)
-    assert context.widths == [1, 16] * DEFAULT.min_samples
+    assert context.widths == [16] * DEFAULT.min_samples
 
 
-def test_an_implausible_stored_time_is_measured_again_once():
-    context, curve = TimedContext(), CostCurve()
+def test_where_a_change_of_the_width_takes_time_the_third_decode_of_a_width_counts():
+    class Changing(TimedContext):
+        def decode(self, batch, *filled):
+            self.now += 1.0 if self.widths[-CHANGING:] != [len(batch)] * CHANGING else 0.0
+            return super().decode(batch, *filled)
+
+    context, curve = Changing(), CostCurve()
+    ids = filled(context, 60)
+    context.widths.clear()
+    n_timed = time_widths(context, 0, ids, curve, 999.0, context.clock, changing=True)
+    assert n_timed == len(context.widths) == (CHANGING + 1) * DEFAULT.min_samples * len(TIMED)
     for n in TIMED:
-        for _ in range(DEFAULT.min_samples):
-            curve.observe(n, context.t1 * (1 + (n - 1) / 4) * (10 if n == 6 else 1))
-    again = CostCurve.from_dict(curve.to_dict())
-    assert again.unmeasured(TIMED) == [6]
-    timed(context, again)
-    assert context.widths == [1, 6] * DEFAULT.min_samples
-    assert again.predict(6) == pytest.approx(context.t1 * 2.25)
-    slow = TimedContext()
-    slow.decode = lambda batch: TimedContext.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
-    context.truncate(0, 0)
-    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * DEFAULT.min_samples, "and accepted then"
-
-
-def _slowly(context: TimedContext, batch):
-    context.now += 1.0
-    return TimedContext.decode(context, batch)
+        assert curve.count(n) == DEFAULT.min_samples
+        assert curve.predict(n) == pytest.approx(context.t1 * (1 + (n - 1) / 4))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25, 1.0])

@@ -34,7 +34,7 @@ class World:
         self.curve = CostCurve()
         for n, seconds in t.items():
             for _ in range(DEFAULT.min_samples):
-                self.curve.observe(n, seconds, plain=n == 1)
+                self.curve.observe(n, seconds)
 
     def seconds(self, n: int) -> float:
         return self.t.get(n, n * self.t[2] / 2)

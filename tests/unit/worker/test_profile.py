@@ -133,7 +133,8 @@ def test_entries_of_other_processes_are_kept(tmp_path):
     mine, theirs = new_profile(store, context), new_profile(store, context, pair={**PAIR, "draft": None})
     answer(mine, context)
     answer(theirs, context, seed=1)
-    theirs.curves.at(5000).observe(1, 0.5, plain=True)
+    for _ in range(10):
+        theirs.curves.at(5000).observe(1, 0.5)
     theirs.measure(context, filled(context, 100), 1.0)
     mine.flush()
     theirs.flush()

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve, CostCurves, decode_prior
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.worker.profile_data import CostCurves
 from specllama.worker.row_prior import SEVERAL_ROWS, WIDTHS, WeightsRead, checked_times, row_prior
 
 
@@ -105,9 +106,9 @@ def test_a_curve_begins_with_the_shape_and_corrects_it() -> None:
     config = replace(DEFAULT, decode_prior=tuple((n, (1 + n) / 2) for n in WIDTHS))
     curve = CostCurve(config)
     for _ in range(3):
-        curve.observe(1, 0.01, plain=True)
+        curve.observe(1, 0.01)
     assert [curve.predict(n) for n in (1, 2, 4, 7, 64)] == pytest.approx([0.01, 0.015, 0.025, 0.04, 0.325])
-    assert decode_prior(128, config) == pytest.approx(65.0)
+    assert config.prior(128) == pytest.approx(65.0)
     assert curve.upper_bound(2) == pytest.approx(1.1 * 2 * 0.01)  # it was never measured
     for _ in range(3):
         curve.observe(4, 0.011)
@@ -120,5 +121,5 @@ def test_all_curves_of_a_model_have_the_shape() -> None:
     curves = CostCurves.from_dict(None, config)
     for n_ids in (0, 5000):
         curve = curves.at(n_ids)
-        curve.observe(1, 0.01, plain=True)
+        curve.observe(1, 0.01)
         assert curve.predict(8) == pytest.approx(curve.predict(1))

@@ -256,5 +256,5 @@ def test_a_curve_has_only_widths_timed_often_enough():
     assert curve.count(2) == DEFAULT.min_samples
     assert curve.count(4) == 0
     assert points(times)[1] == TimedWidth(rows=2, seconds=0.015, count=3)
-    assert not curve_of({}).measured
+    assert curve_of({}).times == []
     assert points({1: []}) == []
