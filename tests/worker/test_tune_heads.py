@@ -73,10 +73,12 @@ def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) ->
 
 
 def assert_shape_is_that_of_tune(profile: ModelProfile, name: str) -> None:
-    """The planner's steps take what `tune` has measured, in proportion: a step is measured at each load."""
+    """The planner's steps take what `tune` has measured, in proportion: a step is measured at each load. So are
+    those of 2, 4 and 8 ids, which may have other times then.
+    """
     assert profile.planner is not None
     read, used = steps_read(profile, name), profile.planner.learnt.priced[name].steps.curve
-    for n, _ in read.times:
+    for n in {n for n, _ in read.times} - {2, 4, 8}:
         assert used.count(n) >= DEFAULT.min_samples
         assert used.predict(n) / used.predict(1) == pytest.approx(read.predict(n) / read.predict(1))
 

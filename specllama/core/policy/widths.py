@@ -44,7 +44,7 @@ def measure(
             if abs(log(took / curve.predict(n))) > curve.config.most_off:
                 curve.forget(n)
     finds_change = not changes_known and _CHANGES * _STEADY * t1 < SECONDS
-    spent = _CHANGES * _STEADY * t1 if finds_change else 0.0
+    spent = min(SECONDS / 2, _CHANGES * _STEADY * t1) if finds_change else 0.0
     for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
         expected = max(curve.predict(n), t1)
         if spent + _STEADY * expected > SECONDS:
