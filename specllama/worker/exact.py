@@ -33,7 +33,7 @@ class ExactMode:
     ) -> None:
         self._loaded, self._engine, self._idle, self._clock = loaded, engine, idle, clock
         self.decided, self.notes = False, list[Note]()
-        given, most = loaded.settings.exact_width, widest(loaded)
+        given, most = loaded.settings.exact_width, loaded.widest
         if given is not None and given > most:
             problem = f"must be at most {most} rows, not {given}: decodes of this model have no more here"
             raise UsageError(problem, option="exact_width")
@@ -41,7 +41,7 @@ class ExactMode:
     def hold_widths(self) -> None:
         """Give all texts one width, each its own, where a change of it costs something."""
         loaded = self._loaded
-        if loaded.profile.change_seconds and widest(loaded) > 1:
+        if loaded.holds_widths:
             self._engine.text_chunk = self._chunk()
 
     def _chunk(self) -> int:
@@ -91,7 +91,7 @@ class ExactMode:
         """The rows of decodes: as given, as stored, or the best measured ones. A value stored with other
         batch sizes is kept; decodes then have as many of those rows as fit.
         """
-        loaded, most = self._loaded, widest(self._loaded)
+        loaded, most = self._loaded, self._loaded.widest
         profile, context = loaded.profile, loaded.context
         stored = profile.exact_rows
         if stored is not None:
@@ -127,14 +127,6 @@ class ExactMode:
                 if not left:
                     curve.observe(n, seconds)
         return curve
-
-
-def widest(loaded: Loaded) -> int:
-    """The most rows of a decode, all of the same width, whose rejected rows can be removed again."""
-    context, s = loaded.context, loaded.settings.target
-    if not context.can_pad or not context.swa_full:  # rows that take cells of a window move later ones
-        return 1
-    return min(context.n_outputs_max, context.n_batch, s.n_ubatch, context.max_rollback + 1)
 
 
 def _notes(rows: ExactRows, n_slots: int, loaded: Loaded, given: bool) -> list[str]:

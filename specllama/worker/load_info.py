@@ -130,9 +130,8 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
     if KERNELS.reason:
         text = "" if settings.exact else f"drafts may change the text, which {option('exact')} prevents, and "
         notes.append(f"specllama's kernels are not used: {KERNELS.reason}; {text}small batches are slower")
-    elif loaded.plan.target.n_gpu_layers and loaded.drafters and not settings.exact:
-        if not loaded.profile.change_seconds:  # else every text has one width
-            notes.append(f"drafts may change the text by rounding, which {option('exact')} prevents")
+    elif loaded.plan.target.n_gpu_layers and loaded.drafters and not settings.exact | loaded.holds_widths:
+        notes.append(f"drafts may change the text by rounding, which {option('exact')} prevents")
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(
             "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "

@@ -92,6 +92,20 @@ class Loaded:
         """The most tokens of a draft that fit into a decode and can be rolled back."""
         return min(self.context.n_outputs_max - self.settings.n_slots, self.context.max_rollback)
 
+    @property
+    def holds_widths(self) -> bool:
+        """Whether every text has one width, since a change of it costs something."""
+        return bool(self.profile.change_seconds) and self.widest > 1
+
+    @property
+    def widest(self) -> int:
+        """The most rows of a decode, all of the same width, whose rejected rows can be removed again."""
+        context = self.context
+        if not context.can_pad or not context.swa_full:  # rows that take cells of a window move later ones
+            return 1
+        n_ubatch = self.settings.target.n_ubatch
+        return min(context.n_outputs_max, context.n_batch, n_ubatch, context.max_rollback + 1)
+
     def policy(self) -> Policy:
         """The policy that the settings ask for; the planner is always the same one."""
         s, drafters = self.settings, self.drafters
