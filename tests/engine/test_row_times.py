@@ -12,7 +12,6 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
-from specllama.worker.row_prior import SEVERAL_ROWS, WIDTHS
 from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.llama.context import LlamaContext
@@ -20,6 +19,7 @@ from specllama.llama.model import LlamaModel
 from specllama.llama.products import ProductError, Products
 from specllama.worker import row_times
 from specllama.worker.load_info import inspect_build
+from specllama.worker.row_prior import SEVERAL_ROWS, WIDTHS
 from specllama.worker.row_times import GROUPS, RowTimeMeasurer, RowTimeStore, measure_missing, prior_of
 from tests.support.front import Front
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import statistics
 import subprocess
@@ -13,9 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from specllama.core.replay.trace import Trace
 from tests.support import tinygguf, tinymtp
-from tests.support.devices import curves
 from tests.support.paths import ROOT
 
 TRACES = ROOT / "tests/unit/core/traces"
@@ -67,7 +64,7 @@ def test_the_planner_beats_the_best_settings_of_other_engines(flags: tuple[str, 
 
 
 def test_on_devices_the_planner_is_as_fast_as_the_best_fixed_length_and_hardly_slower_than_plain() -> None:
-    """It learns on the way that changes of the width cost something."""
+    """What changes of the width cost is measured at loading."""
     done = run(TEXTS, "--devices", TRACES / "gpu_curves.json")
     assert done.returncode == 0, done.stderr
     line = r"pydoc \| (.+) \| c 0\.05: ([\d.]+) x plain, .* ([\d.]+) \(\d+\), worst text ([+-][\d.]+) t\(1\)"
@@ -125,43 +122,3 @@ def test_a_head_that_is_only_promised_is_refused(tmp_path: Path) -> None:
     done = record(tmp_path, model, model)
     assert done.returncode != 0
     assert "the file does not have" in done.stderr
-
-
-# Second candidates
-
-
-def second_right(n: int = 200) -> Trace:
-    """A text whose draft model is wrong at two of five tokens, and then right with its second candidate."""
-    text = random.Random(n).choices(range(10, 4000), k=n)
-    wrong = [i % 5 > 2 for i in range(n)]
-    draft = [5 if w else t for w, t in zip(wrong, text, strict=True)]
-    conf = [0.4 if w else 0.9 for w in wrong]
-    second = [t if w else 6 for w, t in zip(wrong, text, strict=True)]
-    return Trace([1, 2, 3], text, draft, conf, second, [0.45 if w else 0.05 for w in wrong])
-
-
-def test_second_candidates_are_counted_and_replayed(tmp_path: Path) -> None:
-    (tmp_path / "texts.json").write_text(json.dumps({"some": [second_right().to_dict()] * 3}))
-    device = {"measured": {"padded": curves()["padded 4B Q4_0"]}}
-    (tmp_path / "device.json").write_text(json.dumps(device))
-    done = run(tmp_path / "texts.json", "--draft-tree", "--devices", tmp_path / "device.json")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[1].startswith("  some, model: 0: 100% of 240 wrong ones (40% of 600), 1: 100% of ")
-    gains = r"  padded, draft cost 0\.05: auto (.+) \(worst .*; (\d+) of (\d+) acc.*, paid (.+) \(worst"
-    (found,) = [found for line in lines if (found := re.match(gains, line))]
-    auto, accepted, drafted, paid = map(float, found.groups())
-    assert min(auto, paid) > 1.02
-    assert 100 < accepted <= drafted
-
-
-def test_older_traces_get_second_candidates(tmp_path: Path) -> None:
-    texts = json.loads(TEXTS.read_text())
-    short = {"source": [{k: v[:40] if k != "prompt" else v for k, v in texts["source"][0].items()}]}
-    (tmp_path / "short.json").write_text(json.dumps(short))
-    done = run(tmp_path / "short.json", "--second", tmp_path / "more.json")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"(3\d|40) of 40 first choices are the recorded ones", done.stdout)
-    (more,) = json.loads((tmp_path / "more.json").read_text())["source"]
-    assert len(more["second"]) == 40
-    assert sum(token >= 0 for token in more["second"]) == sum(conf < 0.95 for conf in more["conf"])

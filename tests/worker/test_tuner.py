@@ -242,8 +242,8 @@ def test_cancelling_keeps_the_completed_measurements(
     assert not one.core.busy
     (curve,) = parts(one, "curve") or [{"complete": False}]
     assert curve["complete"] == (part != "plan")
-    (file,) = (tmp_path / "store").glob("*.json")  # of the load alone, or of both
-    assert ("t1" in json.loads(file.read_text())) == (part != "plan")
+    stored = [json.loads(file.read_text()) for file in (tmp_path / "store").glob("*.json")]
+    assert any("t1" in one for one in stored) == (part != "plan")
     predicted = [report["index"] for report in parts(one, "draft") if report["forecast"]]
     assert predicted == ([-1] if part == "draft" else [])
     assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.core.policy.posterior import PairState
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
+from specllama.core.policy.posterior import PairState
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
