@@ -12,15 +12,20 @@ import numpy as np
 from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.widths import measure
 from specllama.drafters import HEAD, MODEL
+from specllama.llama.context import LlamaContext
 from specllama.llama.heads.context import HeadContext
 from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
+from specllama.worker.tuning.other_work import OtherWork
 
 
-def warm_up_target(context: Context, token: int, profile: ModelProfile, clock: Callable[[], float]) -> None:
+def warm_up_target(
+    context: LlamaContext, token: int, profile: ModelProfile, clock: Callable[[], float]
+) -> None:
     """Decode in an empty context, with logits of all rows: the scale of the stored curve, and what is missing
     of it, as far as that takes about half a second. token: any id.
     """
@@ -30,8 +35,13 @@ def warm_up_target(context: Context, token: int, profile: ModelProfile, clock: C
 
     curve, known = profile.curves.at(0), profile.change_seconds is not None
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
+    others = OtherWork(context.n_threads_batch)
+    before = curve.to_dict() if curve.known else None
     change = measure(curve, decode, most, known)
-    if change is not None:
+    if others.disturbs:  # what was measured counts in this process, if at all
+        profile.curves.put(0, CostCurve.from_dict(before, curve.config))
+        profile.curves.at(0).set_scale(1, curve.predict(1))
+    elif change is not None:
         profile.observe_change(change)
 
 
@@ -46,6 +56,8 @@ def warm_up_drafts(
     cannot be decoded so is found out when it is used.
     """
     learnt = profile.planner_of(drafters).learnt.priced
+    if any(posterior.steps.curve.known for posterior in learnt.values()):
+        return  # rounds have timed whole steps, which take longer than their decodes
     if draft is not None and MODEL.name in learnt:
         context, token = draft.context, draft.context.any_token
 

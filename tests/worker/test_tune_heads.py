@@ -73,7 +73,7 @@ def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) ->
 
 
 def assert_shape_is_that_of_tune(profile: ModelProfile, name: str) -> None:
-    """The planner's steps take what `tune` has measured, in proportion: a step is measured at each load. So are
+    """The planner's steps take what `tune` has measured, in proportion: each load measures one again, and
     those of 2, 4 and 8 ids, which may have other times then.
     """
     assert profile.planner is not None

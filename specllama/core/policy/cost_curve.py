@@ -53,11 +53,14 @@ class CostCurve:
         c = self.config
         if not 1 <= n <= c.max_rows or not (isfinite(seconds) and seconds > 0):
             return
-        if n in self._stored and len(self._ratios) < _N_RATIOS:
+        # A width that takes far longer than predicted is wrong by itself; else the scale is.
+        before = self._seconds.get(n)
+        longer = bool(self._ratios and before) and seconds > self.scale * (before or 0.0) * exp(c.most_off)
+        if n in self._stored and len(self._ratios) < _N_RATIOS and not longer:
             self.set_scale(n, seconds)
             self._counts[n] = self.count(n) + 1
             return
-        count, before = self.count(n), self._seconds.get(n)
+        count = self.count(n)
         off = log(seconds / (self.scale * before)) if before else 0.0
         if n in self._stored:
             self._stored.discard(n)
@@ -70,7 +73,7 @@ class CostCurve:
         # Scale and width see the same limited deviation: else outliers would drive them apart.
         off = max(-c.most_off, min(c.most_off, off))
         self.scale *= exp(off * c.scale_rate)
-        self._set(n, before * exp(off * (1 - c.scale_rate) * max(c.width_rate, 1 / (1 + 2 * count))))
+        self._set(n, before * exp(off * (1 - c.scale_rate) * max(c.width_rate, 1 / (1 + count))))
 
     def set_scale(self, n: int, seconds: float) -> None:
         """Let the times of an earlier process follow a decode of n rows that took so many seconds now. The

@@ -190,19 +190,21 @@ class Planner(Policy):
         runs = self.learnt.runs[greedy]
         if not self.drafters or runs.n_seen < self.config.shadow_drafts:
             return 1
-        return runs.best_width(self.costs)
+        return runs.text_width(self.costs)
 
     def next_width(self, seq_id: int, width: int) -> int:
-        """One row once the text has lost what drafting may lose; another width than one row only for a text
-        that began before any draft of the pair was seen.
+        """One row before the text loses more than drafting may lose; another width than one row only for a
+        text that began before any draft of the pair was seen, or once after that.
         """
-        plan, change = self._plans.get(seq_id), self.change_seconds / (self.costs.predict(1) or inf)
+        plan, t1 = self._plans.get(seq_id), self.costs.predict(1) or inf
         if plan is None:
             return width
         if width > 1:
-            if plan.balance > -self.config.allowance - change:
+            most = self.config.allowance + (self.change_seconds - self.costs.predict(width)) / t1 + 1
+            if plan.balance > -most:
                 return width
-            plan.runs, plan.balance = (None if plan.runs is not None else RunLengths(self.config)), 0.0
+            plan.runs = None if plan.runs is not None else RunLengths(self.config)
+            plan.balance /= 2  # what may be lost once more, if the text gets a width again
             return 1
         runs = self.learnt.runs[plan.greedy] if plan.unseen else plan.runs
         if runs is None or runs.n_seen < self.config.shadow_drafts:
@@ -301,13 +303,11 @@ class Planner(Policy):
         if chosen:
             counts = select_drafts(candidates, budget, active)
         # 5. Second candidates, where a number of them is asked for
-        left = budget.max_rows - active - sum(counts.values()) if limits.n_branches else 0
-        drafts = {}
-        for seq, candidate in candidates.items():
-            branches = best_branches(candidate, counts[seq], limits, left) if left > 0 else []
-            drafts[seq] = self._draft_of(seq, candidate, counts[seq])
-            drafts[seq].branches = branches
-            left -= drafts[seq].n_in_branches
+        drafts = {seq: self._draft_of(seq, one, counts[seq]) for seq, one in candidates.items()}
+        left = budget.max_rows - active - sum(counts.values())
+        for seq, draft in drafts.items() if limits.n_branches else ():
+            draft.branches = best_branches(candidates[seq], counts[seq], limits, left)
+            left -= draft.n_in_branches
         return {seq: draft for seq, draft in drafts.items() if draft.n_rows or draft.n_discarded}
 
     def _begin_round(self, active: int, seconds: float, limits: RoundLimits) -> RoundBudget:
@@ -334,7 +334,7 @@ class Planner(Policy):
 
     def _may_draft(self, budget: RoundBudget, active: int) -> bool:
         """Whether the round may have drafts: not while plain rounds are to show what one costs."""
-        if active >= budget.max_rows:
+        if active >= budget.max_rows or not self.costs.known:
             return False
         return self._width > 0 or (
             self.costs.count(active) > 0 and self.budget.credit > 0 and not self.budget.plain_due
@@ -399,7 +399,7 @@ class Planner(Policy):
             plan.kind = COPY
         added = n, free.expected_accepted(n)
         rate = budget.rate(rest[1] + added[1], rest[0] + n)
-        seconds, chosen, best = budget.max_seconds - budget.upper_bound(active + 1), None, 0.0
+        seconds, options = budget.max_seconds - budget.upper_bound(active + 1), []
         for priced in self._priced:
             credit = max(self.budget.credit, self.config.allowance * (self._width > 0))
             catch_up = priced.catch_up(seq, t1, credit, seconds, alone=active == 1)
@@ -407,27 +407,29 @@ class Planner(Policy):
                 continue
             step, request = priced.steps.predict(active, t1) / active, plan.of_request(priced)
             with_it = priced.posterior.round_with(request, plan.kind, rest, added, budget, step, rate)
-            gain = (with_it.tokens / rate - with_it.seconds) / t1
-            missing = catch_up.seconds / t1
-            if self._pays(plan, priced, gain, missing) and (chosen is None or gain > best):
+            options.append(((with_it.tokens / rate - with_it.seconds) / t1, with_it.most, priced, catch_up))
+        options.sort(key=lambda option: -option[0])
+        chosen, best = None, 0.0
+        for gain, _, priced, catch_up in options:
+            if chosen is None and self._pays(plan, priced, gain, catch_up.seconds / t1):
                 chosen, best, plan.catch_up = priced, gain, catch_up
+        for gain, most, priced, catch_up in options:
+            loss = best - gain + catch_up.seconds / t1
+            if priced is not chosen and most > 0 and plan.kind == ALONE and priced.posterior.explore >= loss:
+                priced.posterior.explore -= loss
+                chosen, best, plan.catch_up = priced, inf, catch_up
         plan.priced = chosen
         return chosen
 
     def _pays(self, plan: SequencePlan, priced: PricedDrafter, gain: float, missing: float) -> bool:
         """Whether to use the drafter for this gain, in t(1). missing: the cost of catching up.
 
-        Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
-        too. Where no gain is expected, a draft may be tried as far as `explore` allows.
+        Ski-rental rule: catch up once the forgone gain equals its cost, which later drafts profit from too.
         """
-        posterior = priced.posterior
-        if gain > 0:
-            plan.forgone[priced.name] = forgone = plan.forgone.get(priced.name, 0.0) + gain
-            return forgone > missing
-        if plan.kind != ALONE or posterior.explore < missing - gain:
+        if gain <= 0:
             return False
-        posterior.explore -= missing - gain
-        return True
+        plan.forgone[priced.name] = forgone = plan.forgone.get(priced.name, 0.0) + gain
+        return forgone > missing
 
     def _draft_with(
         self,
@@ -454,8 +456,10 @@ class Planner(Policy):
             limits[seq] = min(rooms[seq], self.config.max_model_draft, budget.max_rows - active)
             drafts[seq] = CandidateDraft()
         spent = budget.spent
-        priced.extend_drafts(self.forcing, drafts, limits, rest, budget, n_pending, t1)
-        self._spent[priced.name] = budget.spent - spent
+        try:
+            priced.extend_drafts(self.forcing, drafts, limits, rest, budget, n_pending, t1)
+        finally:
+            self._spent[priced.name] = budget.spent - spent
         for seq, draft in drafts.items():
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq], budget)
@@ -483,7 +487,8 @@ class Planner(Policy):
         plain = width == active and not self._spent
         if not plain and costs.count(width) >= self.config.min_samples:
             verify = min(verify, disturbed * costs.predict(width))
-        costs.observe(width, done.verify_seconds)
+        if done.steady or not (self._width and costs.known):  # else a change of the width is part of it
+            costs.observe(width, done.verify_seconds)
         t1, worth = costs.predict(1), float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
@@ -499,6 +504,8 @@ class Planner(Policy):
                 runs, n = self.learnt.runs[greedy], len(o.draft.tokens)
                 runs.observe(n, o.n_accept, n_most, drafting / active / t1)
                 if plan is not None:
-                    plan.balance += (worth - (verify + drafting) / t1) / active
+                    decode = verify if done.steady else min(verify, costs.predict(width))
+                    plan.balance += (worth - (decode + drafting) / t1) / active
+                    plan.balance = min(plan.balance, self.config.allowance)
         for priced in self._priced:
             priced.posterior.refill(verify + spent, t1)

@@ -120,10 +120,11 @@ class StepCosts:
 
 
 class Expected(NamedTuple):
-    """A round's expected tokens and seconds."""
+    """A round's expected tokens and seconds. most: tokens gained if all drafted ones were right."""
 
     tokens: float
     seconds: float
+    most: float
 
     @property
     def rate(self) -> float:
@@ -213,11 +214,12 @@ class DrafterPosterior:
         alone = budget.predict(rows)
         least = budget.predict(rows + free[0]) - alone, free[1]
         seconds, expected, table = step, 0.0, self.table.chances
-        worth = request.worth(self.config.prior_weight)
+        worth = request.worth(2 * self.config.prior_weight)
         end = min(rows + self.config.lookahead, budget.max_rows)
         more = [budget.predict(n) - alone + (n - rows - 1) * step for n in range(rows + 1, end + 1)]
+        most = max((k - rate * extra for k, extra in enumerate(more, 1)), default=0.0) - rate * step
         for bin_, weight in enumerate(request.first[kind]):
-            if weight < 0.01:
+            if not weight:
                 continue
             took, accepted = least
             best = accepted - rate * took
@@ -230,7 +232,7 @@ class DrafterPosterior:
                         best, took, accepted = gained - rate * extra, extra, gained
             seconds += weight * took
             expected += weight * accepted
-        return Expected(tokens + expected, alone + seconds)
+        return Expected(tokens + expected, alone + seconds, most)
 
     def refill(self, seconds: float, t1: float) -> None:
         """A round took so long: drafts that are not expected to pay may lose a share of it. t1: seconds of a
@@ -261,7 +263,7 @@ class DrafterPosterior:
                 self.first[kind] = [x / total for x in known]
         if is_number(explore := data.get("explore")):
             most = self.config.explore_allowance
-            self.explore = max(-most, min(most, float(explore)))
+            self.explore = max(0.0, min(most, float(explore)))
 
 
 class PairState:

@@ -9,7 +9,7 @@ rounds of the pair had right. Knows no contexts and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import log
+from math import inf, log
 from statistics import median
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, numbers
@@ -20,6 +20,7 @@ SECONDS = 0.5  # most that timing them may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
 _CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
 _STEADY = 3  # from this decode of a width on, those in a row take equally long
+_SAMPLES = 2  # of a width in a load: the next one has a second look before they count as reliable
 _CHANGES = 6  # changes of the width that are timed
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
@@ -34,24 +35,30 @@ def measure(
     returns the seconds.
     """
     decode(1)  # the first decode takes longer than any other
-    t1 = min(decode(1), decode(1)) if max_rows > 1 else decode(1)
+    singles = [decode(1)]
+    while singles[0] <= FAST_SECONDS and len(singles) < _STEADY:
+        singles.append(decode(1))
+    t1 = median(singles)
     curve.set_scale(1, t1)
+    if not curve.known:
+        curve.observe(1, t1)
     if t1 > FAST_SECONDS or max_rows < 2:
         return None
+    wanted = dict.fromkeys(curve.unmeasured(n for n in WIDTHS if n <= max_rows), _SAMPLES)
     for n in _CHECKED:
         if n <= max_rows and curve.count(n) and _STEADY * curve.predict(n) < SECONDS / 4:
             took = min(decode(n) for _ in range(_STEADY))
             if abs(log(took / curve.predict(n))) > curve.config.most_off:
                 curve.forget(n)
+                wanted[n] = curve.config.min_samples
     finds_change = not changes_known and _CHANGES * _STEADY * t1 < SECONDS
     spent = min(SECONDS / 2, _CHANGES * _STEADY * t1) if finds_change else 0.0
-    for n in curve.unmeasured(n for n in WIDTHS if n <= max_rows):
+    for n, n_samples in wanted.items():
         expected = max(curve.predict(n), t1)
-        if spent + _STEADY * expected > SECONDS:
+        n_decodes = _STEADY - 1 + (n_samples if spent + _STEADY * expected < SECONDS / 2 else 1)
+        if spent + n_decodes * expected > SECONDS:
             break
-        seconds = [decode(n) for _ in range(_STEADY)]
-        if spent + _STEADY * expected < SECONDS / 2:
-            seconds.append(decode(n))
+        seconds = [decode(n) for _ in range(n_decodes)]
         spent += sum(seconds)
         for took in seconds[_STEADY - 1 :]:
             curve.observe(n, took)
@@ -74,14 +81,15 @@ def _change(decode: Callable[[int], float], t1: float) -> float:
 class RunLengths:
     """How many tokens of a draft are right in a row: the chance of each place if all before it are right, as
     Kaplan and Meier estimate survival from observations that ended early, with exponential forgetting. A
-    place takes the chance of the one before it as its prior. draft_seconds: of a drafted token.
+    place takes the chance of the one before it as its prior. draft_seconds: of a drafted token,
+    in t(1). width: rows of the last text, 0 before any.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self._right = [0.0] * config.max_rows
         self._seen = [0.0] * config.max_rows
-        self.draft_seconds = 0.0
+        self.draft_seconds, self.width = 0.0, 0
 
     @property
     def n_seen(self) -> float:
@@ -109,31 +117,41 @@ class RunLengths:
             expected += path
         return expected
 
+    def text_width(self, curve: CostCurve) -> int:
+        """The number of rows of a text: the last one, unless another one has a clearly higher rate, so that
+        the same request has the same text again.
+        """
+        best = self.best_width(curve)
+        if not self.width or self._rate(best, curve) > _CLEARLY * self._rate(self.width, curve):
+            self.width = best
+        return self.width
+
+    def _rate(self, n: int, curve: CostCurve, n_texts: int = 1) -> float:
+        """Expected tokens per second of n_texts texts together, each with an equal share of the n rows."""
+        tokens = self.tokens(n // n_texts)
+        drafted = min(n // n_texts - 1, _DRAFTED * tokens)
+        seconds = curve.predict(n) if n == n_texts else curve.upper_bound(n)
+        seconds += n_texts * drafted * self.draft_seconds * curve.predict(1)
+        return n_texts * tokens / seconds if seconds else 0.0
+
     def best_width(self, curve: CostCurve, n_texts: int = 1, change: float = 0.0) -> int:
         """The number of rows with the highest expected rate of n_texts texts together, each with an equal
         share of the rows. change: seconds that the way to another number than one for each costs, which has
         to pay twice within _HELD_ROUNDS.
         """
-        t1, best, width = curve.predict(1), 0.0, n_texts
-        for n in sorted({n_texts, *(n for n in WIDTHS if n_texts < n <= self.config.max_rows)}):
-            rows = n // n_texts
-            tokens = self.tokens(rows)
-            drafted = min(rows - 1, _DRAFTED * tokens)
-            seconds = curve.predict(n) if n == n_texts else curve.upper_bound(n)
-            seconds += n_texts * drafted * self.draft_seconds * t1
-            rate = n_texts * tokens / seconds if seconds else 0.0
-            if rate > best:
-                best, width = rate, n
-            if n == n_texts:
-                best += 2 * change / _HELD_ROUNDS / seconds * best if seconds else 0.0
-        return width
+        least = self._rate(n_texts, curve, n_texts)
+        least *= 1 + 2 * change / _HELD_ROUNDS / (curve.predict(n_texts) or inf)
+        rates = {n: self._rate(n, curve, n_texts) for n in WIDTHS if n_texts < n <= self.config.max_rows}
+        best = max(sorted(rates), key=lambda n: rates[n], default=n_texts)
+        return best if rates.get(best, 0.0) > least else n_texts
 
     def to_dict(self) -> dict[str, object]:
         """Plain data to be stored."""
         n = sum(seen > 0 for seen in self._seen)
         lists = {"right": self._right[:n], "seen": self._seen[:n]}
         return {name: [round(x, 3) for x in values] for name, values in lists.items()} | {
-            "draft": round(self.draft_seconds, 5)
+            "draft": round(self.draft_seconds, 5),
+            "width": self.width,
         }
 
     def restore(self, data: object) -> None:
@@ -150,6 +168,7 @@ class RunLengths:
         if any(r > s for r, s in zip(known, seen, strict=True)):
             return
         self._right[:n], self._seen[:n], self.draft_seconds = known, seen, draft[0]
+        self.width = width if (width := data.get("width")) in WIDTHS else 0
 
 
 class TotalWidth:
@@ -176,5 +195,6 @@ class TotalWidth:
         return best
 
 
+_CLEARLY = 1.1  # times the rate of the last width
 _DRAFTED = 1.5  # tokens that are drafted, at most, for each that a round writes
 _HELD_ROUNDS = 64  # before another width is considered

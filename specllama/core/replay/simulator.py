@@ -200,6 +200,7 @@ class Replay:
         one_width: bool = False,
     ) -> None:
         self._prompt, self._limits, self.one_width = prompt, limits, one_width
+        self._last_width = self._n_same = 0  # rows of the last decode, and decodes of it in a row
         self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
@@ -235,6 +236,7 @@ class Replay:
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
         if self._prompt is not None:
             self._prompt()
+            self._last_width = 0
 
     def _round(self, active: dict[int, _Text], done: Replayed) -> None:
         began = self.machine.now
@@ -263,7 +265,9 @@ class Replay:
             done.n_branch_accept += outcome.n_branch
         done.rounds += 1
         seconds = decoded - drafted, drafted - began, decoded - began
-        self.policy.observe(Round(rows, *seconds, outcomes, width - rows))
+        self._n_same = self._n_same + 1 if width == self._last_width else 1
+        self._last_width = width
+        self.policy.observe(Round(rows, *seconds, outcomes, width - rows, self._n_same))
         if held and len(active) == 1:
             for slot, text in active.items():
                 text.width = self.policy.next_width(slot, text.width)

@@ -414,10 +414,12 @@ def wrong_curve(seconds: float) -> CostCurve:
 def test_a_wrong_stored_curve_is_corrected_quickly(seconds):
     """The worst case: rows cost as much as decodes, and the drafter is never right."""
     machine = Machine(costly_rows, 0.001, lambda: False, confidence=0.99, costs=wrong_curve(seconds))
+    machine.policy.costs.set_scale(1, costly_rows(1))  # as loading does
     rate = machine.run(600)
     assert rate > 0.95 * 100
     assert machine.widths()[-400:].count(1) > 390
     cheap = Machine(cheap_rows, 0.0005, costs=wrong_curve(seconds))
+    cheap.policy.costs.set_scale(1, cheap_rows(1))
     cheap.run(200)
     assert cheap.run(100) > 4 * 100
 
