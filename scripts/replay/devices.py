@@ -16,11 +16,11 @@ from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.widths import measure
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import Replay, Seconds
 from specllama.core.replay.trace import Trace
 from specllama.drafters.copy import CopyDrafter
+from specllama.worker.calibrate import measure_load
 
 STEPS = (0.05, 0.12)  # t(1) of a step of the draft model
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 11, 15)
@@ -111,10 +111,10 @@ def times(
     free = None if step is None else CopyDrafter
     session = Replay(make, device, steps, free, prompt=device.interrupt)
     if isinstance(session.policy, Planner):
-        change = measure(session.policy.costs, device, DEFAULT.max_rows)
+        change = measure_load(session.policy.costs, device, DEFAULT.max_rows)
         session.policy.change_seconds, session.one_width = change or 0.0, bool(change)
         if steps is not None:
-            measure(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows, True)
+            measure_load(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows, True)
     else:
         for n in (1, 2, *LENGTHS):
             for _ in range(3):

@@ -9,20 +9,29 @@ length of the text before them. Memories that cannot be rolled back by any numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from math import log
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
+from specllama.core.policy import widths
 from specllama.core.policy.cost_curve import CostCurve
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 CHANGING = 2  # decodes after a change of the width that may take longer
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
+LOAD_SECONDS = 0.5  # most that timing them may take
+FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
+_CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
+_LOAD_SAMPLES = 2  # of a width in a load: the next one has a second look before they count as reliable
+_CHANGES = 6  # changes of the width that are timed
+_CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
 
 @dataclass(slots=True)
@@ -137,13 +146,18 @@ def _compare(
     return context.truncate(seq_id, n) == n and ok
 
 
+def unmeasured(curve: CostCurve, widths: Iterable[int]) -> list[int]:
+    """The widths that were not measured often enough."""
+    return [n for n in widths if curve.count(n) < curve.config.min_samples]
+
+
 def missing_widths(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
     """The widths without a time in the curve that can be timed after `n_ids` ids, each within `seconds`."""
     max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
     if n_ids < 1 or not can_roll_back(context):
         return []
     t1 = curve.predict(1)
-    return [n for n in curve.unmeasured(TIMED) if n <= max_rows and curve.upper_bound(n) + t1 < seconds]
+    return [n for n in unmeasured(curve, TIMED) if n <= max_rows and curve.upper_bound(n) + t1 < seconds]
 
 
 def time_widths(
@@ -201,3 +215,56 @@ def margin_change(alone: NDArray[np.float32], batched: NDArray[np.float32]) -> f
     """By how much the margin between the two best tokens of `alone` changes in `batched`, in logits."""
     first, second = np.argsort(alone)[-1], np.argsort(alone)[-2]
     return float(abs((batched[first] - batched[second]) - (alone[first] - alone[second])))
+
+
+def measure_load(
+    curve: CostCurve, decode: Callable[[int], float], max_rows: int, changes_known: bool = False
+) -> float | None:
+    """Time the decodes of a context that was just loaded: of one row for the scale of a stored curve, of
+    further widths that were not measured often enough, as far as that takes about half a second in all.
+    Returns the seconds that a change of the width costs, 0 where that is nothing that counts, None where that
+    is known or one row takes too long to find out. decode: decodes so many rows and removes them again;
+    returns the seconds.
+    """
+    decode(1)  # the first decode takes longer than any other
+    singles = [decode(1)]
+    while singles[0] <= FAST_SECONDS and len(singles) < (CHANGING + 1):
+        singles.append(decode(1))
+    t1 = median(singles)
+    curve.set_scale(1, t1)
+    if not curve.known:
+        curve.observe(1, t1)
+    if t1 > FAST_SECONDS or max_rows < 2:
+        return None
+    wanted = dict.fromkeys(unmeasured(curve, (n for n in widths.WIDTHS if n <= max_rows)), _LOAD_SAMPLES)
+    for n in _CHECKED:
+        if n <= max_rows and curve.count(n) and (CHANGING + 1) * curve.predict(n) < LOAD_SECONDS / 4:
+            took = min(decode(n) for _ in range(CHANGING + 1))
+            if abs(log(took / curve.predict(n))) > curve.config.most_off:
+                curve.forget(n)
+                wanted[n] = curve.config.min_samples
+    finds_change = not changes_known and _CHANGES * (CHANGING + 1) * t1 < LOAD_SECONDS
+    spent = min(LOAD_SECONDS / 2, _CHANGES * (CHANGING + 1) * t1) if finds_change else 0.0
+    for n, n_samples in wanted.items():
+        expected = max(curve.predict(n), t1)
+        n_decodes = CHANGING + (n_samples if spent + (CHANGING + 1) * expected < LOAD_SECONDS / 2 else 1)
+        if spent + n_decodes * expected > LOAD_SECONDS:
+            break
+        seconds = [decode(n) for _ in range(n_decodes)]
+        spent += sum(seconds)
+        for took in seconds[CHANGING:]:
+            curve.observe(n, took)
+    return _change(decode, t1) if finds_change else None
+
+
+def _change(decode: Callable[[int], float], t1: float) -> float:
+    """Seconds that a change of the width costs: those that the first two decodes after it take longer than
+    the third, 0 where these are noise or less than counts.
+    """
+    excesses = []
+    for n in (2, 1) * (_CHANGES // 2):
+        first, second, steady = decode(n), decode(n), decode(n)
+        excesses.append(first + second - 2 * steady)
+    later = excesses[2:]  # the first ones of a width may load something
+    counts = min(later) > 0 and median(later) > max(_CHANGE_SHARE * t1, _CHANGE_SECONDS)
+    return median(later) if counts else 0.0

@@ -13,10 +13,10 @@ from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.widths import measure
 from specllama.drafters import HEAD, MODEL
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads.context import HeadContext
+from specllama.worker.calibrate import measure_load
 from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
@@ -37,7 +37,7 @@ def warm_up_target(
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
     others = OtherWork(context.n_threads_batch)
     before = curve.to_dict() if curve.known else None
-    change = measure(curve, decode, most, known)
+    change = measure_load(curve, decode, most, known)
     if others.disturbs:  # what was measured counts in this process, if at all
         profile.curves.put(0, CostCurve.from_dict(before, curve.config))
         profile.curves.at(0).set_scale(1, curve.predict(1))
@@ -66,14 +66,14 @@ def warm_up_drafts(
 
         most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
         with suppress(DecodeError, NoRoomError):
-            measure(learnt[MODEL.name].steps.curve, decode, most, changes_known=True)
+            measure_load(learnt[MODEL.name].steps.curve, decode, most, changes_known=True)
     if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
         layer = head.context
         if not layer.reads_target:
             most = min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
             with suppress(DecodeError, NoRoomError):
                 steps = learnt[HEAD.name].steps.curve
-                measure(steps, lambda n: _head_seconds(layer, n, clock), most, changes_known=True)
+                measure_load(steps, lambda n: _head_seconds(layer, n, clock), most, changes_known=True)
 
 
 def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:

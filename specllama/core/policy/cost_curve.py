@@ -7,8 +7,8 @@ interpolated, wider ones follow a prior from the widest measured one. Knows no m
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from math import exp, isfinite, log
+from collections.abc import Mapping
+from math import exp, inf, isfinite, log
 from statistics import median_low
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
@@ -22,6 +22,7 @@ class CostCurve:
 
     scale: the factor that all widths share at the moment (throttling, other load). Stored times give the
     shape; `set_scale` takes the scale from a decode before the first round, and every round corrects both.
+    table: `predict` of 0 to max_rows rows at scale 1, valid until the next `observe`; before any, in t(1).
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
@@ -32,7 +33,7 @@ class CostCurve:
         self._stored: set[int] = set()  # widths that were not measured in this process
         self._ratios: list[float] = []  # of the first decodes to the stored times
         self._widths: list[int] = []
-        self._table = [config.prior(n) if n else 0.0 for n in range(config.max_rows + 1)]
+        self.table = [config.prior(n) if n else 0.0 for n in range(config.max_rows + 1)]
 
     @property
     def known(self) -> bool:
@@ -67,8 +68,7 @@ class CostCurve:
             count = 0 if abs(off) > c.most_off else count
         self._counts[n] = count + 1
         if before is None or count < c.min_samples:
-            now = seconds / self.scale
-            self._set(n, min(now, before) if before and count else now)
+            self._set(n, min(seconds / self.scale, before if before and count else inf))
             return
         # Scale and width see the same limited deviation: else outliers would drive them apart.
         off = max(-c.most_off, min(c.most_off, off))
@@ -91,8 +91,8 @@ class CostCurve:
         self._seconds[n] = seconds
         i, widths = bisect_left(self._widths, n), self._widths
         first = widths[i - 1] if i > 1 else 1  # the narrowest width limits all others
-        last = widths[i + 1] if 0 < i < len(widths) - 1 else len(self._table)
-        self._table[first:last] = map(self._predict, range(first, last))
+        last = widths[i + 1] if 0 < i < len(widths) - 1 else len(self.table)
+        self.table[first:last] = map(self._predict, range(first, last))
 
     def _predict(self, n: int) -> float:
         """Seconds of n rows at scale 1; more rows never take less than the fewest measured ones."""
@@ -109,21 +109,13 @@ class CostCurve:
         """Seconds of a decode of n rows now; 0 without any times."""
         if not self._widths:
             return 0.0
-        return (self._table[n] if n < len(self._table) else self._predict(n)) * self.scale
-
-    def table(self) -> list[float]:
-        """`predict` of 0 to max_rows rows at scale 1, valid until the next `observe`; before any, in t(1)."""
-        return self._table
+        return (self.table[n] if n < len(self.table) else self._predict(n)) * self.scale
 
     def upper_bound(self, n: int) -> float:
         """A cautious `predict`: more for a width that was never measured."""
         if self.count(n) or not self._widths:
             return self.predict(n)
         return max(self.predict(n), min(self.config.unmeasured * self.predict(n), 1.1 * n * self.predict(1)))
-
-    def unmeasured(self, widths: Iterable[int]) -> list[int]:
-        """The widths that were not measured often enough."""
-        return [n for n in widths if self.count(n) < self.config.min_samples]
 
     def forget(self, n: int) -> None:
         """Forget a width that was not measured in this process, so that it is measured again."""

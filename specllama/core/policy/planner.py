@@ -180,7 +180,7 @@ class Planner(Policy):
         if posterior is None or posterior.table.n_seen < self.config.enough_tokens or not t1:
             return None
         costs, widest = self.costs, self.config.max_rows
-        budget = RoundBudget(costs.table(), costs.scale, costs.predict, inf, widest)
+        budget = RoundBudget(costs.table, costs.scale, costs.predict, inf, widest)
         request, step = RequestPosterior(posterior.first), posterior.steps.predict(1, t1)
         return posterior.round_with(request, ALONE, (1, 1.0), (0, 0.0), budget, step, 1 / t1).rate * t1
 
@@ -316,7 +316,7 @@ class Planner(Policy):
         """
         costs, self._spent, self._width = self.costs, {}, limits.width
         self._use_alternatives(limits.n_branches > 0)
-        n_again, widest, seconds_by_rows = limits.n_again, self.config.max_rows, costs.table()
+        n_again, widest, seconds_by_rows = limits.n_again, self.config.max_rows, costs.table
         least = max(active + n_again, limits.width)
         affordable = costs.predict(least) + self.budget.max_round_loss * costs.predict(1)
         if limits.width:

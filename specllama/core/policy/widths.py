@@ -8,74 +8,13 @@ rounds of the pair had right. Knows no contexts and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import inf, log
-from statistics import median
+from collections.abc import Mapping
+from math import inf
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, numbers
 from specllama.core.policy.cost_curve import CostCurve
 
 WIDTHS = (1, 2, 4, 8, 16, 9, 3, 32, 6, 12, 24)  # rows of the decodes that are timed at loading
-SECONDS = 0.5  # most that timing them may take
-FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
-_CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
-_STEADY = 3  # from this decode of a width on, those in a row take equally long
-_SAMPLES = 2  # of a width in a load: the next one has a second look before they count as reliable
-_CHANGES = 6  # changes of the width that are timed
-_CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
-
-
-def measure(
-    curve: CostCurve, decode: Callable[[int], float], max_rows: int, changes_known: bool = False
-) -> float | None:
-    """Time the decodes of a context that was just loaded: of one row for the scale of a stored curve, of
-    further widths that were not measured often enough, as far as that takes about half a second in all.
-    Returns the seconds that a change of the width costs, 0 where that is nothing that counts, None where that
-    is known or one row takes too long to find out. decode: decodes so many rows and removes them again;
-    returns the seconds.
-    """
-    decode(1)  # the first decode takes longer than any other
-    singles = [decode(1)]
-    while singles[0] <= FAST_SECONDS and len(singles) < _STEADY:
-        singles.append(decode(1))
-    t1 = median(singles)
-    curve.set_scale(1, t1)
-    if not curve.known:
-        curve.observe(1, t1)
-    if t1 > FAST_SECONDS or max_rows < 2:
-        return None
-    wanted = dict.fromkeys(curve.unmeasured(n for n in WIDTHS if n <= max_rows), _SAMPLES)
-    for n in _CHECKED:
-        if n <= max_rows and curve.count(n) and _STEADY * curve.predict(n) < SECONDS / 4:
-            took = min(decode(n) for _ in range(_STEADY))
-            if abs(log(took / curve.predict(n))) > curve.config.most_off:
-                curve.forget(n)
-                wanted[n] = curve.config.min_samples
-    finds_change = not changes_known and _CHANGES * _STEADY * t1 < SECONDS
-    spent = min(SECONDS / 2, _CHANGES * _STEADY * t1) if finds_change else 0.0
-    for n, n_samples in wanted.items():
-        expected = max(curve.predict(n), t1)
-        n_decodes = _STEADY - 1 + (n_samples if spent + _STEADY * expected < SECONDS / 2 else 1)
-        if spent + n_decodes * expected > SECONDS:
-            break
-        seconds = [decode(n) for _ in range(n_decodes)]
-        spent += sum(seconds)
-        for took in seconds[_STEADY - 1 :]:
-            curve.observe(n, took)
-    return _change(decode, t1) if finds_change else None
-
-
-def _change(decode: Callable[[int], float], t1: float) -> float:
-    """Seconds that a change of the width costs: those that the first two decodes after it take longer than
-    the third, 0 where these are noise or less than counts.
-    """
-    excesses = []
-    for n in (2, 1) * (_CHANGES // 2):
-        first, second, steady = decode(n), decode(n), decode(n)
-        excesses.append(first + second - 2 * steady)
-    later = excesses[2:]  # the first ones of a width may load something
-    counts = min(later) > 0 and median(later) > max(_CHANGE_SHARE * t1, _CHANGE_SECONDS)
-    return median(later) if counts else 0.0
 
 
 class RunLengths:

@@ -24,9 +24,9 @@ from specllama.client.tune_messages import (
     WrittenTexts,
 )
 from specllama.config.load import ModelSettings
-from specllama.core.replay.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.replay.break_even import break_evens
 from tests.support.loads import TARGET, load_info
 
 T1 = 0.02

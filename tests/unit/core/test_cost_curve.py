@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.worker.calibrate import unmeasured
 from tests.support.examples import examples
 
 STAIR = {1: 0.010, 2: 0.0175, 3: 0.024, 4: 0.0158, 5: 0.024, 8: 0.028, 16: 0.042}
@@ -41,14 +42,14 @@ def test_an_empty_curve_knows_no_times():
     curve = CostCurve()
     assert not curve.known
     assert curve.predict(5) == 0
-    assert curve.unmeasured([1, 2, 4]) == [1, 2, 4]
+    assert unmeasured(curve, [1, 2, 4]) == [1, 2, 4]
 
 
 def test_measured_widths_are_predicted_as_measured():
     curve = measured(STAIR)
     for n, seconds in STAIR.items():
         assert curve.predict(n) == pytest.approx(seconds)
-    assert curve.unmeasured([1, 4, 6, 16]) == [6]
+    assert unmeasured(curve, [1, 4, 6, 16]) == [6]
 
 
 def test_times_between_measured_widths_are_interpolated():
@@ -58,7 +59,7 @@ def test_times_between_measured_widths_are_interpolated():
 
 
 def test_before_any_measurement_the_table_is_the_prior():
-    table = CostCurve().table()
+    table = CostCurve().table
     assert [table[n] for n, _ in DEFAULT.decode_prior] == [time for _, time in DEFAULT.decode_prior]
     assert all(a < b for a, b in pairwise(table))
 
@@ -222,7 +223,7 @@ def test_a_stored_width_that_is_about_right_is_kept_and_adapted():
 
 def test_a_stored_width_with_too_few_samples_is_measured_again():
     curve = stored({1: 0.01, 4: 0.001}, 1)
-    assert curve.unmeasured([1, 4]) == [1, 4]
+    assert unmeasured(curve, [1, 4]) == [1, 4]
     settled(curve)
     for _ in range(DEFAULT.min_samples):
         curve.observe(4, 0.02)
@@ -235,7 +236,7 @@ def test_a_prior_from_another_context_length_is_replaced_by_measurements():
     assert curve.known
     assert curve.times == []
     assert curve.to_dict() == {"widths": []}
-    assert curve.unmeasured(STAIR) == list(STAIR)
+    assert unmeasured(curve, STAIR) == list(STAIR)
     assert curve.predict(4) == pytest.approx(near.predict(4))
     assert curve.upper_bound(4) > near.upper_bound(4)
     settled(curve, 3 * STAIR[1])
@@ -251,7 +252,7 @@ def test_a_forgotten_width_is_measured_again_unless_this_process_measured_it():
     settled(curve, 0.01)
     for n in (1, 2):
         curve.forget(n)
-    assert curve.unmeasured([1, 2, 4]) == [2]
+    assert unmeasured(curve, [1, 2, 4]) == [2]
     assert curve.predict(2) == pytest.approx(0.025)
     assert [n for n, _ in curve.times] == [1, 4]
     curve.observe(2, 0.013)
@@ -264,7 +265,7 @@ def test_a_forgotten_width_is_measured_again_unless_this_process_measured_it():
 def test_a_width_can_be_forgotten_twice(curve):
     for _ in range(2):
         curve.forget(2)
-    assert curve.unmeasured([2]) == [2]
+    assert unmeasured(curve, [2]) == [2]
 
 
 def test_stored_times_that_cannot_be_are_left_out():
@@ -279,7 +280,7 @@ def test_data_of_the_old_form_is_read():
     data = {"widths": [[1, 0.01, 4], [2, 0.027, 4]], "anew": [2], "changes": changes}
     curve = CostCurve.from_dict(data)
     assert curve.times == [(1, 0.01), (2, 0.027)]
-    assert curve.unmeasured([1, 2]) == []
+    assert unmeasured(curve, [1, 2]) == []
     assert CostCurve.from_dict(curve.to_dict()).times == curve.times
 
 
@@ -311,7 +312,7 @@ def test_predictions_do_not_depend_on_the_order_in_which_widths_were_met(rounds)
     restored = CostCurve.from_dict(curve.to_dict())
     widths = range(1, DEFAULT.max_rows + 3)
     assert [restored.predict(n) for n in widths] == pytest.approx([curve.predict(n) for n in widths])
-    table = [curve.scale * seconds for seconds in curve.table()][1:]
+    table = [curve.scale * seconds for seconds in curve.table][1:]
     if rounds:
         assert table == [curve.predict(n) for n in range(1, DEFAULT.max_rows + 1)]
 

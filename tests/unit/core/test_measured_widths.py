@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.widths import FAST_SECONDS, SECONDS, WIDTHS, RunLengths, TotalWidth, measure
+from specllama.core.policy.widths import WIDTHS, RunLengths, TotalWidth
 from specllama.core.replay.devices import ChangingDevice
+from specllama.worker.calibrate import FAST_SECONDS, LOAD_SECONDS, measure_load
 from tests.support.devices import curves
 from tests.support.examples import examples
 
@@ -54,7 +55,7 @@ def device(name: str) -> ChangingDevice:
 @pytest.mark.parametrize("name", GPUS)
 def test_steady_times_are_measured_on_a_device_with_changes(name):
     one, curve = device(name), CostCurve()
-    measure(curve, Decodes(one), 64)
+    measure_load(curve, Decodes(one), 64)
     for n in (1, 2, 4, 8, 9, 16):
         assert curve.predict(n) == pytest.approx(one.steady(n), rel=0.02)
 
@@ -62,7 +63,7 @@ def test_steady_times_are_measured_on_a_device_with_changes(name):
 @pytest.mark.parametrize("name", GPUS)
 def test_what_a_change_costs_is_found_on_measured_devices(name):
     one = device(name)
-    change = measure(CostCurve(), one, 64)
+    change = measure_load(CostCurve(), one, 64)
     costs = [one.first(n) + one.second(n) for n in (1, 2)]
     assert change is not None
     assert min(costs) * 0.99 <= change <= max(costs) * 1.01
@@ -73,7 +74,7 @@ def test_it_is_found_in_noise_too(name):
     one = device(name)
     for seed in range(20):
         rng = random.Random(seed)
-        change = measure(CostCurve(), lambda n: one(n) * rng.lognormvariate(0, 0.1), 64)  # noqa: B023
+        change = measure_load(CostCurve(), lambda n: one(n) * rng.lognormvariate(0, 0.1), 64)  # noqa: B023
         assert change is not None
         assert change > 0
 
@@ -83,7 +84,7 @@ def test_noise_is_hardly_ever_taken_for_the_cost_of_changes(name):
     steady, found = device(name).steady, 0
     for seed in range(100):
         rng = random.Random(seed)
-        found += bool(measure(CostCurve(), lambda n: steady(n) * rng.lognormvariate(0, 0.1), 64))  # noqa: B023
+        found += bool(measure_load(CostCurve(), lambda n: steady(n) * rng.lognormvariate(0, 0.1), 64))  # noqa: B023
     assert found <= 8
 
 
@@ -97,7 +98,7 @@ def test_noise_is_hardly_ever_taken_for_the_cost_of_changes(name):
 )
 def test_a_change_that_costs_next_to_nothing_counts_as_free(t1, change):
     one = ChangingDevice(lambda n: t1 * (1 + 0.1 * n), lambda _: change)
-    assert measure(CostCurve(), one, 64) == 0
+    assert measure_load(CostCurve(), one, 64) == 0
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -105,7 +106,7 @@ def test_a_slow_device_is_decoded_twice_and_shows_one_row_only(stored):
     curve, decodes = CostCurve(), Decodes(lambda n: 1.2 * FAST_SECONDS * n)
     if stored:
         curve = CostCurve.from_dict({"widths": [[1, FAST_SECONDS, 3], [4, 2 * FAST_SECONDS, 3]]})
-    assert measure(curve, decodes, 64) is None
+    assert measure_load(curve, decodes, 64) is None
     assert decodes.widths == [1, 1]
     if stored:
         assert curve.predict(4) == pytest.approx(2.4 * FAST_SECONDS)
@@ -116,26 +117,26 @@ def test_a_slow_device_is_decoded_twice_and_shows_one_row_only(stored):
 def test_a_first_decode_that_loads_something_does_not_set_the_scale():
     curve = CostCurve.from_dict({"widths": [[n, T1 * n, 3] for n in WIDTHS]})
     one = [1.0, T1, 1.3 * T1, T1]
-    measure(curve, lambda n: one.pop(0) if one else T1 * n, 64, changes_known=True)
+    measure_load(curve, lambda n: one.pop(0) if one else T1 * n, 64, changes_known=True)
     assert curve.scale == pytest.approx(1)
 
 
 def test_a_context_of_one_row_decodes_no_more():
     decodes = Decodes(lambda n: 0.001 * n)
-    assert measure(CostCurve(), decodes, 1) is None
+    assert measure_load(CostCurve(), decodes, 1) is None
     assert set(decodes.widths) == {1}
 
 
 def test_a_known_curve_costs_few_decodes():
     curve = CostCurve.from_dict({"widths": [[n, T1 * n, 3] for n in WIDTHS]})
     decodes = Decodes(lambda n: 2 * T1 * n)
-    assert measure(curve, decodes, 64, changes_known=True) is None
+    assert measure_load(curve, decodes, 64, changes_known=True) is None
     assert len(decodes.widths) <= 12
     for n in WIDTHS:
         assert curve.predict(n) == pytest.approx(2 * T1 * n)
     curve.forget(9)
     decodes.log.clear()
-    measure(curve, decodes, 64, changes_known=True)
+    measure_load(curve, decodes, 64, changes_known=True)
     assert decodes.widths.count(9) >= 2
     assert len(decodes.widths) <= 14
 
@@ -145,7 +146,7 @@ def test_after_a_few_starts_little_is_measured_again(name):
     curve = CostCurve()
     for _ in range(8):
         decodes = Decodes(device(name))
-        measure(curve, decodes, 32, changes_known=True)
+        measure_load(curve, decodes, 32, changes_known=True)
         curve = CostCurve.from_dict(curve.to_dict())
     assert len(decodes.widths) <= 24
 
@@ -154,11 +155,11 @@ def test_after_a_few_starts_little_is_measured_again(name):
 @given(st.floats(1e-4, FAST_SECONDS), st.floats(0, 1), st.integers(1, 64))
 def test_measuring_keeps_to_its_time_and_to_the_rows_of_the_context(t1, slope, max_rows):
     decodes = Decodes(lambda n: t1 * (1 + slope * (n - 1)))
-    measure(CostCurve(), decodes, max_rows, changes_known=True)
-    assert decodes.spent <= 1.2 * SECONDS + 3 * t1
+    measure_load(CostCurve(), decodes, max_rows, changes_known=True)
+    assert decodes.spent <= 1.2 * LOAD_SECONDS + 3 * t1
     assert max(decodes.widths) <= max_rows
     both = Decodes(decodes.seconds)
-    measure(CostCurve(), both, max_rows)
+    measure_load(CostCurve(), both, max_rows)
     assert both.spent <= decodes.spent + 9 * sum(map(decodes.seconds, (1, 2))) + 1e-9
     assert max(both.widths) <= max_rows
 

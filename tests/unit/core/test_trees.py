@@ -20,7 +20,6 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.widths import measure
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import Replay, SimulatedClock
 from specllama.core.replay.trace import WRONG, Trace
@@ -32,6 +31,7 @@ from specllama.drafters.features import FeatureRows
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, TableHead, TableMask
+from specllama.worker.calibrate import measure_load
 from tests.support.devices import curves
 from tests.unit.core.test_engine_table import (
     END,
@@ -270,7 +270,7 @@ def test_the_planner_verifies_second_candidates_only_where_a_number_is_asked_for
     device = ChangingDevice.from_dict(curves()["padded 4B Q4_0"])
     model = ModelDrafter(TableContext(N_VOCAB, 1024, rows=noisy_draft(5)), N_VOCAB)
     policy = Planner([CopyDrafter(), model], machine.clock)
-    measure(policy.costs, device, DEFAULT.max_rows)
+    measure_load(policy.costs, device, DEFAULT.max_rows)
     target = TimedContext(device, machine, 3)
     engine = Engine(target, policy, end_ids={END}, clock=machine.clock, draft_tree=n_tree)
     for seed in range(4):

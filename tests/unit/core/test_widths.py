@@ -24,7 +24,6 @@ from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.widths import measure
 from specllama.core.replay.devices import ChangingDevice
 from specllama.core.replay.simulator import SimulatedClock
 from specllama.core.sampling.params import SamplingParams
@@ -32,6 +31,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import Memory, TableContext, table_row
+from specllama.worker.calibrate import measure_load
 from specllama.worker.profile import ModelProfile
 from tests.support.devices import DeviceContext, curves
 from tests.support.examples import examples
@@ -151,7 +151,7 @@ class Setup:
         n_ctx = self.target.n_ctx
         self.draft = DeviceContext(steps, clock, noise=draft or 0.0, n_ctx=n_ctx, n_seq_max=n_slots)
         self.curve = CostCurve()
-        change = measure(self.curve, self.decode, 64)
+        change = measure_load(self.curve, self.decode, 64)
         drafters = [CopyDrafter(), ModelDrafter(self.draft, self.target.n_vocab)] if draft is not None else []
         self.policy = Planner(drafters, clock.clock, self.curve, learnt)
         self.policy.change_seconds = self.change = change or 0.0
