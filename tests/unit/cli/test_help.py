@@ -36,7 +36,7 @@ def test_every_option_is_below_the_title_of_its_group(
     text = shown(capsys, *line)
     assert text.startswith(f"Usage: specllama {' '.join(line)} [OPTIONS]")
     sections = {part.partition(":\n")[0]: part for part in text.split("\n\n")}
-    for option in entry_of(line).table:
+    for option in entry_of(line).table():
         for flag in option.flags or (str(option.metavar),):
             assert flag in sections[option.panel], f"{flag} of {option.panel}"
     assert "--help" in sections["Options"]

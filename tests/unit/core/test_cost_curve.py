@@ -166,7 +166,7 @@ def test_stored_times_include_the_scale():
     assert restored.scale == 1
     for n in range(1, 20):
         assert restored.predict(n) == pytest.approx(curve.predict(n))
-    assert restored.unmeasured(STAIR) == []
+    assert unmeasured(restored, STAIR) == []
 
 
 @pytest.mark.parametrize("n", [1, 4, 16])
