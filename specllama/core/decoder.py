@@ -79,7 +79,9 @@ class TargetDecoder:
         """
         n_again = sum(len(g.history) - 1 - g.n_past for g in active)
         if any(g.exact_rows for g in active):
-            return RoundLimits(n_again=n_again, width=self._held_width(active, n_again))
+            width = self._held_width(active, n_again)
+            shadows = not any(g.alone or g.n_draft_max == 0 for g in active)
+            return RoundLimits(n_again=n_again, width=width, shadows=shadows)
         n_branches = min(self.draft_tree, self.target.n_branches // len(active))
         if not n_branches:
             return RoundLimits(n_again=n_again)

@@ -134,9 +134,10 @@ class Engine:
         rows = self.exact_rows if exact else None
         alone = rows is not None
         if not exact and self.text_chunk is not None:
-            width = self.policy.text_width(request.params.greedy) if request.speculate else 1
+            width, n_max = self.policy.text_width(request.params.greedy), request.draft_max
             most = min(self.target.n_outputs_max, self.target.n_batch, self.target.max_rollback + 1)
-            rows = ExactRows(min(width, most), self.text_chunk)
+            most = min(most, 1 + n_max) if n_max is not None else most
+            rows = ExactRows(min(width, most) if request.speculate else 1, self.text_chunk)
         if rows is not None:
             n_ctx -= max(0, rows.width - 1 - self.target.n_spare)
         if alone:  # nothing is left to decide again
@@ -229,7 +230,7 @@ class Engine:
     def _update_width(self, active: list[Generation]) -> None:
         """Let the policy change the width of a text that may have another one."""
         for g in active if len(active) == 1 else ():
-            if (rows := g.exact_rows) is not None and not g.alone and g.request.speculate:
+            if (rows := g.exact_rows) is not None and not g.alone and g.n_draft_max is None:
                 width = self.policy.next_width(g.seq_id, rows.width)
                 most = 1 + self.target.n_spare + self.target.n_ctx - g.n_ctx
                 if width != rows.width and width <= min(most, self.target.max_rollback + 1):

@@ -145,15 +145,18 @@ class Generation:
         return len(self.history) - self.n_prompt
 
     @property
+    def n_draft_max(self) -> int | None:
+        """Most draft tokens of a round that the request allows, None for any number."""
+        return self.request.draft_max if self.request.speculate else 0
+
+    @property
     def room(self) -> int:
         """Most draft tokens of the next round, which emits one token more than it accepts."""
-        if not self.request.speculate:
-            return 0
         room = self.n_ctx - len(self.history) - 1
         if self.request.params.max_tokens > 0:
             room = min(room, self.request.params.max_tokens - self.n_output - 1)
-        if self.request.draft_max is not None:
-            room = min(room, self.request.draft_max)
+        if (n_max := self.n_draft_max) is not None:
+            room = min(room, n_max)
         if self.exact_rows is not None:
             room = min(room, self.exact_rows.n_kept(len(self.history) - 1) - 1)
         return max(0, room)

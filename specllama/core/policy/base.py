@@ -65,13 +65,15 @@ class Draft:
 class RoundLimits:
     """What the target allows in a round. n_branches: most branches of a draft. n_tokens: most tokens of a
     draft, those of branches included. n_again: rows of tokens that an earlier round has accepted in branches.
-    width: rows of the decode, whatever is drafted; 0: as many as are needed.
+    width: rows of the decode, whatever is drafted; 0: as many as are needed. shadows: whether drafts may be
+    compared with the text in place of being verified.
     """
 
     n_branches: int = 0
     n_tokens: int = 1 << 30
     n_again: int = 0
     width: int = 0
+    shadows: bool = True
 
 
 CHAINS = RoundLimits()  # no branches, and as many rows as are needed

@@ -276,7 +276,7 @@ class Planner(Policy):
         active, plans, self._rooms = len(rooms), self._plans, rooms
         budget = self._begin_round(active, seconds, limits)
         if limits.width == 1:  # nothing can be verified
-            for seq in rooms:
+            for seq in rooms if limits.shadows else ():
                 self._draft_shadow(seq)
             return {}
         # 1. Tokens that cost no decode: those that a grammar forces, else copies

@@ -204,6 +204,16 @@ def by_width(width: int, one: Request, **how: Any) -> list[int]:
     return Setup(draft=None, exact_rows=ExactRows(width, 64), **how).write(one)[0].output
 
 
+@pytest.mark.parametrize("how", [{"speculate": False}, {"draft_max": 0}, {"exact": True}])
+def test_where_nothing_may_be_drafted_no_draft_is_made_for_comparison_either(how):
+    setup = Setup()
+    if "exact" in how:
+        setup.engine.exact_rows = ExactRows(1, 64)
+    g = setup.write(replace(request(PROMPT, 3, 60), **how))[0]
+    assert setup.draft.widths == []
+    assert g.stats.exact_width == 1
+
+
 @pytest.mark.parametrize("n_prompt", [7, 250, 600])
 @pytest.mark.parametrize("t", [0, 0.8])
 @pytest.mark.parametrize("memory", ["full", "rollback"])
