@@ -30,6 +30,7 @@ LOAD_SECONDS = 0.5  # most that timing them may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
 _CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
 _LOAD_SAMPLES = 2  # of a width in a load: the next one has a second look before they count as reliable
+_ALIKE = log(1.25)  # decodes in an empty context can be so much faster than those of texts
 _CHANGES = 6  # changes of the width that are timed
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
 
@@ -231,7 +232,8 @@ def measure_load(
     while singles[0] <= FAST_SECONDS and len(singles) < (CHANGING + 1):
         singles.append(decode(1))
     t1 = median(singles)
-    curve.set_scale(1, t1)
+    if curve.known and abs(log(t1 / curve.predict(1))) > _ALIKE:
+        curve.set_scale(1, t1)
     if not curve.known:
         curve.observe(1, t1)
     if t1 > FAST_SECONDS or max_rows < 2:

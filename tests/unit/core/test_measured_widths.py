@@ -103,15 +103,15 @@ def test_a_change_that_costs_next_to_nothing_counts_as_free(t1, change):
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_slow_device_is_decoded_twice_and_shows_one_row_only(stored):
-    curve, decodes = CostCurve(), Decodes(lambda n: 1.2 * FAST_SECONDS * n)
+    curve, decodes = CostCurve(), Decodes(lambda n: 1.5 * FAST_SECONDS * n)
     if stored:
         curve = CostCurve.from_dict({"widths": [[1, FAST_SECONDS, 3], [4, 2 * FAST_SECONDS, 3]]})
     assert measure_load(curve, decodes, 64) is None
     assert decodes.widths == [1, 1]
     if stored:
-        assert curve.predict(4) == pytest.approx(2.4 * FAST_SECONDS)
+        assert curve.predict(4) == pytest.approx(3.0 * FAST_SECONDS)
     else:
-        assert curve.times == [(1, pytest.approx(1.2 * FAST_SECONDS))]
+        assert curve.times == [(1, pytest.approx(1.5 * FAST_SECONDS))]
 
 
 def test_a_first_decode_that_loads_something_does_not_set_the_scale():
