@@ -417,7 +417,7 @@ class LoadSettings:
         None,
         str,
         "--draft-tree",
-        "second candidates verified with a draft; auto (default) only where they cost nothing, off, or N; "
+        "second candidates verified with a draft: N, or auto (default) or off for none; "
         "models with sliding windows need --swa-full",
         "N",
         panel=_DRAFTING,

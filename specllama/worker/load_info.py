@@ -139,6 +139,8 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
         )
     reads_target = loaded.head is not None and loaded.head.head.kind.shares_cache
     reason = "the head reads the target's cache" if reads_target else why_no_branches(model)
+    if settings.exact_width is not None or loaded.holds_widths:
+        reason = "all decodes of a text have one width"
     if settings.draft_tree and reason:
         notes.append(f"{option('draft_tree')} has no effect, drafts are chains: {reason}")
     return [Note(note) for note in notes]

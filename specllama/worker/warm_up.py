@@ -13,6 +13,7 @@ from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.posterior import StepCosts
 from specllama.drafters import HEAD, MODEL
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads.context import HeadContext
@@ -21,6 +22,8 @@ from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
 from specllama.worker.tuning.other_work import OtherWork
+
+_OVERHEAD = 1e-3  # seconds of a step beyond its decode, at most
 
 
 def warm_up_target(
@@ -56,24 +59,30 @@ def warm_up_drafts(
     cannot be decoded so is found out when it is used.
     """
     learnt = profile.planner_of(drafters).learnt.priced
-    if any(posterior.steps.curve.known for posterior in learnt.values()):
-        return  # rounds have timed whole steps, which take longer than their decodes
     if draft is not None and MODEL.name in learnt:
         context, token = draft.context, draft.context.any_token
 
         def decode(n: int) -> float:
             return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
 
-        most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
         with suppress(DecodeError, NoRoomError):
-            measure_load(learnt[MODEL.name].steps.curve, decode, most, changes_known=True)
+            _measure_steps(learnt[MODEL.name].steps, decode, context.n_batch, context.n_ctx)
     if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
         layer = head.context
         if not layer.reads_target:
-            most = min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
             with suppress(DecodeError, NoRoomError):
-                steps = learnt[HEAD.name].steps.curve
-                measure_load(steps, lambda n: _head_seconds(layer, n, clock), most, changes_known=True)
+                steps = learnt[HEAD.name].steps
+                _measure_steps(steps, lambda n: _head_seconds(layer, n, clock), layer.n_batch, layer.n_ctx)
+
+
+def _measure_steps(steps: StepCosts, decode: Callable[[int], float], n_batch: int, n_ctx: int) -> None:
+    """Measure decodes of a draft, unless the stored times of its steps, which are longer, can be right."""
+    if steps.curve.known:
+        took = min(decode(1), decode(1), decode(1))
+        if took / 2 <= steps.curve.predict(1) <= 2 * took + _OVERHEAD:
+            return
+        steps.curve = CostCurve(steps.config)
+    measure_load(steps.curve, decode, min(DEFAULT.max_rows, n_batch, n_ctx), changes_known=True)
 
 
 def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:

@@ -495,7 +495,7 @@ class Planner(Policy):
         drafting = min(done.draft_seconds, disturbed * (spent + t1))
         if plain:
             self.budget.plain(worth)
-        else:
+        elif self._width <= active:  # what rows of a held width cost is no loss of drafting
             self.budget.drafted(worth, (verify + drafting) / t1)
         if self._width > active:
             for o in done.outcomes:
