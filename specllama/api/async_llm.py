@@ -23,6 +23,7 @@ from specllama.api.prompts import (
     source,
 )
 from specllama.api.session import EngineSession
+from specllama.api.tokenizer import Tokenizer
 from specllama.calls import definitions
 from specllama.calls.tools import Tools
 from specllama.client.client import EngineClient
@@ -47,7 +48,7 @@ class AsyncLLM(BaseLLM):
         sampling_params: Params | None = None,
         request_id: str | None = None,
         *,
-        n: int = 1,
+        n: int | None = None,
         speculate: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt, without a chat template: outputs whose text grows, the last one `finished`.
@@ -68,7 +69,7 @@ class AsyncLLM(BaseLLM):
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
-        n: int = 1,
+        n: int | None = None,
         speculate: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate`; see LLM.chat."""
@@ -92,6 +93,11 @@ class AsyncLLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
         return self._deltas(self._request_of(given, sampling_params, 1, speculate, variables, request_id))
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """See LLM.get_tokenizer. Its methods wait for the engine: call them by asyncio.to_thread."""
+        await self._client()
+        return Tokenizer(self._engine)
 
     async def abort(self, request_id: str) -> bool:
         """End a request: its reader gets the text so far, with the finish_reason "cancel". False where there
@@ -133,7 +139,7 @@ class AsyncLLM(BaseLLM):
         self,
         given: PromptSource,
         params: Params | None,
-        n: int,
+        n: int | None,
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,

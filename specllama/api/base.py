@@ -96,19 +96,20 @@ class BaseLLM(ABC):
         self,
         sources: Sequence[PromptSource],
         params: Params | Sequence[Params] | None,
-        n: int,
+        n: int | None,
         speculate: bool,
         variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         tools: Tools | None = None,
     ) -> list[PendingRequest]:
         """One request for each prompt, checked as far as possible without the models. Raises UsageError."""
-        n = n_completions(n)
         if not isinstance(speculate, bool):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
         settings = sampling(params, len(sources))
         return [
-            self._request(source, values, n, speculate, variables or {}, request_id, tools)
+            self._request(
+                source, values, n_completions(n, values), speculate, variables or {}, request_id, tools
+            )
             for source, values in zip(sources, settings, strict=True)
         ]
 
@@ -122,7 +123,7 @@ class BaseLLM(ABC):
         request_id: str | None,
         tools: Tools | None,
     ) -> PendingRequest:
-        seed = self._seed if params.get("seed") is None else params["seed"]
+        seed = self._seed if params.get("seed") in (None, -1) else params["seed"]
         if seed is None and n > 1:
             seed = secrets.randbits(32)
         prompt = source.prompt_input(variables, tools)
@@ -132,7 +133,7 @@ class BaseLLM(ABC):
                 protocol.Generate(
                     -1,
                     prompt,
-                    params={**params, "seed": None if seed is None else nth_seed(seed, i)},
+                    params={**params, "n": 1, "seed": None if seed is None else nth_seed(seed, i)},
                     speculate=speculate,
                 ),
                 self._engine.answer_reader,

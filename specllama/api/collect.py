@@ -63,9 +63,16 @@ class PendingCompletion:
             cumulative_logprob=None if self.logprobs is None else self.sum_logprobs,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             finish_reason=reason,
-            stop_reason=done.stop_string if done else None,
+            stop_reason=self._stop_reason(),
             stats=self._stats(),
         )
+
+    def _stop_reason(self) -> int | str | None:
+        """The stop string, or the one of stop_token_ids, that ended the text."""
+        done, params, last = self.result.done, self.result.params, self.result.ids[-1:]
+        if done is None or done.reason != "stop" or params is None or not last:
+            return None
+        return last[0] if last[0] in params.stop_token_ids else done.stop_string
 
     def _calls(self) -> list[ToolCall]:
         """The complete calls so far; each keeps its id."""

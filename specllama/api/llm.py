@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -17,8 +17,9 @@ from specllama.api.prompts import (
     Prompt,
     conversations,
     prompt_or_messages,
-    sources,
+    prompts_or_ids,
 )
+from specllama.api.tokenizer import Tokenizer
 from specllama.calls import definitions
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
@@ -39,23 +40,28 @@ class LLM(BaseLLM):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params | Sequence[Params] | None = None,
         *,
-        n: int = 1,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        n: int | None = None,
         speculate: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt, without a chat template; the outputs are in the prompts' order. All prompts
         are submitted at once and decoded together, `max_num_seqs` at a time.
 
         sampling_params: one for all, or one for each prompt. A dict sets some parameters, None sets none; the
-        others are those that the model's file recommends, or the defaults. n: texts for each prompt; the
-        first has the seed itself, the others have seeds derived from it. speculate: False decodes plainly.
+        others are those that the model's file recommends, or the defaults. prompt_token_ids: in place of
+        `prompts`. use_tqdm: whether to show a progress bar, or what makes one. n: texts for each prompt, in
+        place of that parameter; the first has the seed itself, the others have seeds derived from it.
+        speculate: False decodes plainly.
 
         Raises UsageError and ContextLengthError for a prompt that cannot be used, while the others are still
         running; EngineError where decoding fails.
         """
-        return self._run(self._requests(sources(prompts), sampling_params, n, speculate))
+        given = prompts_or_ids(prompts, prompt_token_ids)
+        return self._run(self._requests(given, sampling_params, n, speculate), use_tqdm)
 
     def chat(
         self,
@@ -66,7 +72,8 @@ class LLM(BaseLLM):
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
-        n: int = 1,
+        use_tqdm: bool | Callable[..., Any] = False,
+        n: int | None = None,
         speculate: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
@@ -83,7 +90,8 @@ class LLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         offered = definitions.tools(tools, tool_choice, parallel_tool_calls)
         given = conversations(messages)
-        return self._run(self._requests(given, sampling_params, n, speculate, variables, tools=offered))
+        requests = self._requests(given, sampling_params, n, speculate, variables, tools=offered)
+        return self._run(requests, use_tqdm)
 
     def stream(
         self,
@@ -97,6 +105,10 @@ class LLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         (request,) = self._requests([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
         return self._deltas(request)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The vocabulary and the chat template of the target."""
+        return Tokenizer(self._engine)
 
     def close(self) -> None:
         """End the engine process and free its memory; requests of other threads fail."""
@@ -112,7 +124,10 @@ class LLM(BaseLLM):
     def _start(self) -> None:
         self._engine.load()
 
-    def _run(self, requests: Sequence[PendingRequest]) -> list[RequestOutput]:
+    def _run(
+        self, requests: Sequence[PendingRequest], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
+        bar = _progress_bar(use_tqdm, len(requests))
         client, inbox = self._engine.client(), _Inbox()
         submitted: list[Submission] = []
         try:
@@ -125,7 +140,11 @@ class LLM(BaseLLM):
                     raise _named(message, requests, request)
                 completion.take(message)
                 left -= isinstance(message, protocol.Done)
+                if bar is not None and isinstance(message, protocol.Done) and request.finished:
+                    bar.update(1)
         finally:
+            if bar is not None:
+                bar.close()
             for submission in submitted:
                 submission.discard()
         return [request.output() for request in requests]
@@ -144,6 +163,15 @@ class LLM(BaseLLM):
         finally:
             for submission in submitted:
                 submission.discard()
+
+
+def _progress_bar(use_tqdm: bool | Callable[..., Any], n: int) -> Any:
+    """A bar for so many prompts, None for none."""
+    if use_tqdm is True:
+        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+        use_tqdm = tqdm
+    return use_tqdm(total=n, desc="Processed prompts") if callable(use_tqdm) else None
 
 
 def _submit(

@@ -89,8 +89,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One text. finish_reason: None while it is being written, "stop" for an end token or a stop string
-    (then stop_reason is that string), "length" for max_tokens, "context" where the context is full, "cancel".
+    """One text. finish_reason: None while it is being written, "stop" for an end token, a stop string
+    or one of stop_token_ids (then stop_reason is that string or id), "length" for max_tokens, "context" where
+    the context is full, "cancel".
 
     token_ids: with the end token. logprobs: for each of token_ids, that token and the likeliest ones by id;
     None unless requested. cumulative_logprob: sum over token_ids. tool_calls: complete ones, which `text`
@@ -103,7 +104,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: str | None = None
+    stop_reason: int | str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     stats: CompletionStats
 

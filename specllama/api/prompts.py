@@ -10,11 +10,9 @@ from typing import Any, TypedDict, TypeGuard
 from specllama.calls.definitions import parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-
-MAX_CHOICES = 128
 
 
 class TextPrompt(TypedDict):
@@ -68,6 +66,17 @@ def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
     return read
 
 
+def prompts_or_ids(
+    prompts: Prompt | Sequence[Prompt] | None, ids: Sequence[int] | Sequence[Sequence[int]] | None
+) -> list[PromptSource]:
+    """As `sources`, of the one that is given. Raises UsageError."""
+    if (prompts is None) == (ids is None):
+        raise UsageError("give either prompts or prompt_token_ids")
+    if ids is not None and not (_is_ids(ids) or (_is_list(ids) and all(map(_is_list, ids)))):
+        raise UsageError(f"prompt_token_ids must be lists of token ids, not {_short(ids)}")
+    return sources(prompts if ids is None else ids)  # type: ignore[arg-type]
+
+
 def source(prompt: Prompt) -> PromptSource:
     """One prompt. Raises UsageError."""
     if isinstance(prompt, Mapping):
@@ -75,9 +84,9 @@ def source(prompt: Prompt) -> PromptSource:
         if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
             return PromptSource(text=text)
         if set(given) == {"prompt_token_ids"}:
-            return PromptSource(ids=_ids(given["prompt_token_ids"]))
+            return PromptSource(ids=token_ids(given["prompt_token_ids"]))
         raise UsageError('a prompt as a dict is {"prompt": text} or {"prompt_token_ids": ids}')
-    return PromptSource(text=prompt) if isinstance(prompt, str) else PromptSource(ids=_ids(prompt))
+    return PromptSource(text=prompt) if isinstance(prompt, str) else PromptSource(ids=token_ids(prompt))
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[PromptSource]:
@@ -129,11 +138,13 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject
     return [_params(one) for one in given]
 
 
-def n_completions(n: int) -> int:
-    """The number of texts for each prompt, checked. Raises UsageError."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
-        raise UsageError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}")
-    return n
+def n_completions(n: int | None, params: Mapping[str, Any]) -> int:
+    """The number of texts for a prompt: the argument, or else the parameter. Raises UsageError."""
+    as_parameter: int = PARAMETERS["n"].checked(params.get("n"))
+    checked: int = PARAMETERS["n"].checked(as_parameter if n is None else n)
+    if as_parameter not in (1, checked):
+        raise UsageError(f"sampling_params ask for {as_parameter} texts, this call for {checked}")
+    return checked
 
 
 def _params(given: object) -> JsonObject:
@@ -147,7 +158,8 @@ def _params(given: object) -> JsonObject:
     raise UsageError(f"sampling_params must be SamplingParams or a dict, not {type(given).__name__}")
 
 
-def _ids(given: object) -> tuple[int, ...]:
+def token_ids(given: object) -> tuple[int, ...]:
+    """A prompt as ids. Raises UsageError."""
     if not _is_list(given):
         raise UsageError(f"a prompt must be a text or a list of token ids, not {_short(given)}")
     try:

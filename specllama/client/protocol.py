@@ -72,7 +72,7 @@ class Generate:
     see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from its arrival, and of the
     text after the first token; None for none. warm: evaluate the prompt for later requests and write nothing;
     the limits do not apply. strict_schema: what cannot be enforced of params.json_schema is an error;
-    otherwise it is left out, with a Notice. stop_ids: tokens that end the text. disk_scope: whose prompts on
+    otherwise it is left out, with a Notice. disk_scope: whose prompts on
     disk it may read, and whose its own becomes there (prefix_disk/scopes.py); "" for none, which keeps and
     reads nothing. kept: whether its prompt and text may be written to the disk. show_ids: Started has the ids
     of the prompt, for an EarlierTurn.
@@ -101,7 +101,6 @@ class Generate:
     predict_seconds: float | None = None
     warm: bool = False
     strict_schema: bool = False
-    stop_ids: list[int] = field(default_factory=list)
     disk_scope: str = LOCAL
     kept: bool = True
     show_ids: bool = False
@@ -186,10 +185,11 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """To the engine: the text of ids, control tokens spelt out."""
+    """To the engine: the text of ids, control tokens spelt out or, with skip_special, left out."""
 
     id: int
     ids: list[int]
+    skip_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)

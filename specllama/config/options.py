@@ -119,7 +119,7 @@ def _sampling(parameter: Parameter) -> Option:
 
 
 SAMPLING = [
-    *map(_sampling, PARAMETERS.values()),
+    *(_sampling(parameter) for parameter in PARAMETERS.values() if parameter.flags),
     *table(
         "Sampling",
         row("json_schema_file", "-jf --json-schema-file", str, "the schema of -j from a file", "FILE"),

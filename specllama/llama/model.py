@@ -111,15 +111,16 @@ class LlamaModel:
         """All tokens that end a generation."""
         return frozenset(i for i in range(self.n_vocab) if llama.llama_vocab_is_eog(self.vocab, i))
 
+    @functools.cached_property
+    def control_tokens(self) -> dict[int, str]:
+        """The texts of all control tokens and of the unknown token, where they have one, by id."""
+        ids = (i for i in range(self.n_vocab) if llama.llama_vocab_get_attr(self.vocab, i) & _CONTROL)
+        return {i: text for i in ids if (text := self.token_text(i))}
+
     @property
     def control_texts(self) -> list[str]:
-        """The texts of all control tokens and of the unknown token."""
-        texts = (
-            llama.llama_vocab_get_text(self.vocab, i)
-            for i in range(self.n_vocab)
-            if llama.llama_vocab_get_attr(self.vocab, i) & _CONTROL
-        )
-        return [t.decode("utf-8", "replace") for t in texts if t]
+        """The texts of `control_tokens`."""
+        return list(self.control_tokens.values())
 
     @functools.cached_property
     def longest_token(self) -> int:

@@ -38,6 +38,7 @@ class TokenWriter:
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
     headers: those in which no stop string counts. stop_ids: tokens that end the text, and are no part of it.
+    min_tokens: no stop string counts that is complete within so many tokens.
     lengths: of the text that each token pushed so far has completed, in characters.
     """
 
@@ -49,7 +50,9 @@ class TokenWriter:
         n_indent: int = 0,
         headers: Headers | None = None,
         stop_ids: Collection[int] = (),
+        min_tokens: int = 0,
     ) -> None:
+        self._min_tokens = min_tokens
         self._stop_ids = frozenset(stop_ids)
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -88,8 +91,11 @@ class TokenWriter:
     def _completes_stop(self, text: str) -> bool:
         """Add text that may complete a stop string. Returns whether it does."""
         text = self._after_header(text)
+        before = len(self._held)  # with no end of a stop string that counts
         text = self._held + text
-        matches = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
+        found = [(text.find(s, max(0, before + 1 - len(s))), s) for s in self._stops]
+        counts = len(self.lengths) > self._min_tokens
+        matches = [(at + len(s), -len(s), s) for at, s in found if at >= 0 and counts]
         if matches:  # the first that is complete, however the text is split into tokens
             end, _, self.stopped_by = min(matches)
             at = end - len(self.stopped_by)

@@ -106,6 +106,10 @@ class RequestIntake:
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
+        n_vocab = self._loaded.model.n_vocab
+        if foreign := [str(i) for i in params.stop_token_ids if i >= n_vocab]:
+            ids = f"this model has ids from 0 to {n_vocab - 1}: {', '.join(foreign)} cannot end a text"
+            self._send(protocol.Notice(f"stop_token_ids: {ids}"))
         return Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
@@ -217,11 +221,14 @@ class RequestIntake:
             self._send(protocol.Notice(printable(note)))
         chat, calls = message.chat, self.prompts.calls
         shown = calls.shown(chat.tools) if chat is not None else {}
+        if not accepted.params.skip_special_tokens:
+            shown = {**model.control_tokens, **shown}
         headers = calls.headers if chat is not None else None
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
-            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers, message.stop_ids)
+            ends = params.stop_token_ids, params.min_tokens
+            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers, *ends)
             request = Request(
                 prompt.ids,
                 params,

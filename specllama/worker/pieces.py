@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from specllama.llama.model import LlamaModel
 
 
-def spelt(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The text of ids, control tokens spelt out."""
-    return b"".join(token_bytes(model, i) for i in ids).decode("utf-8", "replace")
+def spelt(model: LlamaModel, ids: Sequence[int], skip_special: bool = False) -> str:
+    """The text of ids, control tokens spelt out or left out."""
+    pieces = (model.piece(i) if skip_special else token_bytes(model, i) for i in ids)
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def token_bytes(model: LlamaModel, token: int) -> bytes:

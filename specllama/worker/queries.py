@@ -78,7 +78,7 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
     prompts.limit.check_size(sum(len(token_bytes(model, i)) for i in question.ids))
-    return spelt(model, question.ids)
+    return spelt(model, question.ids, question.skip_special)
 
 
 def _texts(text: str) -> Iterator[tuple[str, bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from dataclasses import fields
@@ -23,6 +24,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.load_options import LoadOptions
 from specllama.config.options import as_argument
 from specllama.config.sources import read_file
+from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import NotFoundError, UsageError, option, spelled
 from specllama.text.template_variables import template_variables
 
@@ -271,7 +273,7 @@ class TestOptions:
             ({"chat_template": 5}, "chat_template must be a text"),
             ({"exact": "yes"}, "exact must be true or false, not 'yes'"),
             ({"calibrate": 1}, "calibrate must be true or false"),
-            ({"seed": -1}, "seed must be"),
+            ({"seed": -2}, "seed must be"),
             ({"n_threads": 1.5}, "n_threads must be a whole number"),
             ({"n_threads": 10**6}, "n_threads must be a whole number from 0 to 512"),
             ({"flash_attn": True}, "flash_attn must be a text"),
@@ -442,7 +444,17 @@ class TestParameters:
             ([{}, 5], "not int"),
             ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
             ({"temperature": -1}, "temperature must be"),
-            ({"n": 2}, "unknown sampling parameter 'n'"),
+            ({"n": 0}, "n must be a whole number from 1 to 128"),
+            ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must not exceed max_tokens: 9 is more than 8"),
+            ({"min_tokens": -1}, "min_tokens must be"),
+            ({"stop_token_ids": [-1]}, "stop_token_ids must be a list of token ids"),
+            ({"stop_token_ids": ["a"]}, "stop_token_ids must be"),
+            ({"stop_token_ids": 5}, "stop_token_ids must be"),
+            ({"stop_token_ids": [True]}, "stop_token_ids must be"),
+            ({"skip_special_tokens": 1}, "skip_special_tokens must be true or false"),
+            ({"repetition_penalty": 0}, "repeat_penalty must be"),
+            ({"seed": -2}, "seed must be"),
+            ({"top_k": -2}, "top_k must be"),
         ],
         ids=str,
     )
@@ -450,7 +462,39 @@ class TestParameters:
         with pytest.raises(UsageError, match=needle):
             prompts.sampling(given, 2)
 
-    @pytest.mark.parametrize("n", [0, -1, 129, 10**9, 1.0, "2", True, None])
+    @pytest.mark.parametrize("n", [0, -1, 129, 10**9, 1.0, "2", True])
     def test_choices(self, n: Any) -> None:
-        with pytest.raises(UsageError, match="n must be a whole number from 1 to 128"):
-            prompts.n_completions(n)
+        for given in ((n, {}), (None, {"n": n})):
+            with pytest.raises(UsageError, match="n must be a whole number from 1 to 128"):
+                prompts.n_completions(*given)
+        with pytest.raises(UsageError, match="sampling_params ask for 2 texts, this call for 3"):
+            prompts.n_completions(3, {"n": 2})
+        assert prompts.n_completions(None, {"n": 2}) == prompts.n_completions(2, {}) == 2
+        assert prompts.n_completions(None, {}) == 1
+
+    def test_forms_of_vllm(self) -> None:
+        """None stands for every default, -1 for a random seed and for top_k off."""
+        assert SamplingParams(**dict.fromkeys(PARAMETERS)) == SamplingParams()
+        given = SamplingParams(seed=-1, top_k=-1, repetition_penalty=1.5, stop_token_ids=[3, 4])
+        assert given == SamplingParams(top_k=0, repeat_penalty=1.5, stop_token_ids=(3, 4))
+        assert SamplingParams.merge({"repetition_penalty": 1.5}).repeat_penalty == 1.5
+        assert dataclasses.replace(given, seed=3).repeat_penalty == 1.5
+
+    @pytest.mark.parametrize(
+        ("given", "ids", "needle"),
+        [
+            (None, None, "give either prompts or prompt_token_ids"),
+            ("a", [1], "give either prompts or prompt_token_ids"),
+            (None, "abc", "prompt_token_ids must be lists of token ids"),
+            (None, ["abc"], "prompt_token_ids must be lists of token ids"),
+            (None, [[1], 5], "prompt_token_ids must be lists of token ids"),
+            (None, [[]], "prompt 0: the list of token ids is empty"),
+            (None, [1, "a"], "token ids must be whole numbers"),
+        ],
+    )
+    def test_prompts_or_ids(self, given: Any, ids: Any, needle: str) -> None:
+        with pytest.raises(UsageError, match=needle):
+            prompts.prompts_or_ids(given, ids)
+        assert prompts.prompts_or_ids(None, []) == prompts.prompts_or_ids([], None) == []
+        assert [s.ids for s in prompts.prompts_or_ids(None, [1, 2])] == [(1, 2)]
+        assert [s.ids for s in prompts.prompts_or_ids(None, [[1], (2,)])] == [(1,), (2,)]

@@ -8,6 +8,7 @@ import itertools
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,67 @@ class TestGenerate:
         assert sum(output.stats.n_accept for output in together) > 8
         assert [text(o) for o in together] == [text(tiny.generate(p, params)[0]) for p in PROMPTS]
         assert [ids(o) for o in together] == [ids(o) for o in tiny.generate(PROMPTS, params, speculate=False)]
+
+    @pytest.mark.parametrize("temperature", [0, 0.8])
+    def test_min_tokens_and_stop_ids(self, tiny: LLM, temperature: float) -> None:
+        """Nothing ends a text before, and drafts change no token of it, whatever they propose there."""
+        free = SamplingParams(temperature=temperature, max_tokens=60, seed=3, ignore_eos=True)
+        seen = Counter(i for output in tiny.generate(PROMPTS, free) for i in ids(output))
+        frequent = [i for i, _ in seen.most_common(4)]
+        params = dataclasses.replace(
+            free, ignore_eos=False, stop_token_ids=frequent, min_tokens=30, skip_special_tokens=False
+        )
+        drafted = tiny.generate(PROMPTS, params)
+        assert [ids(o) for o in drafted] == [ids(o) for o in tiny.generate(PROMPTS, params, speculate=False)]
+        assert sum(output.stats.n_accept for output in drafted) > 8
+        for one in (output.outputs[0] for output in drafted):
+            assert not set(frequent) & set(one.token_ids[:30])
+            assert len(one.token_ids) > 30
+            assert one.stop_reason == (one.token_ids[-1] if one.token_ids[-1] in frequent else None)
+        assert {one.outputs[0].finish_reason for one in drafted} >= {"stop"}
+
+    def test_forms_of_vllm(self, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+        tokenizer = llm.get_tokenizer()
+        prompt = tokenizer.encode("<|im_start|>é", add_special_tokens=False)
+        assert tokenizer.decode(prompt) == "<|im_start|>é"
+        assert tokenizer.decode(prompt, skip_special_tokens=True) == "é"
+        assert (tokenizer.decode([]), tokenizer.encode("", False)) == ("", [])
+        assert tokenizer.encode("a")[0] == tokenizer.bos_token_id == 0
+        assert tokenizer.eos_token_id in tokenizer.end_ids
+        assert len(tokenizer) == tokenizer.vocab_size == 4096
+        forms = {"tokenize": False, "add_generation_prompt": True}
+        rendered = tokenizer.apply_chat_template(QUESTION, **forms)
+        assert isinstance(rendered, str)
+        assert "What does shutil" in rendered
+        ids_ = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True)
+        assert ids_ == tokenizer.encode(rendered, False)
+        with pytest.raises(UsageError, match="add_generation_prompt=True"):
+            tokenizer.apply_chat_template(QUESTION)
+        with pytest.raises(UsageError, match="token ids must be from 0 to 4095"):
+            tokenizer.decode([4096])
+        bars: list[int] = []
+
+        class Bar:
+            def __init__(self, total: int, desc: str) -> None:
+                bars.append(total)
+
+            def update(self, n: int) -> None:
+                bars.append(n)
+
+            def close(self) -> None:
+                bars.append(0)
+
+        shown = {prompt[0]: 1000.0}
+        params = SamplingParams(n=2, max_tokens=2, seed=-1, stop_token_ids=[9999], logit_bias=shown)
+        (output,) = llm.generate(prompt_token_ids=prompt, sampling_params=params, use_tqdm=Bar)
+        assert bars == [1, 1, 0]
+        assert [one.text for one in output.outputs] == ["", ""]
+        assert "stop_token_ids: this model has ids from 0 to 4095: 9999 cannot" in caplog.text
+        params = dataclasses.replace(params, n=1, skip_special_tokens=False)
+        (output,) = llm.chat(QUESTION, params, use_tqdm=False)
+        assert [one.text for one in output.outputs] == ["<|im_start|>" * 2]
+        with pytest.raises(UsageError, match="ask for 2 texts, this call for 1"):
+            llm.stream("a", {"n": 2})
 
     def test_together_with_weights_of_four_bits(self, llm: LLM) -> None:
         """Their rows change with what else is in the cache, so that a text may go another way where two

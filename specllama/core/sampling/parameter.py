@@ -4,9 +4,10 @@ themselves are in the table SamplingParams in params.py.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,12 @@ class Parameter:
     variable after SPECLLAMA_.
 
     kind: the type of its value on a command line, of a single value where there may be many. flags: on
-    command lines, the preferred one first. low, high: the range of a number. api_fields: its names in request
-    bodies, the preferred one first; () where each API has its own form. step, off, on: the letter of
-    --sampling-seq for the sampling step that it controls, the value that switches that step off, and the one
-    that switches it on where its default does not. file_key: its key in a model's file, after
-    general.sampling., "" for none. stored: whether files and the environment may set it. check: returns the
-    value in its final form or raises UsageError.
+    command lines, the preferred one first; () where programs alone give it. low, high: the range of a number.
+    api_fields: its names in request bodies, the preferred one first; () where each API has its own form.
+    step, off, on: the letter of --sampling-seq for the sampling step that it controls, the value that
+    switches that step off, and the one that switches it on where its default does not. file_key: its key in a
+    model's file, after general.sampling., "" for none. stored: whether files and the environment may set it.
+    check: returns the value in its final form or raises UsageError.
     """
 
     name: str = ""
@@ -57,9 +58,9 @@ class Parameter:
         return self.kind in (int, float) and not self.many
 
     def checked(self, value: Any) -> Any:
-        """The value as SamplingParams holds it. Raises UsageError."""
-        if value is None and self.default is None:
-            return None
+        """The value as SamplingParams holds it; None stands for the default. Raises UsageError."""
+        if value is None:
+            return copy.copy(self.default)
         if self.is_number:
             self._check_number(value)
         elif self.kind is bool and not isinstance(value, bool):
@@ -98,6 +99,24 @@ def token_limit(value: int) -> int:
             "must be 1 or more, -1 (until stop) or -2 (until the context is full), not 0", option="max_tokens"
         )
     return value
+
+
+def off_below_zero(value: int) -> int:
+    """The checked value of top_k, which -1 switches off too."""
+    return max(0, value)
+
+
+def random_seed(value: int) -> int | None:
+    """The checked value of seed: None for -1, for which one is drawn."""
+    return None if value == -1 else value
+
+
+def token_ids(given: Any) -> tuple[int, ...]:
+    """The checked value of stop_token_ids. Raises UsageError."""
+    listed = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    if not listed or not all(type(i) is int and 0 <= i < 2**31 for i in given):
+        raise UsageError(f"must be a list of token ids, not {given!r}", option="stop_token_ids")
+    return tuple(given)
 
 
 def schema_text(given: Any) -> str | None:

@@ -7,17 +7,20 @@ sampler.py. Plain data: importing this loads no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
 
 from specllama.core.sampling.parameter import (
     Parameter,
     grammar_text,
+    off_below_zero,
     parameter,
+    random_seed,
     schema_text,
     stop_texts,
     token_biases,
+    token_ids,
     token_limit,
 )
 from specllama.errors import UsageError, option
@@ -28,6 +31,7 @@ STEP_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 """The sampling steps in their order: letters of --sampling-seq, and llama.cpp's names."""
 STEPS = "".join(STEP_NAMES)
+MAX_CHOICES = 128
 MAX_LOGPROBS = 20  # most likely tokens reported in addition to the emitted one
 
 
@@ -40,8 +44,10 @@ class SamplingParams:
     to which penalties apply, -1 for all. seed: None for a random one, which is reported. json_schema: the
     output is JSON of this schema, given as JSON text or as the result of json.loads. grammar: the output
     follows this grammar, GBNF or Lark. logprobs: how many of the most likely tokens are reported with each
-    emitted one, 0 for the emitted one alone, None for no log probabilities. Raises UsageError, which names
-    the field.
+    emitted one, 0 for the emitted one alone, None for no log probabilities. min_tokens: before so many, no
+    end token and none of stop_token_ids is chosen, and no stop string counts. n: texts for each prompt; it is
+    for the Python API, the engine writes one. repetition_penalty: another name of repeat_penalty. None stands
+    for the default of any of them. Raises UsageError, which names the field.
     """
 
     max_tokens: int = parameter(
@@ -60,7 +66,9 @@ class SamplingParams:
         "--seed -s",
         "seed (default, or -1: a random one, reported)",
         metavar="N",
+        low=-1,
         high=2**64 - 1,
+        check=random_seed,
     )
     temperature: float = parameter(
         0.8,
@@ -79,6 +87,8 @@ class SamplingParams:
         "--top-k",
         "likeliest tokens kept (default {default}, 0 off)",
         metavar="N",
+        low=-1,
+        check=off_below_zero,
         step="k",
         off=0,
         file_key="top_k",
@@ -199,12 +209,26 @@ class SamplingParams:
         stored=False,
         api_names=None,
     )
+    stop_token_ids: Sequence[int] = parameter(
+        (), int, "", "tokens that end the answer", many=True, stored=False, check=token_ids
+    )
+    min_tokens: int = parameter(0, int, "", "tokens before which nothing ends it", stored=False)
+    skip_special_tokens: bool = parameter(True, bool, "", "leave control tokens out", stored=False)
+    n: int = parameter(1, int, "", "texts", low=1, high=MAX_CHOICES, stored=False, api_names=None)
+    repetition_penalty: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, repetition_penalty: float | None) -> None:
+        if repetition_penalty is not None:
+            object.__setattr__(self, "repeat_penalty", repetition_penalty)
         if self.json_schema is not None and self.grammar is not None:
             raise UsageError(f"and {option('grammar')} are both given", option="json_schema")
         for name, entry in PARAMETERS.items():
             object.__setattr__(self, name, entry.checked(getattr(self, name)))
+        if self.min_tokens > self.max_tokens > 0:
+            raise UsageError(
+                f"must not exceed {option('max_tokens')}: {self.min_tokens} is more than {self.max_tokens}",
+                option="min_tokens",
+            )
 
     @property
     def greedy(self) -> bool:
@@ -225,7 +249,7 @@ class SamplingParams:
         values: dict[str, Any] = {}
         for layer in reversed(layers):
             for name, value in layer.items():
-                if name not in PARAMETERS:
+                if name not in PARAMETERS and name != "repetition_penalty":
                     raise UsageError(
                         f"unknown sampling parameter {name!r}", f"known: {', '.join(sorted(PARAMETERS))}"
                     )

@@ -39,7 +39,8 @@ class KeyedSampler:
 
     forbidden: ids that are never chosen (the model's suppress_tokens, the end tokens under ignore_eos).
     n_vocab: ids at or above it are never chosen, so that a draft model with a larger vocabulary keeps to the
-    target's. infill: the step after truncation, None for none.
+    target's. infill: the step after truncation, None for none. barred: ids that are not chosen at positions
+    below `barred_until`, where nothing else may end the text either.
     """
 
     def __init__(
@@ -49,8 +50,12 @@ class KeyedSampler:
         n_vocab: int,
         forbidden: Sequence[int] = (),
         infill: InfillRule | None = None,
+        barred: Sequence[int] = (),
+        barred_until: int = 0,
     ) -> None:
         self.params = params
+        self._barred, self._barred_until = tuple(barred), barred_until
+        self._early = KeyedSampler(params, seed, n_vocab, [*forbidden, *barred]) if barred_until else None
         self.infill = infill
         self.seed = seed
         self.n_vocab = n_vocab
@@ -82,11 +87,12 @@ class KeyedSampler:
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
         if n_vocab >= self.n_vocab:
             return self
-        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
+        return self.widened(n_vocab)
 
     def widened(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
-        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
+        forbidden, barred = tuple(self._forbidden), (self._barred, self._barred_until)
+        return KeyedSampler(self.params, self.seed, n_vocab, forbidden, self.infill, *barred)
 
     def choose(
         self,
@@ -105,13 +111,15 @@ class KeyedSampler:
         truncated. The token is NOTHING_LEGAL where none is legal. Raises DecodeError where the row has no
         finite maximum.
         """
+        position = len(history) + len(ahead)
+        if self._early is not None and position < self._barred_until:
+            return self._early.choose(row, history, margin, mask, ahead)
         if len(row) > self.n_vocab:
             row = row[: self.n_vocab]
         if self._simple and mask is None and not margin:
             best = int(row.argmax())
             if best not in self._forbidden and math.isfinite(row[best]):
                 return SampledToken(best, math.inf)
-        position = len(history) + len(ahead)
         originals = self._adjust(row, history, ahead)
         try:
             choice = self._choose(row, position, margin)
@@ -240,6 +248,8 @@ class KeyedSampler:
         """As `probabilities.top_logprobs`, in the distribution from which `choose` chooses, after all
         parameters and the grammar. Tokens that cannot be chosen are not among the n most likely.
         """
+        if self._early is not None and len(history) < self._barred_until:
+            return self._early.final_logprobs(row, history, mask, token, n)
         row = row[: self.n_vocab]
         originals = self._adjust(row, history, ())
         try:

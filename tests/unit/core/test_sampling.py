@@ -172,6 +172,22 @@ def test_the_choice_is_the_gumbel_max_of_the_reference(params, n_vocab, row_seed
     assert KeyedSampler(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
 
 
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams()], ids=["greedy", "warm"])
+def test_barred_ids_are_chosen_from_their_position_on(params):
+    """At the same positions for drafts, and with the noise of the others unchanged."""
+    row = random_row(50, 1)
+    free, never = (KeyedSampler(params, 5, 50, forbidden=f) for f in ((), range(25)))
+    barred = KeyedSampler(params, 5, 50, barred=range(25), barred_until=40)
+    for n in range(60):
+        expected = (never if n < 40 else free).choose(row, range(n)).token
+        for sampler in (barred, barred.limited(50), barred.widened(50)):
+            assert sampler.choose(row, range(n)).token == expected
+            assert sampler.choose(row, range(n // 2), ahead=range(n - n // 2)).token == expected
+        assert barred.final_logprobs(row, range(n), None, expected, 5) == (
+            never if n < 40 else free
+        ).final_logprobs(row, range(n), None, expected, 5)
+
+
 @pytest.mark.parametrize("margin", [False, True])
 def test_the_lowest_id_wins_ties(margin):
     row = np.array([1, 5, 2, 5, 5, 0], np.float32)

@@ -171,3 +171,14 @@ def test_stop_strings_do_not_count_in_headers():
     assert written(3, 0, 4, 1, 4) == ("fin<|channel|>al<|message|>al", False)
     assert written(0, *[5] * 100, 2) == ("<|channel|>" + "a text" * 100, True)  # too long for a header
     assert written(3, 4) == ("", True)
+
+
+def test_stop_strings_count_after_the_least_number_of_tokens():
+    """One that began before counts, one that was complete does not."""
+    pieces = [*(c.encode() for c in "axby"), b"ax", b"by", *(c.encode() for c in "axby"), b"."]
+    texts = {0: "a", 2: "a", 3: "axbya", 5: "axbya", 6: "axbyaxbya", 9: "axbyaxbyaxby."}
+    for min_tokens, text in texts.items():
+        for stops in (("xb",), ("xb", "byax.")):
+            writer = TokenWriter(lambda token: pieces[token], stops, min_tokens=min_tokens)
+            ended = any(writer.push(token) for token in range(len(pieces)))
+            assert (writer.take() + writer.finish(), ended) == (text, min_tokens < 9)

@@ -26,7 +26,7 @@ from specllama.server.dialects.shared.fields import (
 from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.parts import MAX_IMAGES
 from specllama.server.dialects.shared.restriction import RestrictingField
-from specllama.server.dialects.shared.sampling_fields import MAX_TOP, TokenIds
+from specllama.server.dialects.shared.sampling_fields import MAX_TOP
 from specllama.server.dialects.shared.sibling_names import as_options
 from specllama.server.dialects.shared.speculation import Speculation
 from specllama.server.dialects.shared.structured import StructuredFields
@@ -86,7 +86,6 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     format: Format | None = None
     options: OllamaOptions = OllamaOptions()
     keep_alive: KeepAlive = None
-    stop_token_ids: TokenIds = Field([])
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     truncate: bool | None = None
@@ -141,7 +140,6 @@ class OllamaRequest(ThinkingFields, StructuredFields):
             strict_schema=limits.strict,
             **self.options.engine_fields(),
             **self.speculation.engine_fields(),
-            stop_ids=self.stop_token_ids,
         )
 
     def variables(self, defaults: Mapping[str, Any]) -> JsonObject:

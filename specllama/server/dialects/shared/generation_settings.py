@@ -43,7 +43,7 @@ def generation_settings(
     request.
     """
     settings: JsonObject = {**NOT_SUPPORTED}
-    for name in PARAMETERS:
+    for name in (name for name in PARAMETERS if name != "n"):
         settings |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
     if params.ignore_eos:
         settings["logit_bias"] = _shown_biases({**params.logit_bias, **dict.fromkeys(end_ids, -math.inf)})

@@ -72,7 +72,6 @@ class GenerateSettings(LimitSettings, SpeculationSettings):
     """Fields of protocol.Generate that a body sets besides its parameters."""
 
     warm: bool
-    stop_ids: list[int]
 
 
 _TYPES: Mapping[str, Any] = {
@@ -85,6 +84,7 @@ _TYPES: Mapping[str, Any] = {
     ),
     "grammar": Annotated[str, Field(max_length=MAX_JSON)],
     "json_schema": Annotated[JsonObject, SMALL] | bool,
+    "stop_token_ids": TokenIds,
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 
@@ -192,8 +192,8 @@ class ParameterReader(ParameterFields):
 class SamplingFields(ParameterReader, StructuredFields):
     """How to generate, without the prompt.
 
-    n_predict: 0 only evaluates the prompt, for later requests. stop_token_ids: tokens that end the text.
-    num_ctx: context size that the client expects, in tokens.
+    n_predict: 0 only evaluates the prompt, for later requests. num_ctx: context size that the client expects,
+    in tokens.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -205,7 +205,6 @@ class SamplingFields(ParameterReader, StructuredFields):
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool | None = None
-    stop_token_ids: TokenIds = Field([])
     num_ctx: ContextLength | None = None
     keep_alive: KeepAlive = None
 
@@ -230,7 +229,6 @@ class SamplingFields(ParameterReader, StructuredFields):
             **super().engine_fields(),
             **self.speculation.engine_fields(),
             "warm": self.warms,
-            "stop_ids": self.stop_token_ids,
         }
 
     @property
@@ -243,15 +241,13 @@ class SamplingFields(ParameterReader, StructuredFields):
 
 
 _OPTIONS = (
-    *ParameterReader.model_fields, "stop_token_ids", "speculation", "cache", "keep_alive", "num_ctx",
+    *ParameterReader.model_fields, "speculation", "cache", "keep_alive", "num_ctx",
 )  # fmt: skip
 """Fields that may stand in `options`, as in Ollama's API."""
 
 
 def _read(name: str, value: Any) -> Any:
     """A field's value in the form of SamplingParams, None for the default."""
-    if name == "top_k" and value == -1:  # vLLM's value for off
-        return 0
     if name == "seed":
         return None if value == -1 else seed_of(value)
     if name == "logit_bias":

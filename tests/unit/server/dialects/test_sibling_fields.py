@@ -118,7 +118,8 @@ OPTIONS: dict[str, Any] = {
     "temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "seed": 5, "stop": ["x"],
     "repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repeat_last_n": 9,
     "logit_bias": {"5": 1.0}, "ignore_eos": True, "samplers": ["top_k"], "n_indent": 2,
-    "t_max_predict_ms": 100, "stop_token_ids": [3], "speculation": {"enabled": False},
+    "t_max_predict_ms": 100, "stop_token_ids": [3], "min_tokens": 2,
+    "skip_special_tokens": False, "speculation": {"enabled": False},
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class TestFields:
             ({"num_predict": 0}, {"max_tokens": -1}),
             ({"num_predict": 8.0}, {"max_tokens": 8}),
             ({"seed": -1}, {}),
-            ({"top_k": -1}, {"top_k": 0}),
+            ({"top_k": -1}, {"top_k": -1}),
             ({"stop": "a"}, {"stop": "a"}),
             ({"temperature": None, "num_ctx": 4096.0, "num_gpu": -1, "use_mmap": True, "num_keep": 5}, {}),
             ({"mirostat": 0, "mirostat_tau": 5, "tfs_z": 1, "typical_p": 1.0, "numa": False}, {}),
