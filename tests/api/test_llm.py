@@ -162,7 +162,7 @@ class TestGenerate:
         bars: list[int] = []
 
         class Bar:
-            def __init__(self, total: int, desc: str) -> None:
+            def __init__(self, total: int, **_: str) -> None:
                 bars.append(total)
 
             def update(self, n: int) -> None:
