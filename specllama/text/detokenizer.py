@@ -93,9 +93,9 @@ class TokenWriter:
         text = self._after_header(text)
         before = len(self._held)  # with no end of a stop string that counts
         text = self._held + text
-        found = [(text.find(s, max(0, before + 1 - len(s))), s) for s in self._stops]
+        ends = [(text.find(s, max(0, before + 1 - len(s))), s) for s in self._stops]
         counts = len(self.lengths) > self._min_tokens
-        matches = [(at + len(s), -len(s), s) for at, s in found if at >= 0 and counts]
+        matches = [(at + len(s), -len(s), s) for at, s in ends if at >= 0 and counts]
         if matches:  # the first that is complete, however the text is split into tokens
             end, _, self.stopped_by = min(matches)
             at = end - len(self.stopped_by)
