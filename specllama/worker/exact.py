@@ -131,7 +131,9 @@ class ExactMode:
 
 def _notes(rows: ExactRows, n_slots: int, loaded: Loaded, given: bool) -> list[str]:
     notes = []
-    if rows.width == 1:
+    if rows.width == 1 and given:
+        notes.append(f"{option('exact_width', 1)}: every decode has one row, so nothing is drafted")
+    elif rows.width == 1:
         why = "" if loaded.context.can_pad else ", as this model's memory cannot remove further rows again"
         notes.append(f"{option('exact')} decodes row by row here{why}: nothing is drafted")
     else:

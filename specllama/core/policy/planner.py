@@ -30,9 +30,9 @@ from specllama.core.policy.posterior import (
     COPY,
     PairState,
     RequestPosterior,
-    common_length,
 )
 from specllama.core.policy.widths import RunLengths, TotalWidth
+from specllama.core.sequence import common_prefix
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
@@ -247,7 +247,7 @@ class Planner(Policy):
         if draft is None:
             return
         plan.seen += tokens
-        n_right = common_length(draft.tokens, plan.seen)
+        n_right = common_prefix(draft.tokens, plan.seen)
         if n_right < len(plan.seen) or n_right == len(draft.tokens):
             n = len(draft.tokens)
             for runs in (self.learnt.runs[plan.greedy], plan.runs):

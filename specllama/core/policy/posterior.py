@@ -20,6 +20,7 @@ from specllama.core.policy.candidates import CandidateDraft, RoundBudget
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.widths import RunLengths
+from specllama.core.sequence import common_prefix
 
 ALONE, COPY = 0, 1  # what a draft model or head competes with: no draft, or a copied one
 _MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
@@ -298,7 +299,7 @@ class PairState:
 
     def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
         """Compare a model-free draft, verified or not, with the committed tokens."""
-        n_right = common_length(draft.tokens, tokens)
+        n_right = common_prefix(draft.tokens, tokens)
         n = min(n_right + 1, len(draft.tokens), len(tokens))
         if n:
             self.tables[draft.sources[0]].observe_run(draft.bins[:n], n_right == n)
@@ -337,16 +338,6 @@ class PairState:
         stored = data.get("runs")
         for runs, known in zip(self.runs, stored if isinstance(stored, list) else (), strict=False):
             runs.restore(known)
-
-
-def common_length(draft: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the drafted tokens, from the first on, are the committed ones."""
-    n = 0
-    for drafted, token in zip(draft, tokens, strict=False):
-        if drafted != token:
-            break
-        n += 1
-    return n
 
 
 def _is_table(data: object) -> bool:

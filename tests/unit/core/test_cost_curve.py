@@ -275,7 +275,7 @@ def test_stored_times_that_cannot_be_are_left_out():
 
 
 def test_data_of_the_old_form_is_read():
-    """It had the widths to be measured anew and what changes of the width cost."""
+    """It also named widths to be measured again, and what changes of the width cost."""
     changes = {"loading": 0.01, "first": 0.001, "second": 0.004}
     data = {"widths": [[1, 0.01, 4], [2, 0.027, 4]], "anew": [2], "changes": changes}
     curve = CostCurve.from_dict(data)
