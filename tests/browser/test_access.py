@@ -83,7 +83,7 @@ def test_a_phone_has_everything_too(page: Page) -> None:
     page.press("Conversations")
     page.press("New conversation")
     page.until(lambda: page.answers == [] and not page.all("button", "New conversation"))
-    page.get("button", "Speculation").click()
+    page.get("button", "Figures").click()
     page.until(lambda: "On: " in page.text_of("#panel"))
 
 
@@ -102,7 +102,7 @@ def test_all_by_keyboard(page: Page) -> None:
         active.send_keys(Keys.TAB)
     for name in (
         "Skip to the message field", "Model", "Race", "Status", "Settings", "New conversation", "Export",
-        "Import", "Edit", "Round", "Copy the answer", "Regenerate", "Message", "Speculation",
+        "Import", "Edit", "Round", "Copy the answer", "Regenerate", "Message", "Speculation", "Figures",
     ):  # fmt: skip
         assert any(found.startswith(name) for found in seen), (name, seen)
 

@@ -142,7 +142,7 @@ def test_an_answer_is_edited_and_continued(page: Page) -> None:
     field.clear()
     field.send_keys("uno due", Keys.ENTER)
     page.until(lambda: page.answers == ["uno due"])
-    assert "edited by you" in page.text_of(".answer")
+    assert "edited by you" in page.text_of("#panel")
     note_requests(page)
     page.add(**written(" tre"))
     page.press("Continue")

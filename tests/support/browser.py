@@ -25,6 +25,8 @@ AXE = ROOT / ".browser" / "node_modules" / "axe-core" / "axe.min.js"
 # Of an answer that goes on until it is stopped.
 ENDLESS = {"ignore_eos": True, "max_tokens": 1500, "pause": 50}
 WIDTHS = (390, 1024, 1600)
+# Without a window Chromium has no pointer at all: a mouse, which can hover.
+_MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 _ROLES = {
     "button": "button, summary",
     "textbox": "textarea, input[type=text], input[type=search], input[type=password]",
@@ -122,9 +124,13 @@ class Page:
         found = []
         for element in self.driver.find_elements(By.CSS_SELECTOR, _ROLES[role]):
             with suppress(StaleElementReferenceException):  # an answer that is being written replaces its own
-                if element.is_displayed() and (name is None or element.accessible_name.startswith(name)):
+                if self._shown(element) and (name is None or element.accessible_name.startswith(name)):
                     found.append(element)
         return found
+
+    def _shown(self, element: WebElement) -> bool:
+        """Whether it takes room, even where it is transparent until one points at it."""
+        return bool(self.js("return arguments[0].checkVisibility() && arguments[0].offsetWidth > 0", element))
 
     def get(self, role: str, name: str | None = None) -> WebElement:
         """The last one of them, waited for."""
@@ -273,6 +279,19 @@ class Page:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
+    @contextmanager
+    def phone(self) -> Iterator[None]:
+        """A tab with the page as on a phone, with fingers and no mouse."""
+        before = self.new_tab()
+        self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+        self.resize(390, 844)
+        self.ready()
+        try:
+            yield
+        finally:
+            self.driver.close()
+            self.driver.switch_to.window(before)
+
     def work(self) -> float:
         """Milliseconds of processor time of the page's thread so far."""
         metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
@@ -305,7 +324,7 @@ def browser(url: str, downloads: Path | None = None) -> Iterator[Page]:
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
     # Without a sandbox, which root and most containers cannot have; the pages are our own.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", _MOUSE):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver") or ""))

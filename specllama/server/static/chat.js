@@ -5,6 +5,7 @@ import { Context } from "./context.js";
 import { announce, byId, keepFocus } from "./dom.js";
 import { Ending } from "./ending.js";
 import { Answer } from "./generate.js";
+import { toggle } from "./layout.js";
 import { Log } from "./log.js";
 import { say } from "./notice.js";
 import { Pace } from "./pace.js";
@@ -27,6 +28,7 @@ export class Chat {
 	#changes;
 	#ending;
 	#context;
+	#chosen = null; // the answer whose figures are shown, null: the last one
 	#opening = 0;
 	#left = false; // whether the page is being closed
 
@@ -51,6 +53,7 @@ export class Chat {
 			ask: (message) => this.#write(message),
 			choose: (message) => this.#changes.choose(message),
 			remove: (message) => this.#changes.remove(message),
+			details: (message) => this.#details(message),
 			include: () => this.#changes.include(),
 			stop: () => this.stop(),
 		});
@@ -127,18 +130,29 @@ export class Chat {
 	}
 
 	#showFigures() {
-		const message = this.#data.messages.findLast(({ role }) => role === "assistant");
-		this.#panel.clear(this.#models.props);
-		if (message?.trace && !this.busy) {
-			const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
-			answer.trace = new Trace(message.trace);
-			answer.reasoningTrace = new Trace(message.reasoningTrace);
-			try {
-				this.#panel.show(answer, this.#models.props, false);
-			} catch {
-				this.#panel.clear(this.#models.props); // figures of a file that are none
-			}
+		const answers = this.#data.messages.filter(({ role }) => role === "assistant");
+		const message = answers.includes(this.#chosen) ? this.#chosen : answers.at(-1);
+		const { props } = this.#models;
+		if (!message?.trace || this.busy) {
+			this.#panel.clear(props);
+			return;
 		}
+		const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
+		answer.trace = new Trace(message.trace);
+		answer.reasoningTrace = new Trace(message.reasoningTrace);
+		try {
+			this.#panel.show(answer, props, false);
+			this.#panel.about(message, answer, this.#log.elementOf(message), [answers.indexOf(message) + 1, answers.length]);
+		} catch {
+			this.#panel.clear(props); // figures of a file that are none
+		}
+	}
+
+	/** Show the figures of an answer in the panel. */
+	#details(message) {
+		this.#chosen = message;
+		this.#showLast();
+		toggle("panel", true);
 	}
 
 	describe() {
@@ -241,6 +255,7 @@ export class Chat {
 		const { name: model, contextLength: size } = this.#models;
 		const writing = new Writing(data, question, before, { model, size, settings: currentSettings() });
 		this.#writings.set(data.id, writing);
+		this.#chosen = null;
 		this.#ending.begun(data);
 		writing.was = data.leaf;
 		writing.pace = new Pace(() => this.#draw(writing));

@@ -63,14 +63,17 @@ export function keepFocus(root, change, next = () => null) {
 	return (canFocus(one) ? one : byId(root.closest("dialog") ? "dialog-close" : typing)).focus();
 }
 
-/** A button that copies `text()`, and says so for a moment. */
-export function copyButton(text, label) {
+/** A button that copies `text()`, and says so for a moment. looks: what it shows before and after. */
+export function copyButton(text, label, looks = ["Copy", "Copied"]) {
+	const [look, done] = looks;
 	const copy = async () => {
-		found.textContent = (await copyText(text())) ? "Copied" : "Not allowed";
+		const copied = await copyText(text());
+		found.replaceChildren(copied ? done : "Not allowed");
+		announce(copied ? "Copied" : "The browser does not allow copying.");
 		await pause(1500);
-		found.textContent = "Copy";
+		found.replaceChildren(look);
 	};
-	const found = button("Copy", copy, { "aria-label": label });
+	const found = button(look, copy, { title: "Copy", "aria-label": label });
 	return found;
 }
 

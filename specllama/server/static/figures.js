@@ -1,6 +1,6 @@
 // The figures of an answer, of all its parts where it was continued. What drafting gained is the server's verdict.
 
-import { counted, element, numeral, percent } from "./dom.js";
+import { button, counted, element, numeral, percent } from "./dom.js";
 import { explained } from "./explain.js";
 
 const FROM = { run: "measured in this answer", stored: "measured before", compared: "of the same answer without drafts" };
@@ -111,11 +111,15 @@ const inSeconds = (seconds) => (seconds < 1 ? `${Math.round(1000 * seconds)} ms`
 /** The same as text. */
 export const summary = (figures) => inParts(figures).map(([text]) => text).join(" · ");
 
-/** The line as an element, null without figures. */
-export function figuresLine(figures) {
-	const parts = inParts(figures);
-	if (!parts.length) return null;
-	const shown = parts.flatMap(([text, name], i) => [i ? " · " : "", explained(element("span", {}, text), name)]);
+/** The line below an answer: its length and speed, and what drafting gained; null without figures. details(): shows the rest. */
+export function figuresLine(figures, details) {
+	const [length, ...others] = inParts(figures);
+	if (!length) return null;
+	const gain = Number.isFinite(figures.speedup) ? gainInWords({ ...figures, source: "" }) : "";
+	const parts = [length, ...others.filter(([, name]) => name === "rate"), ...(gain ? [[gain, "gain"]] : [])];
+	const shown = parts.map(([text, name], i) => explained(element("span", {}, i < parts.length - 1 ? `${text} · ` : text), name));
+	const line = button("", details, { class: "figures", "aria-controls": "panel" });
+	line.append(...shown);
 	// One stop for the keyboard, with all explanations.
-	return explained(element("p", { class: "figures", tabindex: 0 }, ...shown), parts.map(([, name]) => name).join(" "));
+	return explained(line, parts.map(([, name]) => name).join(" "));
 }

@@ -16,7 +16,7 @@ export class Log {
 
 	/**
 	 * actions, each with the message: edit(message, text), amend(message, text), regenerate(message), resume(message),
-	 * ask(message), choose(message), remove(message); include(), stop().
+	 * ask(message), choose(message), remove(message), details(message); include(), stop().
 	 */
 	constructor(actions) {
 		this.#actions = actions;
@@ -98,6 +98,7 @@ export class Log {
 			regenerate: () => regenerate(message()),
 			resume: () => resume(message()),
 			remove: () => remove(message()),
+			details: () => this.#actions.details(message()),
 			stop: () => this.#actions.stop(),
 		};
 	}
@@ -147,6 +148,11 @@ export class Log {
 			element("span", { class: "count" }, `${at + 1}/${all.length}`),
 			step("›", "Next version", all[at + 1]),
 		];
+	}
+
+	/** The element of a message that is shown. */
+	elementOf(message) {
+		return this.#shown.get(message)?.element ?? null;
 	}
 
 	/** See Follow.follows. */

@@ -1,14 +1,14 @@
 // One message of a conversation as elements, and what one can do with it. Knows no server.
 
-import { button, bytes, copyButton, element, keepFocus, region, whole } from "./dom.js";
+import { button, bytes, copyButton, element, keepFocus, region } from "./dom.js";
 import { editForm } from "./edit.js";
 import { figuresLine } from "./figures.js";
 import { folded } from "./fold.js";
+import { icon, iconButton } from "./icons.js";
 import { later } from "./idle.js";
 import { watchPrefill } from "./prefill.js";
 import { rawButton } from "./raw.js";
 import { RepetitionWatch } from "./repeats.js";
-import { roundsView } from "./rounds.js";
 import { MarkdownStream } from "./stream.js";
 import { Trace } from "./trace.js";
 
@@ -26,10 +26,15 @@ export function questionView(message, actions) {
 	};
 	showFiles();
 	body.hidden = !message.content;
-	const copy = copyButton(() => message.content, "Copy the question");
-	const edit = button("Edit", () => begin(), { "aria-label": "Edit the question" });
-	const remove = button("Delete", () => actions.remove(), { "aria-label": "Delete the question" });
-	const tools = element("div", { class: "actions" }, actions.versions, copy, edit, remove);
+	const edit = iconButton("edit", "Edit the question", () => begin());
+	const tools = element(
+		"div",
+		{ class: "tools" },
+		copyButton(() => message.content, "Copy the question", [icon("copy"), icon("done")]),
+		edit,
+		iconButton("remove", "Delete the question", () => actions.remove()),
+	);
+	const asked = element("div", { class: "asked" }, body, tools, actions.versions);
 	const begin = () => {
 		let kept = message.files ?? [];
 		const drop = (file) => {
@@ -39,7 +44,7 @@ export function questionView(message, actions) {
 		};
 		showFiles(kept, drop);
 		const end = () => {
-			form.replaceWith(body, tools);
+			form.replaceWith(asked);
 			showFiles();
 			edit.focus();
 		};
@@ -51,11 +56,10 @@ export function questionView(message, actions) {
 			actions.edit(text, kept);
 		};
 		const { form, area } = editForm(message, words, { save, end });
-		body.replaceWith(form);
-		tools.remove();
+		asked.replaceWith(form);
 		area.focus();
 	};
-	return element("article", { class: "message question", "aria-label": "Question" }, files, body, tools, actions.note);
+	return element("article", { class: "message question", "aria-label": "Question" }, files, asked, actions.note);
 }
 
 /** A file of a question, folded. remove(file): null where it stays. */
@@ -69,7 +73,8 @@ function fileView(file, remove) {
 	return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
 }
 
-/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), versions, note}. */
+/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), details(), versions,
+ * note}. */
 export class AnswerView {
 	#actions;
 	#body = element("div", { class: "body" });
@@ -188,23 +193,19 @@ export class AnswerView {
 	}
 
 	#footer(message, answer) {
-		const found = [];
-		const line = figuresLine(message.figures);
-		if (line) found.push(line);
-		found.push(...roundsView(this.element, message, answer.trace, answer.reasoningTrace));
-		const copy = copyButton(() => message.content, "Copy the answer");
-		const { regenerate, resume, remove, versions } = this.#actions;
-		const tools = [versions, copy, button("Regenerate", () => regenerate(), { class: "when-idle" })];
+		const { regenerate, resume, remove, details, versions } = this.#actions;
+		const tools = [
+			copyButton(() => message.content, "Copy the answer", [icon("copy"), icon("done")]),
+			iconButton("again", "Regenerate the answer", () => regenerate(), { class: "when-idle" }),
+			message.content && rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace),
+			iconButton("edit", "Edit the answer", () => this.#edit(message), { class: "when-idle" }),
+			iconButton("remove", "Delete the answer", () => remove()),
+		];
+		const found = [figuresLine(message.figures, () => details()), versions];
 		if (message.partial && (message.content || message.reasoning)) {
-			tools.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
+			found.push(button("Continue", () => resume(), { class: "of-last when-idle" })); // by the style sheet
 		}
-		if (message.content) tools.push(rawButton(this.#body, message.content.replaceAll("\r", " "), answer.trace));
-		tools.push(button("Edit", () => this.#edit(message), { "aria-label": "Edit the answer", class: "when-idle" }));
-		tools.push(button("Delete", () => remove(), { "aria-label": "Delete the answer" }));
-		found.push(element("div", { class: "actions" }, ...tools));
-		const about = aboutAnswer(message);
-		if (about) found.push(element("p", { class: "about" }, about));
-		return found;
+		return [...found, element("div", { class: "tools" }, ...tools.filter(Boolean))].filter(Boolean);
 	}
 
 	#edit(message) {
@@ -225,15 +226,4 @@ export class AnswerView {
 		this.#foot.hidden = true;
 		area.focus();
 	}
-}
-
-/** Which model wrote an answer, and how much of the prompt was kept. */
-function aboutAnswer({ model, edited, prompt, cached }) {
-	const parts = [];
-	if (model) parts.push(model);
-	if (edited) parts.push("edited by you");
-	if (cached && prompt) {
-		parts.push(`${whole(cached)} of ${whole(prompt)} tokens of the prompt were kept`);
-	}
-	return parts.join(" · ");
 }

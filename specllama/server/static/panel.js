@@ -3,6 +3,7 @@
 import { button, byId, bytes, counted, duration, element, keepFocus, numeral, percent, whole } from "./dom.js";
 import { explained, term } from "./explain.js";
 import { figuresOf } from "./figures.js";
+import { roundsView } from "./rounds.js";
 import { setTinted, tinted } from "./settings.js";
 
 const WORDS = {
@@ -24,6 +25,10 @@ export class Panel {
 	#sources = element("ul", { class: "sources" });
 	#charts = element("div", {});
 	#latest = null; // what the charts show
+	#answer = element("p", { class: "hint", hidden: true });
+	#rounds = element("div", {});
+	#watching = new AbortController(); // ends what the rounds that are shown listen to
+	#about = null; // the message that they are of
 
 	/** gain(): opens the card. */
 	constructor(gain) {
@@ -36,10 +41,12 @@ export class Panel {
 		});
 		apply();
 		byId("panel").replaceChildren(
-			element("h2", {}, "Speculation"),
+			element("h2", {}, "Figures"),
 			this.#state,
+			this.#answer,
 			this.#tiles,
 			this.#reason,
+			this.#rounds,
 			button("What does it gain here?", gain, { class: "gain" }),
 			element("label", { class: "switch" }, box, " Show where tokens came from"),
 			this.#sources,
@@ -63,6 +70,31 @@ export class Panel {
 		this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
 		this.#sources.replaceChildren(...sources(answer));
 		this.#draw(answer, props);
+		if (live) this.#forget();
+	}
+
+	/**
+	 * Show what is known of a stored answer besides its figures. answer: with its traces. root: its element. place: which
+	 * one of how many answers it is.
+	 */
+	about(message, { trace, reasoningTrace }, root, [i, n]) {
+		const parts = aboutAnswer(message);
+		if (n > 1) parts.unshift(`answer ${i} of ${n}`);
+		this.#answer.textContent = parts.join(" · ");
+		this.#answer.hidden = !parts.length;
+		if (message === this.#about && root) return;
+		this.#forget();
+		this.#about = message;
+		this.#watching = new AbortController();
+		if (root) this.#rounds.replaceChildren(...roundsView(root, message, trace, reasoningTrace, this.#watching.signal));
+		this.#answer.hidden = !parts.length;
+	}
+
+	#forget() {
+		this.#watching.abort();
+		this.#about = null;
+		this.#rounds.replaceChildren();
+		this.#answer.hidden = true;
 	}
 
 	/** Draw the charts. answer: null without one. before: what is above them. */
@@ -78,8 +110,15 @@ export class Panel {
 		this.#tiles.replaceChildren();
 		this.#reason.textContent = "";
 		this.#sources.replaceChildren();
+		this.#forget();
 		this.#draw(null, props, none);
 	}
+}
+
+/** Which model wrote an answer, and how much of the prompt was kept. */
+function aboutAnswer({ model, edited, prompt, cached }) {
+	const kept = cached && prompt ? `${whole(cached)} of ${whole(prompt)} tokens of the prompt were kept` : "";
+	return [model, edited ? "edited by you" : "", kept].filter(Boolean);
 }
 
 /** The head and the draft model by name; `more` follows the latter. */
@@ -87,7 +126,7 @@ export function draftNames({ speculation, model_path: target, draft_model_path: 
 	const { draft, head, head_in_target: inside } = speculation;
 	if (!draft) return [];
 	const name = `${draft.name}${draft.quant ? ` ${draft.quant}` : ""}`;
-	if (head && !inside) return [`head ${name} (${head})`];
+	if (head && !inside) return [name.toLowerCase().includes(head.toLowerCase()) ? `head ${name}` : `head ${name} (${head})`];
 	const names = head ? [`head of the model (${head})`] : [];
 	if (!head || file !== target) names.push(`draft ${name}${more}`);
 	return names;

@@ -1,12 +1,13 @@
 // The source of an answer.
 
 import { addLines } from "./code.js";
-import { button, element } from "./dom.js";
+import { element } from "./dom.js";
+import { iconButton } from "./icons.js";
 
 /** A button that switches between the Markdown of an answer and what is rendered of it. */
 export function rawButton(body, text, trace) {
 	let rendered = null;
-	const toggle = button("Source", () => {
+	const toggle = iconButton("source", "Source", () => {
 		const raw = !rendered;
 		if (raw) {
 			rendered = [...body.childNodes];

@@ -11,8 +11,11 @@ function named(trace, index) {
 	return (trace.rounds[index][4] ?? 1) === 0 ? text : `Round ${whole(n)} of ${whole(trace.n_rounds)}: ${text}`;
 }
 
-/** What shows the rounds of an answer. root: its element; texts: {content, reasoning}; trace: of the content. */
-export function roundsView(root, texts, trace, reasoningTrace) {
+/**
+ * What shows the rounds of an answer. root: its element; texts: {content, reasoning}; trace: of the content. signal: ends
+ * watching which round is pointed at.
+ */
+export function roundsView(root, texts, trace, reasoningTrace, signal) {
 	const own = trace.rounds.flatMap((round, i) => ((round[4] ?? 1) ? [i] : []));
 	if (!own.length) {
 		const lost = texts.figures?.drafted > 0 && !reasoningTrace.n_rounds && !texts.edited;
@@ -22,10 +25,10 @@ export function roundsView(root, texts, trace, reasoningTrace) {
 		const { openPlayer } = await import("./player.js");
 		openPlayer(texts, trace, reasoningTrace);
 	}, { "aria-label": "Play the rounds in slow motion", title: "Round by round, in slow motion" });
-	return [element("div", { class: "stepper" }, ...stepper(root, trace, own), play)];
+	return [element("div", { class: "stepper" }, ...stepper(root, trace, own, signal), play)];
 }
 
-function stepper(root, trace, own) {
+function stepper(root, trace, own, signal) {
 	const said = element("output", { class: "round" });
 	const slider = element("input", {
 		type: "range", min: 1, max: own.length, step: 1, value: 1, "aria-label": "Round",
@@ -43,7 +46,7 @@ function stepper(root, trace, own) {
 		if (!trace.rounds[detail]) return;
 		if (own.includes(detail)) slider.value = String(own.indexOf(detail) + 1);
 		said.textContent = named(trace, detail);
-	});
+	}, { signal });
 	slider.setAttribute("aria-valuetext", named(trace, own[0]));
 	said.textContent = counted(trace.n_rounds, "round");
 	return [slider, said];
@@ -89,7 +92,9 @@ export function watchRounds(log, tip, roundsOf) {
 		return placeTip(tip, { left, top, bottom });
 	};
 	log.addEventListener("pointerover", show);
-	log.addEventListener("pointerleave", hide);
+	// What a finger has shown stays until it touches something else.
+	log.addEventListener("pointerleave", ({ pointerType }) => pointerType === "touch" || hide());
+	document.addEventListener("pointerdown", ({ target }) => log.contains(target) || hide());
 	log.addEventListener("scroll", hide, { passive: true });
 	addEventListener("keydown", ({ key }) => {
 		if (key !== "Escape") return;
