@@ -19,8 +19,9 @@ from specllama.models.hub.cache import RepoCache
 from specllama.models.installed import installed_models
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import DEMO, PYDOC, RepoName, shown
-from specllama.models.quants import choose, find_models
+from specllama.models.quants import PREFERRED, choose, find_models, is_head_name
 from specllama.models.resolve import Library
+from specllama.models.sizes import guessed_bytes
 
 MAX_ASKED = 512  # characters of a name that a client asks for
 _LISTED = 12  # names in a message
@@ -31,7 +32,8 @@ _ANY_TAG = ":latest"  # Ollama's clients add it to names without a tag
 class CatalogueModel:
     """A model that can be asked for. id: its name in lists. names: its other names. path: of its first part,
     "" if it is not on disk. n_bytes: of all parts. modified: seconds since the epoch. pull: the name for
-    `specllama pull`. own_name: "pydoc" for the embedded pair.
+    `specllama pull`. own_name: "pydoc" for the embedded pair. guessed_bytes: of one that is not on disk, by
+    its name; 0 where that says nothing.
     """
 
     id: str
@@ -41,6 +43,7 @@ class CatalogueModel:
     modified: float = 0.0
     pull: str = ""
     own_name: str = ""
+    guessed_bytes: int = 0
 
     @property
     def loads_as(self) -> str:
@@ -50,6 +53,11 @@ class CatalogueModel:
     @property
     def on_disk(self) -> bool:
         return bool(self.path)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a head by its name, which writes no texts itself."""
+        return is_head_name(self.id)
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,9 @@ def _usual(library: Library, repo: str, entry: ManifestEntry | None) -> str:
 def _known(entry: ManifestEntry) -> CatalogueModel:
     pull = entry.aliases[0] if entry.aliases else entry.name
     repo = entry.where.repo
-    return CatalogueModel(entry.name, "", (*entry.aliases, repo, f"hf:{repo}"), pull=pull)
+    names = (*entry.aliases, repo, f"hf:{repo}")
+    n_bytes = guessed_bytes(entry.name, entry.default or PREFERRED[0]) or 0
+    return CatalogueModel(entry.name, "", names, pull=pull, guessed_bytes=n_bytes)
 
 
 def _stat(paths: Iterable[str]) -> tuple[int, float]:

@@ -29,6 +29,12 @@ if TYPE_CHECKING:  # needs numpy, which a server with one model does not load
 Loaded = Callable[[str, LoadInfo], None]
 
 
+def _in_memory(service: Service) -> LoadedModel:
+    memory, lease = service.supervisor.info.details, service.lease
+    sizes = memory.host_bytes, memory.device_bytes
+    return LoadedModel(service.model.path, lease.n_users > 0, lease.used_at, *sizes)
+
+
 class ModelLoader:
     """Loads and unloads the models of a server.
 
@@ -62,6 +68,12 @@ class ModelLoader:
     async def started(self) -> None:
         """Wait until the first model has been loaded once."""
         await self._started.wait()
+
+    def room(self) -> int:
+        """Bytes of host and GPUs that a model could have if those in memory were unloaded."""
+        loaded = [service for service in self._engines if service.lease.state == "loaded"]
+        free = self._ledger.free(one.supervisor for one in loaded).after_evicting(map(_in_memory, loaded))
+        return free.host + sum(gpu.free for gpu in free.gpus if not gpu.unified)
 
     async def run(self, first: Service) -> None:
         """Load the first model, then load and unload on demand until cancelled. Raises the error of the first
@@ -120,11 +132,7 @@ class ModelLoader:
         if self._pending is None or self._pending[0] is not service:
             self._pending = service, await self._prepared(service)
         by_path = {s.model.path: s for s in self._engines}
-        models = []
-        for path, one in by_path.items():
-            memory, lease = one.supervisor.info.details, one.lease
-            busy, used_at = lease.n_users > 0, lease.used_at
-            models.append(LoadedModel(path, busy, used_at, memory.host_bytes, memory.device_bytes))
+        models = [_in_memory(one) for one in by_path.values()]
         free = self._ledger.free(one.supervisor for one in by_path.values())
         most = self._settings.models_max
         evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)

@@ -24,6 +24,7 @@ from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
 _LONGEST = 1e9  # longest idle time that a client may set, in seconds
+_FILE_SHARE = 0.9  # of the memory that is there, which a file may have; the context needs some too
 _RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names
 MakeSupervisor = Callable[[], Supervisor]
 
@@ -150,6 +151,15 @@ class ModelPool:
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
         return sorted(entries, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
+
+    def fits(self, model: ListedModel) -> bool | None:
+        """Whether the memory of this machine has room for a model, by the size of its file alone; None where
+        that is unknown.
+        """
+        n_bytes = model.model.n_bytes or model.model.guessed_bytes
+        if model.loaded:
+            return True
+        return n_bytes <= _FILE_SHARE * self._loader.room() if n_bytes else None
 
     async def details(self, model: CatalogueModel) -> ModelDetails:
         """Details from the header of a model on disk."""

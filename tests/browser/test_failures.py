@@ -66,13 +66,8 @@ def test_another_model_is_chosen_in_the_menu(tmp_path: Path) -> None:
     flags = "-c", "512", "-np", "1", "--models-max", "1"
     with Server(tmp_path, *flags, env=environ) as server, browser(server.url) as page:
         page.ready()
-        menu = page.get("combobox", "Model")
-        assert menu.get_attribute("value") == "pydoc-target"
-        page.js(
-            "arguments[0].value = 'me/pair:Q4_0';"
-            "arguments[0].dispatchEvent(new Event('change', {bubbles: true}))",
-            menu,
-        )
+        assert page.model == "pydoc-target"
+        page.choose_model("me/pair")
         page.until(lambda: "me/pair" in page.js("return document.getElementById('announcer').textContent"))
         page.until(lambda: server.get("/v1/models").json["data"][0]["id"] == "me/pair:Q4_0")
         page.until(lambda: page.js("return document.getElementById('loading').hidden"))

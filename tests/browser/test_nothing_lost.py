@@ -403,8 +403,8 @@ def test_a_model_that_cannot_be_loaded_leaves_no_figures(page: Page) -> None:
         "  if (!String(path).includes('/props')) return f(path, options);"
         "  return Promise.resolve(new Response(JSON.stringify({ error: { message: 'the file is broken' } }),"
         "    { status: 500 })); };"
-        "document.getElementById('model').dispatchEvent(new Event('change'))"
     )
+    page.choose_model(page.model)
     page.until(lambda: "cannot be used. The file is broken" in page.text_of("#panel .state"))
     assert page.text_of("#context-text") == ""
     assert page.text_of("#panel svg") == ""

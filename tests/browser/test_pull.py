@@ -7,20 +7,12 @@ from pathlib import Path
 from selenium.webdriver.common.keys import Keys
 
 from specllama.data import EMBEDDED_DRAFT
-from tests.support.browser import Page, browser, needs_chromium
+from tests.support.browser import browser, needs_chromium
 from tests.support.hub import Repo, local_hub
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
 CONTENT = EMBEDDED_DRAFT.read_bytes()
-
-
-def choose(page: Page, name: str) -> None:
-    page.js(
-        "const menu = document.getElementById('model'); menu.value = arguments[0];"
-        "menu.dispatchEvent(new Event('change', { bubbles: true }))",
-        name,
-    )
 
 
 def test_a_model_is_downloaded_and_used(tmp_path: Path) -> None:
@@ -37,9 +29,9 @@ def test_a_model_is_downloaded_and_used(tmp_path: Path) -> None:
             browser(server.url) as page,
         ):
             page.ready()
-            choose(page, "far-away")
+            page.choose_model("far-away")
             page.until(lambda: page.notice == "far-away is not on this disk.")
-            assert page.get("combobox", "Model").get_attribute("value") == "pydoc-target"
+            assert page.model == "pydoc-target"
             page.get("button", "Download it").send_keys(Keys.ENTER)
             page.until(lambda: " of " in page.notice and "Downloading far-away" in page.notice)
             said = page.notice
@@ -52,5 +44,5 @@ def test_a_model_is_downloaded_and_used(tmp_path: Path) -> None:
             page.until(lambda: page.notice == "far-away is on this disk now.")
             page.press("Use it")
             page.until(lambda: "of 512 tokens" in page.text_of("#context-text"))
-            assert page.get("combobox", "Model").get_attribute("value") == "me/far-away:Q4_0"
+            assert page.model == "me/far-away:Q4_0"
             assert page.ask("Anything", grammar='root ::= "Yes."') == "Yes."

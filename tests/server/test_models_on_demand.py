@@ -115,6 +115,11 @@ class TestList:
         away = listed["far-away"]["status"]
         assert away == {"value": "not downloaded", "pull": "specllama pull far-away"}
         assert not {"pair-8b", "pair-1b"} & set(listed), "these are on disk"
+        assert [listed[name]["fits"] for name in (PYDOC, OTHER)] == [True, True]
+        assert listed["llama-3.1-8b"]["fits"] in (True, False), "by the memory of this machine"
+        assert "fits" not in listed["far-away"]
+        assert 4e9 < listed["llama-3.1-8b"]["meta"]["about_size"] < 5e9
+        assert listed["qwen3.6-27b-eagle3"]["meta"]["is_head"]
         assert list(listed).index("far-away") > list(listed).index(BROKEN)
         on_disk = {m["id"] for m in both.get("/v1/models").json["data"]}
         assert on_disk == {name for name, m in listed.items() if m["status"]["value"] != "not downloaded"}

@@ -26,12 +26,14 @@ AXE = ROOT / ".browser" / "node_modules" / "axe-core" / "axe.min.js"
 ENDLESS = {"ignore_eos": True, "max_tokens": 1500, "pause": 50}
 WIDTHS = (390, 1024, 1600)
 # Without a window Chromium has no pointer at all: a mouse, which can hover.
-_MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
+_MOUSE = (
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
+)
 _ROLES = {
     "button": "button, summary",
     "textbox": "textarea, input[type=text], input[type=search], input[type=password]",
     "spinbutton": "[role=spinbutton]",
-    "combobox": "select",
+    "combobox": "select, [role=combobox]",
     "switch": "[role=switch]",
     "slider": "input[type=range]",
     "article": "article",
@@ -234,6 +236,17 @@ class Page:
     def add(self, **fields: Any) -> None:
         """Send these fields with the following requests."""
         self.js("window.added = arguments[0]", fields)
+
+    @property
+    def model(self) -> str:
+        """The name of the chosen model."""
+        return self.text_of("#model-name")
+
+    def choose_model(self, name: str) -> None:
+        """Take a model in the menu of models, by its whole name or a part of it."""
+        self.press("Model")
+        field = self.get("combobox", "Search the models")
+        field.send_keys(name, Keys.ENTER)
 
     def write(self, text: str, **fields: Any) -> None:
         """Send a question, and wait for nothing."""

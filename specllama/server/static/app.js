@@ -132,7 +132,7 @@ setUpAttachments({
 });
 onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {
-	if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]") || closeSide()) return;
+	if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open], :popover-open") || closeSide()) return;
 	if (chat.busy) chat.stop();
 	else closeSide({ always: true });
 });
@@ -167,7 +167,7 @@ later(async () => (await import("./intro.js")).setUpIntro(gain));
 later(() => {
 	render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|"));
 	// Views work even if the server is gone.
-	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout"]) import(`./${name}.js`).catch(() => {});
+	for (const name of ["settings_dialog", "status", "race", "transfer", "leaveout", "picker"]) import(`./${name}.js`).catch(() => {});
 });
 
 /** Read what the server has, trying again at longer and longer intervals. */

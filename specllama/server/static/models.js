@@ -1,7 +1,7 @@
 // The menu of models, and the properties of the chosen one.
 
 import { json } from "./api.js";
-import { announce, byId, element, pause } from "./dom.js";
+import { announce, byId, pause } from "./dom.js";
 import { say } from "./notice.js";
 
 const POLL = 500; // milliseconds between looks at a load
@@ -10,19 +10,24 @@ const POLL = 500; // milliseconds between looks at a load
 export class Models {
 	props = null;
 	problem = ""; // why the chosen model cannot be used, as a sentence
+	name = ""; // of the chosen one
 	#listed = [];
-	#used = ""; // the model of which props are
+	#picker = null; // of picker.js, once the menu has been opened
 	#changed;
 	#failed;
 
 	constructor(changed, failed) {
 		this.#changed = changed;
 		this.#failed = failed;
-		byId("model").addEventListener("change", () => this.#choose().catch(this.#failed));
+		byId("models").addEventListener("toggle", ({ newState }) => {
+			byId("model").setAttribute("aria-expanded", String(newState === "open"));
+			if (newState === "open") this.#open().catch(failed);
+		});
 	}
 
-	get name() {
-		return byId("model").value;
+	/** Use a model, or offer to download it. */
+	choose(name) {
+		return this.#choose(name).catch(this.#failed);
 	}
 
 	get contextLength() {
@@ -47,26 +52,31 @@ export class Models {
 
 	async #list() {
 		this.#listed = (await json("/v1/models?known=true")).data;
-		const menu = byId("model");
-		const chosen = menu.value || this.#listed[0]?.id;
-		const options = this.#listed.map(({ id, status }) => {
-			const note = { loaded: "", unloaded: " · on disk", loading: " · loading" }[status.value] ?? " · not downloaded";
-			return element("option", { value: id, title: status.pull ?? null }, `${id}${note}`);
-		});
-		menu.replaceChildren(...options);
-		menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
+		this.#show(this.#status() ? this.name : (this.#listed[0]?.id ?? ""));
 	}
 
-	#status() {
-		return this.#listed.find(({ id }) => id === this.name)?.status;
+	#show(name) {
+		this.name = name;
+		byId("model-name").textContent = name;
+		byId("model").title = name;
+		if (byId("models").matches(":popover-open")) this.#picker?.show(this.#listed, name);
 	}
 
-	async #choose() {
-		const name = this.name;
-		if (this.#status()?.pull) {
-			byId("model").value = this.#used;
-			return this.#offer(name, this.#listed.find(({ id }) => id === name).status.pull);
-		}
+	async #open() {
+		const { Picker } = await import("./picker.js");
+		this.#picker ??= new Picker((name) => this.choose(name));
+		this.#picker.open(this.#listed, this.name);
+		await this.#list();
+	}
+
+	#status(name = this.name) {
+		return this.#listed.find(({ id }) => id === name)?.status;
+	}
+
+	async #choose(name) {
+		const { pull } = this.#status(name) ?? {};
+		if (pull) return this.#offer(name, pull);
+		this.#show(name);
 		this.#forget("");
 		try {
 			await this.#load(name);
@@ -82,14 +92,13 @@ export class Models {
 	async #offer(name, command) {
 		const status = async () => {
 			await this.#list();
-			return this.#listed.find(({ id }) => id === name)?.status;
+			return this.#status(name);
 		};
 		const before = new Set(this.#listed.map(({ id }) => id));
 		const use = () => {
 			say("");
 			const found = this.#listed.find(({ id, status: { pull } }) => !pull && (id === name || !before.has(id)));
-			byId("model").value = found?.id ?? name; // on disk it is listed with its file
-			byId("model").dispatchEvent(new Event("change"));
+			this.choose(found?.id ?? name); // on disk it is listed with its file
 		};
 		const { offerPull } = await import("./pulls.js");
 		await offerPull(name, command, { status, use });
@@ -135,7 +144,6 @@ export class Models {
 		const name = this.name;
 		const props = await json(`/props?model=${encodeURIComponent(name)}`);
 		if (name !== this.name) return;
-		this.#used = name;
 		this.props = props;
 		this.problem = "";
 		this.#changed();

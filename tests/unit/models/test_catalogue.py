@@ -12,6 +12,7 @@ from specllama.errors import NotFoundError
 from specllama.models.catalogue import Catalogue, CatalogueModel, of_file, scan
 from specllama.models.demo import DemoStore
 from specllama.models.resolve import Library
+from specllama.models.sizes import guessed_bytes
 from tests.support.hub_cache import put
 
 MANIFEST = """
@@ -139,3 +140,18 @@ def test_a_new_download_is_found(library: Library, tmp_path: Path) -> None:
     put(tmp_path / "hub", "me/Away-GGUF", "away-Q8_0.gguf", b"here")
     assert scan(library).require("away").n_bytes == 4
     assert not [m for m in scan(library).models if m.id == "away-1b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "least", "most"),
+    [
+        ("llama-3.1-8b", "Q4_K_M", 4.6e9, 5.0e9),  # 4.92e9 on the hub
+        ("qwen2.5-coder-0.5b", "Q8_0", 5.0e8, 5.6e8),
+        ("gemma-3-270m", "Q8_0", 2.7e8, 3.1e8),
+        ("qwen3.6-35b-a3b", "UD-Q4_K_M", 1.9e10, 2.3e10),  # all its experts
+    ],
+)
+def test_a_size_is_guessed_by_names(name: str, quant: str, least: float, most: float) -> None:
+    assert least < (guessed_bytes(name, quant) or 0) < most
+    assert guessed_bytes("glm-4.7-flash", quant) is None
+    assert guessed_bytes(name, "mtp.gguf") is None

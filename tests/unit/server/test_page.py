@@ -11,7 +11,7 @@ import pytest
 from specllama.core.sampling.params import PARAMETERS
 from specllama.server.page import POLICY, ROUTES, generated_files, page_files
 
-LIMIT = 600_000  # bytes of all files that the page can load
+LIMIT = 640_000  # bytes of all files that the page can load
 FIRST = 300_000  # bytes of those that the page loads at once
 FILES = page_files()
 GENERATED = generated_files()

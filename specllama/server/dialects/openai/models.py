@@ -5,20 +5,26 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NotRequired, TypedDict
 
 from specllama.server.models import ListedModel
 
+Fits = Callable[[ListedModel], bool | None]
+
 
 class ModelMeta(TypedDict, total=False):
-    """llama-server's `meta`. size: bytes of the file; the other fields are known after a load."""
+    """llama-server's `meta`. size: bytes of the file; about_size: of one that is not on disk, by its name;
+    is_head: a head for drafts, which writes no texts itself. The other fields are known after a load.
+    """
 
     n_vocab: int
     n_ctx: int
     n_ctx_train: int
     n_params: int
     size: int
+    about_size: int
+    is_head: bool
 
 
 class ModelDownload(TypedDict):
@@ -43,7 +49,9 @@ class ModelStatus(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """A model. max_model_len, context_length: vLLM's and OpenRouter's names of the context size."""
+    """A model. max_model_len, context_length: vLLM's and OpenRouter's names of the context size. fits: see
+    ModelPool.fits.
+    """
 
     id: str
     object: str
@@ -56,6 +64,7 @@ class ModelEntry(TypedDict):
     meta: ModelMeta
     max_model_len: NotRequired[int]
     context_length: NotRequired[int]
+    fits: NotRequired[bool]
 
 
 class ModelEntries(TypedDict):
@@ -68,11 +77,15 @@ class ModelEntries(TypedDict):
     last_id: str
 
 
-def model_list(models: Sequence[ListedModel]) -> ModelEntries:
-    """All models, at least one."""
+def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> ModelEntries:
+    """All models, at least one. fits: ModelPool's."""
+    entries = [model_entry(model) for model in models]
+    for model, entry in zip(models, entries, strict=True):
+        if (found := fits(model)) is not None:
+            entry["fits"] = found
     return {
         "object": "list",
-        "data": [model_entry(model) for model in models],
+        "data": entries,
         "has_more": False,
         "first_id": models[0].name,
         "last_id": models[-1].name,
@@ -116,7 +129,10 @@ def _status(model: ListedModel) -> ModelStatus:
 def _meta(model: ListedModel) -> ModelMeta:
     info = model.info
     if info is None:
-        return {"size": model.model.n_bytes} if model.on_disk else {}
+        if model.on_disk:
+            return {"size": model.model.n_bytes}
+        about: ModelMeta = {"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {}
+        return about | {"is_head": True} if model.model.is_head else about
     return {
         "n_vocab": info.n_vocab,
         "n_ctx": info.n_ctx,

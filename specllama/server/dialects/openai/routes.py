@@ -45,7 +45,8 @@ async def models(api: ApiRequest) -> Response:
     """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
     listing = await api.list_models()
-    return JSONResponse(model_list([one for one in listing if known or one.on_disk] or listing[:1]))
+    shown = [one for one in listing if known or one.on_disk] or listing[:1]
+    return JSONResponse(model_list(shown, api.models.fits if known else lambda _: None))
 
 
 async def model(api: ApiRequest) -> Response:

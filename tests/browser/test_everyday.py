@@ -1,0 +1,118 @@
+"""What people do all day: read, look at figures, choose models, use a phone."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.browser import Page, needs_chromium
+from tests.support.page_answers import made_up
+
+pytestmark = needs_chromium()
+WORDS = "Some words of an answer, and some more of them.\n\n" * 4
+# Of the last question and its answer: what is neither text nor the space between them.
+_MACHINERY = """
+const height = (e) => e?.getBoundingClientRect().height ?? 0;
+const [question, answer] = [".question", ".answer"].map((name) => [...document.querySelectorAll(name)].at(-1));
+return height(question) - height(question.querySelector(".body"))
+  + height(answer) - height(answer.querySelector(".body"));
+"""
+
+
+def shown_tools(page: Page) -> float:
+    return float(page.js("return +getComputedStyle(document.querySelector('.answer .tools')).opacity"))
+
+
+def test_below_an_answer_is_one_quiet_line(page: Page) -> None:
+    """Its icons come where one points or goes with the keyboard, and on a phone they are there."""
+    page.ask("A question", max_tokens=40, ignore_eos=True, seed=1)
+    made_up(page, WORDS, "A question")
+    assert page.js(_MACHINERY) <= 60
+    assert page.text_of(".figures").startswith("40 tokens · ")
+    assert shown_tools(page) == 0
+    ActionChains(page.driver).move_to_element(
+        page.driver.find_element("css selector", ".answer .body")
+    ).perform()
+    assert shown_tools(page) == 1
+    ActionChains(page.driver).move_to_element(page.driver.find_element("id", "question")).perform()
+    assert shown_tools(page) == 0
+    page.js("document.querySelector('.answer .tools button').focus()")
+    assert shown_tools(page) == 1
+    with page.phone():
+        page.press("Conversations")
+        page.press("A question")
+        page.until(lambda: len(page.answers) == 2)
+        page.until(lambda: page.js("return document.querySelectorAll('.answer .figures').length") == 2)
+        assert page.js(_MACHINERY) <= 90
+        assert shown_tools(page) == 1
+
+
+def test_the_panel_shows_the_answer_whose_line_is_pressed(page: Page) -> None:
+    page.ask("One", max_tokens=20, ignore_eos=True, seed=1)
+    page.ask("Two", max_tokens=30, ignore_eos=True, seed=1)
+    assert "answer 2 of 2" in page.text_of("#panel")
+    page.until(lambda: "30 tokens" in page.text_of("#panel .tiles"))
+    page.js("document.getElementById('show-panel').click()")
+    assert not page.text_of("#panel")
+    page.js("document.querySelector('.figures').click()")
+    page.until(lambda: "20 tokens" in page.text_of("#panel .tiles"))
+    assert "answer 1 of 2" in page.text_of("#panel")
+    slider = page.get("slider", "Round")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert page.js("return document.querySelectorAll('.answer:nth-child(2) .marked').length") > 0
+    assert page.js("return document.querySelectorAll('.answer:nth-child(4) .marked').length") == 0
+    page.ask("Three", max_tokens=10, ignore_eos=True, seed=1)
+    assert "answer 3 of 3" in page.text_of("#panel")
+
+
+@pytest.fixture
+def listed(page: Page) -> Page:
+    """A page that gets a list of models of all groups."""
+    page.js("""
+        const list = window.fetch;
+        const known = [
+          ["here", { value: "unloaded" }, { size: 5e9 }, true],
+          ["large-70b", { value: "not downloaded", pull: "specllama pull l" }, { about_size: 4e10 }, false],
+          ["small-1b", { value: "not downloaded", pull: "specllama pull s" }, { about_size: 5e8 }, true],
+          ["a-head", { value: "not downloaded", pull: "specllama pull h" }, { is_head: true }],
+        ].map(([id, status, meta, fits]) => ({ id, status, meta, fits }));
+        window.fetch = async (path, options) => {
+          const found = await list(path, options);
+          if (!String(path).includes("/v1/models?")) return found;
+          const { data } = await found.json();
+          return new Response(JSON.stringify({ data: [...data, ...known] }));
+        };
+    """)
+    return page
+
+
+def options(page: Page) -> list[str]:
+    found = page.js("return [...document.querySelectorAll('#model-list [role=option]')].map(e => e.innerText)")
+    return [" ".join(str(text).split()) for text in found]
+
+
+def test_models_are_in_groups_with_sizes_and_a_search(listed: Page) -> None:
+    page = listed
+    page.press("Model")
+    field = page.get("combobox", "Search the models")
+    page.until(lambda: len(options(page)) == 4)
+    groups = page.js("return [...document.querySelectorAll('#model-list .group')].map(e => e.textContent)")
+    assert groups == ["In memory", "On this disk", "Can be downloaded"]
+    assert options(page)[1:] == [
+        "here 4.66 GiB · fits", "small-1b about 477 MiB · fits", "large-70b about 37.3 GiB · too large here",
+    ]  # fmt: skip
+    assert options(page)[0].startswith("✓ pydoc-target 7.")
+    field.send_keys("B")
+    assert [name.split()[0] for name in options(page)] == ["small-1b", "large-70b"]
+    field.send_keys("x")
+    assert page.text_of("#no-models") == "No model has that name."
+    field.send_keys(Keys.ESCAPE)
+    assert len(options(page)) == 4
+    field.send_keys(Keys.ESCAPE)
+    page.until(lambda: not page.driver.find_element("id", "models").is_displayed())
+    assert page.driver.switch_to.active_element.accessible_name.startswith("Model ")
+    page.press("Model")
+    page.get("combobox", "Search the models").send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    page.until(lambda: page.notice == "small-1b is not on this disk.")
+    assert page.model == "pydoc-target"
