@@ -14,7 +14,8 @@ WORDS = "Some words of an answer, and some more of them.\n\n" * 4
 # Of the last question and its answer: what is neither text nor the space between them.
 _MACHINERY = """
 const height = (e) => e?.getBoundingClientRect().height ?? 0;
-const [question, answer] = [".question", ".answer"].map((name) => [...document.querySelectorAll(name)].at(-1));
+const last = (name) => [...document.querySelectorAll(name)].at(-1);
+const [question, answer] = [last(".question"), last(".answer")];
 return height(question) - height(question.querySelector(".body"))
   + height(answer) - height(answer.querySelector(".body"));
 """
@@ -88,7 +89,7 @@ def listed(page: Page) -> Page:
 
 
 def options(page: Page) -> list[str]:
-    found = page.js("return [...document.querySelectorAll('#model-list [role=option]')].map(e => e.innerText)")
+    found = page.js("return [...document.querySelectorAll('[role=option]')].map(e => e.innerText)")
     return [" ".join(str(text).split()) for text in found]
 
 
