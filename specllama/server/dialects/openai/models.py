@@ -81,8 +81,8 @@ def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> Mo
     """All models, at least one. fits: ModelPool's."""
     entries = [model_entry(model) for model in models]
     for model, entry in zip(models, entries, strict=True):
-        if (found := fits(model)) is not None:
-            entry["fits"] = found
+        if (room := fits(model)) is not None:
+            entry["fits"] = room
     return {
         "object": "list",
         "data": entries,
