@@ -105,20 +105,17 @@ def _known(incomplete: str) -> Iterator[str]:
 
 
 def _downloaded() -> Iterator[str]:
-    """user/repo:QUANT of each complete model in the hub's cache."""
+    """The name of each model in the hub's cache."""
     from specllama.models.hub.env import hub_cache
 
     root = hub_cache(os.environ)
     if not root.is_dir():
         return
     from specllama.models.hub.cache import RepoCache, repositories
-    from specllama.models.quants import find_models
+    from specllama.models.stored import StoredRepo
 
     for repo in repositories(root)[:_MAX_ENTRIES]:
-        cache = RepoCache(root, repo)
-        for commit in cache.commits():
-            for model in find_models(s.path for s in cache.files(commit)):
-                yield f"{repo}:{model.quant}" if model.quant else repo
+        yield from (one.name for one in StoredRepo(RepoCache(root, repo)).models())
 
 
 def _next_in_list(words: list[str], incomplete: str) -> list[str]:

@@ -21,6 +21,7 @@ from specllama.models.installed import (
     installed_models,
     remove_unfinished,
     select,
+    select_one,
     unfinished_downloads,
 )
 from specllama.models.installed import remove as remove_model
@@ -35,8 +36,10 @@ Examples:
   specllama models
   specllama models show 8B
   specllama models rm 8B:Q8_0 user/repo
+  specllama models rm user/repo --all
 
-`rm` without a quantisation removes all of a repository, unfinished downloads too.
+Each model has one name, which `models` lists. A repository's name alone removes its only model here, and its
+unfinished downloads; with --all all of its models.
 """
 
 
@@ -77,13 +80,14 @@ def on_disk(given: Mapping[str, Any]) -> int:
 def remove(given: Mapping[str, Any]) -> int:
     """Remove models from the cache; returns 0.
 
-    Raises NotFoundError, before anything is removed, and ResourceError.
+    Raises NotFoundError and UsageError before anything is removed, and ResourceError.
     """
     known, names = library(), [name for name in given["names"] if name != DEMO]
     demo = DemoStore(known.environ) if DEMO in given["names"] else None
     if demo is not None:
         demo.require()
-    todo = {model.files: model for name in names for model in select(known, name)}
+    chosen = select if given.get("all") else select_one
+    todo = {model.content: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
     removed: list[RemovedModel] = []
     for model in todo.values():
@@ -165,7 +169,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, machine
     entry, fits = model.entry, fit(header, machine) if header else Fit()
     return {
         "name": model.name,
-        "alias": _short_name(entry) if entry else None,
+        "alias": model.alias or None,
         "repo": model.repo,
         "commit": model.commit,
         "path": str(model.files[0].link),
@@ -176,7 +180,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, machine
         "params": header.n_params if header else None,
         "n_ctx_train": header.n_ctx_train if header else None,
         "licence": _licence(entry, header),
-        "drafts": [_short_name(d) for d in known.manifest.drafts_for(entry)] if entry else [],
+        "drafts": [d.short_name for d in known.manifest.drafts_for(entry)] if entry else [],
         "readable": header is not None,
         "fits": None if not fits.word else fits.plan is not None,
         "n_ctx_here": fits.plan.n_ctx if fits.plan else None,
@@ -229,10 +233,6 @@ def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
     return (entry.licence if entry else "") or stated or "not stated"
 
 
-def _short_name(entry: ManifestEntry) -> str:
-    return entry.aliases[0] if entry.aliases else entry.name
-
-
 def _disk_lines(
     known: Library,
     there: Sequence[tuple[InstalledModel, Header | None]],
@@ -248,7 +248,7 @@ def _disk_lines(
         context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
         quant = (header.quant if header else model.quant) or "unknown"
         state = "incomplete" if model.missing else printable(_licence(model.entry, header))
-        alias = f" ({_short_name(model.entry)})" if model.entry else ""
+        alias = f" ({model.alias})" if model.alias else ""
         fits = fit(header, machine).word if header and not model.missing else ""
         rows.append((printable(model.name + alias), size(model.n_bytes), quant, context, fits, state))
     head = ("name", "size", "quant", "context", "fits here", "licence")
@@ -277,7 +277,7 @@ def _known_lines(
     rows = []
     for entry in known.manifest.entries.values():
         name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
-        drafts = ", ".join(_short_name(d) for d in known.manifest.drafts_for(entry))
+        drafts = ", ".join(d.short_name for d in known.manifest.drafts_for(entry))
         here = "on disk" if any(model.entry is entry for model, _ in there) else ""
         rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
     yield from listing(("name", "repository", "drafts", "licence", ""), rows, width, least=(0, 2, 4))

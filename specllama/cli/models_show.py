@@ -241,7 +241,7 @@ def _drafts(known: Library, target: ResolvedModel, header: Header) -> Iterator[D
                     yield DraftFound(name, "on disk", why)
     entry = target.parsed.entry
     for draft in known.manifest.drafts_for(entry) if entry is not None else ():
-        name = draft.aliases[0] if draft.aliases else draft.name
+        name = draft.short_name
         if known.on_disk(known.parse(name, "NAME")) is None:
             yield DraftFound(name, f"specllama pull {name}", "")
 

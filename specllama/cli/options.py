@@ -118,7 +118,11 @@ STOP = [
     *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
 ]
 MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
-MODELS_RM = [_argument("names", "NAME...", "what to remove", DOWNLOADED, many=True), *_OUTPUT]
+MODELS_RM = [
+    _argument("names", "NAME...", "what to remove", DOWNLOADED, many=True),
+    row("all", "--all", bool, "all models of a repository, where a name is that of several"),
+    *_OUTPUT,
+]
 MODELS_VERIFY = [
     _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),
     *_OUTPUT,

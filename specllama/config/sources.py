@@ -187,8 +187,8 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[
     """
     values = Values()
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in NOT_OPTIONS:
-            continue
+        if not variable.startswith(PREFIX) or variable in NOT_OPTIONS or not text:
+            continue  # an empty one is as if it were not set
         if _OF_SERVICE.fullmatch(variable) or (variable.endswith("PORT") and _ADDRESS.fullmatch(text)):
             values.ignored += (variable,)
             continue
@@ -212,7 +212,7 @@ def _parsed(text: str, kind: type, where: str) -> Any:
     if kind is bool:
         if text.lower() in ("1", "true", "yes", "on"):
             return True
-        if text.lower() in ("0", "false", "no", "off", ""):
+        if text.lower() in ("0", "false", "no", "off"):
             return False
         raise ConfigError(f"{where} must be true or false, not {text!r}")
     try:

@@ -19,8 +19,8 @@ import numpy as np
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
 from specllama.gguf.key_types import check_types
 from specllama.gguf.parse import MAX_TENSORS, TensorInfo, Value, parse
-from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS, FileSource, GGUFSource
-from specllama.gguf.split import part_names
+from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_HEADER_BYTES, MAX_PARTS, FileSource, GGUFSource
+from specllama.gguf.split import part_form, part_names
 from specllama.gguf.strings import StringArray
 from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
@@ -256,9 +256,15 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
     """
     with opener(os.fspath(path)) as source:
         first = read_source(source)
-    n_parts = first.integer("split.count")
-    if n_parts <= 1:
-        return first
+        n_parts = first.integer("split.count")
+        if n_parts <= 1:
+            return first
+        if not first.integer("split.no") and _is_joined(source, first):
+            raise IntegrityError(
+                f"{first.path}: the {n_parts} parts of a split model, one after the other in one file",
+                f"Parts cannot be joined as bytes: keep them apart, and name the first, {part_form(n_parts)}. "
+                "llama.cpp's llama-gguf-split --merge makes one file of them.",
+            )
     if n_parts > MAX_PARTS and not first.integer("split.no"):
         first.fail("split.count", f"{n_parts} parts, more than {MAX_PARTS}")
     names = part_names(first.path, first.integer("split.no"), n_parts)
@@ -278,6 +284,15 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         present = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
         raise IntegrityError(f"{first.path}: {present}: a part belongs to another model", DOWNLOAD_AGAIN)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
+
+
+def _is_joined(source: GGUFSource, first: Header) -> bool:
+    """Whether another part follows the first one in its file."""
+    if not first.tensors:
+        return first.file_bytes > MAX_HEADER_BYTES
+    alignment = first.integer("general.alignment", 32) or 32
+    end = first.tensors[-1].offset + first.tensors[-1].n_bytes
+    return source.read(-(-end // alignment) * alignment, 4) == b"GGUF"
 
 
 def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:

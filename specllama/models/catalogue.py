@@ -6,20 +6,19 @@ Names come from clients: they are looked up in a list, and never used as paths. 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import IntegrityError, NotFoundError
+from specllama.errors import NotFoundError
 from specllama.models.demo import DemoStore
-from specllama.models.hub.cache import RepoCache
 from specllama.models.installed import installed_models
 from specllama.models.manifest_file import ManifestEntry
-from specllama.models.names import DEMO, PYDOC, RepoName, shown
-from specllama.models.quants import PREFERRED, choose, find_models, is_head_name
+from specllama.models.names import DEMO, PYDOC, shown
+from specllama.models.quants import PREFERRED, is_head_name
 from specllama.models.resolve import Library
 from specllama.models.sizes import guessed_bytes
 
@@ -67,21 +66,36 @@ class Catalogue:
     models: tuple[CatalogueModel, ...] = ()
 
     @cached_property
-    def _by_name(self) -> Mapping[str, CatalogueModel]:
-        by_name: dict[str, CatalogueModel] = {}
-        for model in self.models:  # ids take precedence over other names
-            by_name.setdefault(model.id.lower(), model)
+    def _by_name(self) -> Mapping[str, list[CatalogueModel]]:
+        """By names in small letters: the models on disk that have one, else the first known model."""
+        by_id: dict[str, list[CatalogueModel]] = {}
+        by_name: dict[str, list[CatalogueModel]] = {}
         for model in self.models:
-            for name in model.names:
-                by_name.setdefault(name.lower(), model)
-        return by_name
+            by_id.setdefault(model.id.lower(), []).append(model)
+            for name in {name.lower() for name in model.names}:
+                if model.on_disk or name not in by_name:
+                    by_name.setdefault(name, []).append(model)
+        return by_name | by_id  # ids take precedence over other names
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, CatalogueModel]:
+        return {model.id: model for model in self.models}
+
+    def _meant(self, name: str) -> Sequence[CatalogueModel]:
+        """The models that have this name or id, in capitals or not; of ids that differ in that alone, the one
+        that is written so.
+        """
+        if (exact := self._by_id.get(name)) is not None:
+            return [exact]
+        asked = name.lower()
+        return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG)) or []
 
     def find(self, name: str) -> CatalogueModel | None:
-        """The model with this name or id, in capitals or not, on disk or known."""
-        if len(name) > MAX_ASKED:
-            return None
-        asked = name.lower()
-        return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG))
+        """The model with this name or id, in capitals or not, on disk or known; None where several on disk
+        have it.
+        """
+        meant = self._meant(name) if len(name) <= MAX_ASKED else []
+        return meant[0] if len(meant) == 1 else None
 
     def require(self, name: str) -> CatalogueModel:
         """The model with this name, on disk. Raises NotFoundError, which lists what there is."""
@@ -90,6 +104,10 @@ class Catalogue:
             return match
         if match is not None:
             raise _not_here(name, match.pull)
+        if several := self._meant(name[:MAX_ASKED]):
+            ids = ", ".join(model.id for model in several[:_LISTED])
+            message = f"{shown(name)} may mean {ids}: ask for one of these"
+            raise NotFoundError(message, details={"model": name})
         alias, colon, tag = name[:MAX_ASKED].rpartition(":")
         known = self.find(alias) if colon else None
         if known is not None and known.pull and tag:
@@ -122,7 +140,7 @@ def scan(library: Library) -> Catalogue:
     """What is on disk now, and what is known. Reads directories, no models. Raises ConfigError."""
     by_id: dict[str, CatalogueModel] = {}
     for model in (*_built_in(library), *_installed(library)):
-        by_id.setdefault(model.id.lower(), model)
+        by_id.setdefault(model.id, model)
     names = {name.lower() for model in by_id.values() for name in (model.id, *model.names)}
     known = [_known(e) for e in library.manifest.entries.values() if e.name.lower() not in names]
     return Catalogue((*sorted(by_id.values(), key=lambda m: not m.on_disk), *known))
@@ -139,38 +157,25 @@ def _built_in(library: Library) -> Iterator[CatalogueModel]:
 
 
 def _installed(library: Library) -> Iterator[CatalogueModel]:
-    usual: dict[str, str] = {}  # by repository: the file that its name alone means
     for model in installed_models(library):
         if model.missing:
             continue
-        if model.repo not in usual:
-            usual[model.repo] = _usual(library, model.repo, model.entry)
         path = str(model.files[0].link)
         names = [f"hf:{model.name}", PurePath(path).name.removesuffix(".gguf")]
         entry = model.entry
         own = (entry.name, *entry.aliases) if entry is not None else ()
-        if model.quant:
+        if entry is not None and model.name == f"{model.repo}:{model.quant}":
             names += [f"{name}:{model.quant}" for name in own]
-        if path == usual[model.repo]:
-            names += [*own, model.repo, f"hf:{model.repo}"]
+        if entry is not None and model.alias == entry.short_name:
+            names += own
+        if model.usual:
+            names += [model.repo, f"hf:{model.repo}"]
         n_bytes, modified = _stat([str(file.link) for file in model.files])
         yield CatalogueModel(model.name, path, tuple(names), n_bytes, modified)
 
 
-def _usual(library: Library, repo: str, entry: ManifestEntry | None) -> str:
-    """The path of the model that the name of a repository means, of those on disk; "" without any."""
-    cache = RepoCache(library.root, repo)
-    preferred = entry.default if entry is not None else ""
-    where = entry.where if entry is not None else RepoName(repo)
-    for commit in cache.candidates(where):
-        there = {file.path: file for file in cache.files(commit)}
-        with suppress(NotFoundError, IntegrityError):
-            return str(there[choose(find_models(there), "", repo, preferred).first].link)
-    return ""
-
-
 def _known(entry: ManifestEntry) -> CatalogueModel:
-    pull = entry.aliases[0] if entry.aliases else entry.name
+    pull = entry.short_name
     repo = entry.where.repo
     names = (*entry.aliases, repo, f"hf:{repo}")
     n_bytes = guessed_bytes(entry.name, entry.default or PREFERRED[0]) or 0

@@ -9,38 +9,42 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
+from specllama.errors import IntegrityError, NotFoundError, UsageError, option
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import RepoName
-from specllama.models.quants import ModelFiles, choose, find_heads, find_models, is_head_name
 from specllama.models.resolve import Library
+from specllama.models.stored import StoredRepo
 
 _READ = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A model in the cache. files: its parts on disk. missing: paths of the other parts."""
+    """A model in the cache. name: means this one alone. files: its parts on disk. missing: paths of the other
+    parts. entry: that of models.toml for it, or for another one of its repository. alias: how the entry calls
+    it, "" without one. usual: whether the repository's name alone means it.
+    """
 
+    name: str
     repo: str
     commit: str
     quant: str
     files: tuple[Snapshot, ...]
     missing: tuple[str, ...] = ()
     entry: ManifestEntry | None = None
-
-    @property
-    def name(self) -> str:
-        """A name that resolves to it."""
-        if self.quant and not is_head_name(self.files[0].path):
-            return f"{self.repo}:{self.quant}"
-        return f"{self.repo}:{self.files[0].path}"
+    alias: str = ""
+    usual: bool = False
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the parts on disk."""
         return sum(file.link.stat().st_size for file in self.files)
+
+    @property
+    def content(self) -> tuple[tuple[str, str], ...]:
+        """Paths and blobs of its parts on disk."""
+        return tuple((file.path, str(file.blob)) for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +60,35 @@ class UnfinishedDownload:
 def installed_models(library: Library, repo: str | None = None) -> Iterator[InstalledModel]:
     """The models of all repositories, or of one: the newest snapshot first, each model once."""
     for one in [repo] if repo is not None else repositories(library.root):
-        cache, seen = RepoCache(library.root, one), set[tuple[tuple[str, Path], ...]]()
-        for commit in cache.commits():
-            there = {s.path: s for s in cache.files(commit)}
-            for model in (*find_models(there), *find_heads(there)):
-                files = tuple(there[path] for _, path in sorted(model.there.items()))
-                same = tuple((f.path, f.blob) for f in files)
-                if files and same not in seen:
-                    seen.add(same)
-                    entry = library.manifest.of_repo(one)
-                    yield InstalledModel(one, commit, model.quant, files, model.missing, entry)
+        stored = StoredRepo(RepoCache(library.root, one))
+        entries = [e for e in library.manifest.entries.values() if e.where.repo.lower() == one.lower()]
+        meant = [(entry, _content(stored, entry.where, entry.default)) for entry in entries]
+        by_repo = _content(stored, RepoName(one), entries[0].default if entries else "")
+        for model in stored.models():
+            entry = next((e for e, content in meant if content == model.content), None)
+            alias = entry.short_name if entry is not None else ""
+            entry = entry or (entries[0] if entries else None)
+            if entry is not None and not alias and model.name == f"{one}:{model.model.quant}":
+                alias = f"{entry.short_name}:{model.model.quant}"
+            yield InstalledModel(
+                model.name,
+                one,
+                model.commit,
+                model.model.quant,
+                model.files,
+                model.model.missing,
+                entry,
+                alias,
+                model.content == by_repo,
+            )
+
+
+def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
+    """The content of the model that a name means; () without one, and for several."""
+    with suppress(UsageError):
+        found = stored.find(where, default)
+        return found.content if found is not None else ()
+    return ()
 
 
 def unfinished_downloads(library: Library, repo: str | None = None) -> Iterator[UnfinishedDownload]:
@@ -84,40 +107,57 @@ def select(library: Library, name: str) -> list[InstalledModel]:
     """
     parsed = library.parse(name, "NAME")
     if parsed.where is None:
+        path = os.path.abspath(os.path.expanduser(name))
+        if matches := [m for m in installed_models(library) if path in {str(f.link) for f in m.files}]:
+            return matches
         hint = "use a name that specllama models lists; files outside the cache are not removed"
         raise NotFoundError(f"there is no downloaded model {name}", hint)
-    there = list(installed_models(library, parsed.where.repo))
-    if not parsed.where.tag and (there or any(unfinished_downloads(library, parsed.where.repo))):
-        return there
-    matches = [m for m in there if _is(m, parsed.where)]
+    where, stored = parsed.where, StoredRepo(RepoCache(library.root, parsed.where.repo))
+    there = list(installed_models(library, where.repo))
+    if not where.tag:
+        commits = set(RepoCache(library.root, where.repo).candidates(where))
+        matches = [m for m in there if m.commit in commits]
+        if matches or any(unfinished_downloads(library, where.repo)):
+            return matches
+    found = stored.find(where) or stored.find(where, complete=False) if where.tag else None
+    matches = [m for m in there if m.name == str(where) or (found and m.content == found.content)]
     if not matches:
         names = ", ".join(m.name for m in there) or "nothing of this repository"
-        raise NotFoundError(f"{parsed.where} is not on disk", f"on disk: {names}")
+        raise NotFoundError(f"{where} is not on disk", f"on disk: {names}")
     return matches
 
 
-def _is(model: InstalledModel, where: RepoName) -> bool:
-    with suppress(SpecllamaError):
-        choose([ModelFiles({1: f.path}) for f in model.files], where.tag, "")
-        return True
-    return False
+def select_one(library: Library, name: str) -> list[InstalledModel]:
+    """As `select`, but one model: for a name of models.toml the one that `run` takes. Raises UsageError for a
+    repository with several, which lists them.
+    """
+    models, parsed = select(library, name), library.parse(name, "NAME")
+    if len(models) > 1 and parsed.where is not None and parsed.entry is not None and "/" not in name:
+        stored = StoredRepo(RepoCache(library.root, parsed.where.repo))
+        content = _content(stored, parsed.where, parsed.default)
+        models = [m for m in models if m.content == content] or models
+    if len(models) > 1:
+        raise UsageError(
+            f"{name} is {len(models)} models on this disk",
+            f"name one: {', '.join(m.name for m in models)}; {option('all')} takes all of them",
+        )
+    return models
 
 
 def remove(library: Library, model: InstalledModel) -> int:
-    """Remove a model, but keep content that another snapshot uses. Returns the bytes freed.
+    """Remove a model from all commits that have it, but keep content that another model uses. Returns the
+    bytes freed.
 
     Raises ResourceError.
     """
     cache, freed = RepoCache(library.root, model.repo), 0
     try:
         blobs = {file.blob for file in model.files}
-        for file in model.files:
-            for commit in cache.commits():
-                link = cache.snapshot(commit) / file.path
-                if os.path.lexists(link) and Snapshot(commit, file.path, link).blob in blobs:
-                    freed += 0 if link.is_symlink() else link.stat().st_size
-                    link.unlink()
-                    _prune(link.parent, cache.folder / "snapshots")
+        for same in StoredRepo(cache).copies(model.content):
+            for file in same:
+                freed += 0 if file.link.is_symlink() else file.link.stat().st_size
+                file.link.unlink()
+                _prune(file.link.parent, cache.folder / "snapshots")
         used = {s.blob for commit in cache.commits() for s in cache.files(commit)}
         for blob in blobs - used:
             if blob.is_file() and blob.parent == cache.folder / "blobs":

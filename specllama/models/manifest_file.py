@@ -34,6 +34,11 @@ class ManifestEntry:
     source: str = ""
     aliases: tuple[str, ...] = ()
 
+    @property
+    def short_name(self) -> str:
+        """The name for a line: its first alias, if it has one."""
+        return self.aliases[0] if self.aliases else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPair:

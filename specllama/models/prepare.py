@@ -281,7 +281,7 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
     draft, known = library.draft_for(target)
     if draft is None:
         if known:
-            name = known[0].aliases[0] if known[0].aliases else known[0].name
+            name = known[0].short_name
             library.listener.note(
                 f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
             )

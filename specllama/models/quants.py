@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specllama.errors import IntegrityError, NotFoundError
+from specllama.errors import IntegrityError, NotFoundError, UsageError
 from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS
 from specllama.models.names import shown
 
@@ -19,10 +19,12 @@ _HEAD_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")  # llama.cpp's names of
 _HEAD_WORDS = re.compile(r"(?<![a-z0-9])(?:eagle-?3|dflash|dspark|gemma-?4\S*-assistant)(?![a-z0-9])")
 _SPLIT = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
-    r"(?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
+    r"(?:(?<![A-Za-z0-9])UD-)?(?:I?Q[1-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
 _MAX_NAMED = 30
+_USUAL_BITS = 4  # of a weight, where nobody asks for a quantisation
+_USUAL_SUFFIXES = ("_K_M", "_K_XL", "_K_L", "_K_S", "_K", "_0", "_1", "_NL", "_XS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,30 @@ class ModelFiles:
         matches = list(_QUANT.finditer(self.first))
         return matches[-1][0].upper() if matches else ""
 
+    @property
+    def stem(self) -> str:
+        """Its path without the number of a part, the same for a model that is split and one that is not."""
+        match = _SPLIT.fullmatch(self.first) if self.n_parts > 1 else None
+        return match[1] if match is not None else self.first[: -len(".gguf")]
+
+    def means(self, tag: str) -> bool:
+        """Whether a tag can select it."""
+        return bool(_by_tag([self], tag))
+
     def named(self, file: str) -> bool:
         """Whether this is the path, or the name, of one of its parts."""
+        return any(file in (path, path.rpartition("/")[2]) for path in self._paths_like(file))
+
+    def has_part(self, path: str) -> bool:
+        """Whether this is the path of one of its parts."""
+        return path in self._paths_like(path)
+
+    def _paths_like(self, file: str) -> list[str]:
+        """The paths of the parts that are there, and of the part that has this file's number."""
         match, paths = _SPLIT.fullmatch(file), list(self.there.values())
         if match is not None and 1 <= int(match[2]) <= self.n_parts:
             paths.append(self._path(int(match[2])))
-        return any(file in (path, path.rpartition("/")[2]) for path in paths)
+        return paths
 
     def _path(self, number: int) -> str:
         if number in self.there:
@@ -124,43 +144,80 @@ def _grouped(paths: Iterable[str]) -> list[ModelFiles]:
     return [m for group in (whole, split) for m in sorted(group, key=lambda m: (m.first, m.n_parts))]
 
 
-def choose(models: Sequence[ModelFiles], tag: str, where: str, preferred: str = "") -> ModelFiles:
-    """The model that a tag selects; without a tag `preferred`, else Q4_K_M, else Q8_0, else the first.
+def choose(
+    models: Sequence[ModelFiles], tag: str, where: str, preferred: str = "", complete: bool = True
+) -> ModelFiles:
+    """The model that a tag selects; without a tag `preferred`, else Q4_K_M, else Q8_0, else the one that is
+    nearest to four bits.
 
-    tag: a quantisation or a file. where: the repository, for messages. Raises NotFoundError listing the
-    models of the repository, IntegrityError naming a missing part.
+    tag: a quantisation or a file. where: the repository, for messages. complete: whether a part may not be
+    missing. Raises NotFoundError listing the models of the repository, UsageError listing those that the tag
+    may mean, IntegrityError naming a missing part.
     """
     if not models:
         raise NotFoundError(f"{where} has no GGUF model", "look for a repository whose name ends with -GGUF")
     if tag:
-        model = _by_tag(models, tag)
-        if model is None:
+        matches = _by_tag(models, tag)
+        if not matches:
             kind = "file" if tag.lower().endswith(".gguf") else "quantisation"
             raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(models)}")
     else:
         wanted = [q for q in (preferred, *PREFERRED) if q]
-        model = next((m for q in wanted if (m := _by_tag(models, q)) is not None), models[0])
-    if len(model.there) < model.n_parts:
+        matches = next((found for q in wanted if (found := _by_tag(models, q))), _nearest(models))
+    model = matches[0] if len(matches) == 1 else _unsplit(matches)
+    if model is None:
+        files = _enumerated([m.first for m in matches])
+        raise UsageError(f"{where} may mean {len(matches)} files", f"name one after a colon: {files}")
+    if complete and model.missing:
         raise IntegrityError(f"{where}: part {model.missing[0]} is missing", DOWNLOAD_AGAIN)
     return model
 
 
-def _by_tag(models: Sequence[ModelFiles], tag: str) -> ModelFiles | None:
+def _by_tag(models: Sequence[ModelFiles], tag: str) -> Sequence[ModelFiles]:
     return _by_file(models, tag) if tag.lower().endswith(".gguf") else _by_quant(models, tag)
 
 
-def _by_quant(models: Sequence[ModelFiles], quant: str) -> ModelFiles | None:
-    # llama.cpp's rule for tags: anywhere in the path, followed by a dot, a dash or a slash.
+def _by_quant(models: Sequence[ModelFiles], quant: str) -> Sequence[ModelFiles]:
+    """The models of a quantisation; for another tag those that have it in their paths, as llama.cpp finds
+    them: followed by a dot, a dash or a slash. UD-Q4_K_M is another quantisation than Q4_K_M.
+    """
+    if _QUANT.fullmatch(quant):
+        return [m for m in models if m.quant == quant.upper()]
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?=[.\-/])", re.IGNORECASE)
-    return next((m for m in models if pattern.search(m.first)), None)
+    return [m for m in models if pattern.search(m.first)]
 
 
-def _by_file(models: Sequence[ModelFiles], file: str) -> ModelFiles | None:
+def _by_file(models: Sequence[ModelFiles], file: str) -> Sequence[ModelFiles]:
     named = [m for m in models if m.named(file)]
-    return next((m for m in named if file in m.parts), None) or next(iter(named), None)
+    return [m for m in named if m.has_part(file)] or named
+
+
+def _unsplit(models: Sequence[ModelFiles]) -> ModelFiles | None:
+    """The whole file among the forms of one model, split and not; None for several models."""
+    stems = {m.stem for m in models}
+    whole = [m for m in models if m.n_parts == 1]
+    return whole[0] if len(stems) == 1 and len(whole) == 1 else None
+
+
+def _nearest(models: Sequence[ModelFiles]) -> Sequence[ModelFiles]:
+    """The models whose quantisation is nearest to four bits, or that have none in their paths."""
+    ranks = [_rank(m.quant) for m in models]
+    return [m for m, rank in zip(models, ranks, strict=True) if rank == min(ranks)]
+
+
+def _rank(quant: str) -> tuple[int, ...]:
+    """The order in which quantisations are taken where nobody asks for one; "" is one of 16 bits."""
+    number = re.search(r"\d+", quant)
+    bits = int(number[0]) if number else 16
+    suffix = next((i for i, s in enumerate(_USUAL_SUFFIXES) if quant.endswith(s)), len(_USUAL_SUFFIXES))
+    plain = not quant.startswith("UD-")
+    return abs(bits - _USUAL_BITS), bits < _USUAL_BITS, suffix, "IQ" in quant, not plain, not quant
 
 
 def _listed(models: Sequence[ModelFiles]) -> str:
-    names = list(dict.fromkeys(m.quant or m.first for m in models))
+    return _enumerated(list(dict.fromkeys(m.quant or m.first for m in models)))
+
+
+def _enumerated(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from specllama.config.sources import near
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageError
+from specllama.errors import AccessError, IntegrityError, NetworkError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
@@ -24,7 +24,8 @@ from specllama.models.manifest import Manifest
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
-from specllama.models.quants import ModelFiles, candidates, choose, is_head_name
+from specllama.models.quants import PREFERRED, ModelFiles, candidates, choose
+from specllama.models.stored import StoredRepo
 
 if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header
@@ -152,6 +153,12 @@ class Library:
             if not name.lower().endswith(".gguf") or ":" in name:
                 raise
             raise type(error)(f"{argument}: there is no file {name}; {error.message}", error.hint) from None
+        except NetworkError as error:
+            assert parsed.where is not None
+            there = [one.name for one in StoredRepo(RepoCache(self.root, parsed.where.repo)).models()]
+            if not there:
+                raise
+            raise NetworkError(f"{error.message}; on disk: {', '.join(there)}", error.hint) from None
 
     def on_disk(self, parsed: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
@@ -161,27 +168,26 @@ class Library:
             return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
         if parsed.where is None:
             return ResolvedModel(parsed, self._path(parsed.name, argument))
-        cache = RepoCache(self.root, parsed.where.repo)
-        there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(parsed.where)}
-        wanted = parsed.where.tag or parsed.default
-        others = () if is_head_name(wanted) else (parsed.where.tag,)  # nothing stands in for a head
-        for tag in dict.fromkeys((wanted, *others)):
-            for paths in there.values():
-                try:
-                    files = choose(candidates(paths, tag), tag, str(parsed.where))
-                except (NotFoundError, IntegrityError):
-                    continue
-                if tag != wanted:
-                    self.listener.note(f"{parsed.name}: {files.first} is used, as it is on disk")
-                return ResolvedModel(parsed, str(paths[files.first].link))
-        return None
+        stored = StoredRepo(RepoCache(self.root, parsed.where.repo))
+        found = stored.find(parsed.where, parsed.default)
+        if found is None:
+            return None
+        usual = (parsed.where.tag or parsed.default or PREFERRED[0]).upper()
+        if not parsed.where.tag and found.model.quant and not found.model.means(usual):
+            self.listener.note(f"{parsed.name}: {found.model.first} is used, as it is on disk")
+        return ResolvedModel(parsed, str(found.files[0].link))
 
     def on_hub(self, parsed: ParsedName) -> ResolvedModel:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
         assert parsed.where is not None
         listing = self.listing(parsed.where, parsed.name)
         on_offer = candidates((*listing.files, *listing.unverified), parsed.where.tag or parsed.default)
-        files = choose(on_offer, parsed.where.tag, str(parsed.where), parsed.default)
+        files = choose(on_offer, parsed.where.tag, str(parsed.where), parsed.default, complete=False)
+        if files.missing:
+            raise IntegrityError(
+                f"{parsed.where}: the hub itself lacks {files.missing[0]}, part of {files.first}",
+                "choose another quantisation or repository, or tell the publisher of this one",
+            )
         unverified = [path for path in files.parts if path not in listing.files]
         if unverified:
             listing = self._unverified(listing, unverified)
@@ -244,7 +250,7 @@ class Library:
         entry = target.parsed.entry or self._entry_of(target.path)
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
-            parsed = ParsedName(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
+            parsed = ParsedName(draft.short_name, draft.where, draft)
             if (on_disk := self.on_disk(parsed)) is not None:
                 return on_disk, known
         return None, known

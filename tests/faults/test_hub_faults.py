@@ -88,7 +88,8 @@ def test_an_unknown_repository_is_an_error(pull: Puller) -> None:
     known = {"HF_TOKEN": pull.hub.token}
     assert_error(pull("pull", "user/nothing", env=known), 3, "there is no repository user/nothing")
     assert_error(pull("run", "-m", "user/nothing", "-p", "x", env=known), 3, "there is no repository")
-    assert_error(pull("pull", NAME, env={"HF_TOKEN": "hf_wrong"}), 4, "does not accept the token")
+    expired = pull("pull", NAME, env={"HF_TOKEN": "hf_wrong"})
+    assert_error(expired, 4, "does not accept the token", "a public repository needs none")
     pull.hub.repos[NAME].private = True
     assert_error(pull("pull", NAME), 4, "is private")
     assert_complete(pull, pull("pull", NAME, env=known))
@@ -438,7 +439,7 @@ def test_rejects_missing_or_foreign_parts(pull: Puller) -> None:
     second = sorted(files)[1]
     pull.hub.repos["user/big"] = Repo({name: data for name, data in files.items() if name != second})
     for args in (("pull", "user/big:Q4_K_M"), ("run", "-m", "user/big:Q4_K_M", "-p", "x")):
-        assert_error(pull(*args), 6, f"part {second} is missing")
+        assert_error(pull(*args), 6, f"the hub itself lacks {second}", "choose another quantisation")
     pull.hub.repos["user/big"] = Repo(
         {**files, second: split_model(4)["Q4_K_M/big-Q4_K_M-00002-of-00004.gguf"]}
     )

@@ -174,7 +174,10 @@ class Hub:
             hint = "check its spelling on the hub; a private one needs a token that may read it"
             return NotFoundError(f"there is no repository {name.repo}", hint)
         if _token():
-            return AccessError(f"the hub does not accept the token for {name.repo} ({status})", TOKEN_HINT)
+            return AccessError(
+                f"the hub does not accept the token for {name.repo} ({status}): it may have expired",
+                f"{TOKEN_HINT}; a public repository needs none: unset HF_TOKEN, or hf auth logout",
+            )
         message = f"{name.repo} does not exist, or is private and shown only to users who log in ({status})"
         return AccessError(message, f"check its spelling; if it is private, {TOKEN_HINT}")
 

@@ -532,6 +532,15 @@ def test_rejects_missing_foreign_or_damaged_parts(tmp_path: Path) -> None:
     assert "must be named" in part_rejection(tmp_path / "renamed.gguf")
 
 
+def test_says_that_parts_are_joined(tmp_path: Path) -> None:
+    joined = b"".join(path.read_bytes() for path in split(tmp_path))
+    for name in ("m-00001-of-00003.gguf", "m.gguf"):
+        (tmp_path / name).write_bytes(joined)
+        with pytest.raises(IntegrityError, match="3 parts of a split model, one after the other") as caught:
+            read_model(tmp_path / name)
+        assert "llama-gguf-split --merge" in caught.value.hint
+
+
 def test_rejects_a_part_of_another_model(tmp_path: Path) -> None:
     paths = split(tmp_path)
     meta = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from specllama.errors import IntegrityError, NotFoundError
+from specllama.errors import IntegrityError, NotFoundError, UsageError
 from specllama.models.quants import choose, find_models, is_sidecar
 
 FILES = [
@@ -46,10 +46,45 @@ def test_the_order_of_preference_without_a_tag() -> None:
 
     assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf") == "m-Q4_K_M.gguf"
     assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf") == "m-Q8_0.gguf"
-    assert chosen("m-Q2_K.gguf", "m-Q3_K.gguf") == "m-Q2_K.gguf"
+    assert chosen("m-Q2_K.gguf", "m-Q3_K.gguf") == "m-Q3_K.gguf"
+    unsloth = [f"m-UD-{quant}.gguf" for quant in ("IQ1_M", "Q2_K_XL", "Q4_K_XL", "Q5_K_XL", "Q8_K_XL")]
+    assert chosen(*unsloth) == "m-UD-Q4_K_XL.gguf"
+    assert chosen("m-UD-Q3_K_XL.gguf", "m-UD-Q5_K_XL.gguf", "m-BF16.gguf", "m.gguf") == "m-UD-Q5_K_XL.gguf"
+    assert chosen("m-UD-Q5_K_M.gguf", "m-Q5_K_M.gguf") == "m-Q5_K_M.gguf"
     assert chosen("m-Q8_0.gguf", "m-Q4_K_M.gguf", preferred="Q8_0") == "m-Q8_0.gguf"
     assert chosen("m-Q4_K_M.gguf", preferred="Q8_0") == "m-Q4_K_M.gguf"
     assert chosen("m-IQ4_K_M.gguf", "m.gguf") == "m-IQ4_K_M.gguf"  # no Q4_K_M
+
+
+@pytest.mark.parametrize(
+    ("tag", "file"),
+    [
+        ("Q4_K_M", "m-Q4_K_M.gguf"),
+        ("UD-Q4_K_M", "m-UD-Q4_K_M.gguf"),
+        ("ud-q4_k_m", "m-UD-Q4_K_M.gguf"),
+        ("Q6_K", ""),
+        ("Q8_0", "CLOUD-Q8_0.gguf"),
+        ("Q5_K_M", "UsageError: user/repo may mean 3 files"),
+        ("m-Q5_K_M.gguf", "UsageError: user/repo may mean 2 files"),
+        ("m-i1-Q5_K_M.gguf", "m-i1-Q5_K_M.gguf"),
+        ("b/m-Q5_K_M.gguf", "b/m-Q5_K_M.gguf"),
+    ],
+)
+def test_a_tag_selects_one_file_or_none(tag: str, file: str) -> None:
+    there = [
+        "m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf", "m-UD-Q6_K.gguf", "CLOUD-Q8_0.gguf", "b/m-Q5_K_M.gguf",
+        "a/m-Q5_K_M.gguf", "m-i1-Q5_K_M.gguf",
+    ]  # fmt: skip
+    there_is = ""
+    try:
+        got = choose(find_models(there), tag, "user/repo").first
+    except NotFoundError:
+        got = ""
+    except UsageError as error:
+        got = f"UsageError: {error.message}"
+        there_is = error.hint
+    assert got == file
+    assert not got.startswith("UsageError") or "a/m-Q5_K_M.gguf, b/m-Q5_K_M.gguf" in there_is
 
 
 def test_rejects_a_tag_without_a_complete_model() -> None:
@@ -74,6 +109,8 @@ def test_names_of_parts_are_made_when_they_are_asked_for() -> None:
         999,
     )
     with pytest.raises(IntegrityError, match=r"part m0-Q8_0-00001-of-01000\.gguf is missing"):
+        choose(models, "m0-Q8_0-00002-of-01000.gguf", "user/repo")
+    with pytest.raises(UsageError, match="may mean 2000 files"):
         choose(models, "Q8_0", "user/repo")
     assert time.process_time() - began < 1
 
