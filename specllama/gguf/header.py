@@ -262,7 +262,7 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         if not first.integer("split.no") and _is_joined(source, first):
             raise IntegrityError(
                 f"{first.path}: the {n_parts} parts of a split model, one after the other in one file",
-                f"Parts cannot be joined as bytes: keep them apart, and name the first, {part_form(n_parts)}. "
+                f"Parts cannot be joined as bytes: keep them apart and name the first, {part_form(n_parts)}. "
                 "llama.cpp's llama-gguf-split --merge makes one file of them.",
             )
     if n_parts > MAX_PARTS and not first.integer("split.no"):
