@@ -86,8 +86,8 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
 def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
     """The content of the model that a name means; () without one, and for several."""
     with suppress(UsageError):
-        found = stored.find(where, default)
-        return found.content if found is not None else ()
+        meant = stored.find(where, default)
+        return meant.content if meant is not None else ()
     return ()
 
 
@@ -119,8 +119,8 @@ def select(library: Library, name: str) -> list[InstalledModel]:
         matches = [m for m in there if m.commit in commits]
         if matches or any(unfinished_downloads(library, where.repo)):
             return matches
-    found = stored.find(where) or stored.find(where, complete=False) if where.tag else None
-    matches = [m for m in there if m.name == str(where) or (found and m.content == found.content)]
+    meant = stored.find(where) or stored.find(where, complete=False) if where.tag else None
+    matches = [m for m in there if m.name == str(where) or (meant and m.content == meant.content)]
     if not matches:
         names = ", ".join(m.name for m in there) or "nothing of this repository"
         raise NotFoundError(f"{where} is not on disk", f"on disk: {names}")

@@ -163,7 +163,7 @@ def choose(
             raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(models)}")
     else:
         wanted = [q for q in (preferred, *PREFERRED) if q]
-        matches = next((found for q in wanted if (found := _by_tag(models, q))), _nearest(models))
+        matches = next((these for q in wanted if (these := _by_tag(models, q))), _nearest(models))
     model = matches[0] if len(matches) == 1 else _unsplit(matches)
     if model is None:
         files = _enumerated([m.first for m in matches])

@@ -169,13 +169,13 @@ class Library:
         if parsed.where is None:
             return ResolvedModel(parsed, self._path(parsed.name, argument))
         stored = StoredRepo(RepoCache(self.root, parsed.where.repo))
-        found = stored.find(parsed.where, parsed.default)
-        if found is None:
+        stored_model = stored.find(parsed.where, parsed.default)
+        if stored_model is None:
             return None
         usual = (parsed.where.tag or parsed.default or PREFERRED[0]).upper()
-        if not parsed.where.tag and found.model.quant and not found.model.means(usual):
-            self.listener.note(f"{parsed.name}: {found.model.first} is used, as it is on disk")
-        return ResolvedModel(parsed, str(found.files[0].link))
+        if not parsed.where.tag and stored_model.model.quant and not stored_model.model.means(usual):
+            self.listener.note(f"{parsed.name}: {stored_model.model.first} is used, as it is on disk")
+        return ResolvedModel(parsed, str(stored_model.files[0].link))
 
     def on_hub(self, parsed: ParsedName) -> ResolvedModel:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""

@@ -86,8 +86,8 @@ class StoredRepo:
             for tag in filter(None, (quant, one.model.first)):
                 with suppress(UsageError):
                     where = RepoName(self._cache.repo, tag, revision)
-                    found = self.find(where) or self.find(where, complete=False)
-                    if found is not None and found.content == one.content:
+                    meant = self.find(where) or self.find(where, complete=False)
+                    if meant is not None and meant.content == one.content:
                         return str(where)
         return str(one.files[0].link)
 
