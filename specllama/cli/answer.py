@@ -24,7 +24,8 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
-from specllama.errors import SpecllamaError, UsageError
+from specllama.core.repetition import EVERY, NOTICED, repeats
+from specllama.errors import ResourceError, SpecllamaError, UsageError, option
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
@@ -41,14 +42,23 @@ def generate(
     """Run one request; Ctrl-C ends it and keeps its text, another one raises KeyboardInterrupt.
 
     show: called with each piece of text and its runs (characters, source). into: the answer to fill,
-    which keeps the text that arrived before an error. hold_notices: leave them in client.notices. Raises what
-    client.generate raises.
+    which keeps the text that arrived before an error. hold_notices: leave them in client.notices. A line
+    says where a text that is shown goes on repeating itself, and nothing ends it. Raises what client.generate
+    raises.
     """
     answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)
+    watches = show is not None and may_loop(request.params) and not request.end_loops
 
     def receive(event: protocol.Message) -> None:
+        nonlocal watches
+        n_before = len(answer.ids)
         _receive(answer, event, progress, show)
+        n = len(answer.ids) // EVERY * EVERY
+        if watches and n > n_before and repeats(answer.ids[:n], NOTICED):
+            watches = False
+            begin = "\n" if sys.stderr.isatty() else ""
+            console.note(f"{begin}note: the answer repeats itself; Ctrl-C ends it")
         while client.notices and not hold_notices:
             console.note(f"note: {client.notices.pop(0)}")
 
@@ -57,6 +67,31 @@ def generate(
         for event in events:
             receive(event)
     return answer
+
+
+def may_loop(params: Mapping[str, Any]) -> bool:
+    """Whether nothing was said of the end of an answer, so that repetitions alone could keep it going."""
+    return "max_tokens" not in params and not params.get("ignore_eos")
+
+
+def cut_short(answer: GenerationResult, n_ctx: int) -> tuple[str, ResourceError | None]:
+    """(What ended an answer early, the error where nothing can be done with it); ("", None) for one that
+    ended by itself. n_ctx: tokens of the context.
+    """
+    if answer.params is None or answer.done is None or answer.finish_reason in ("stop", "cancel"):
+        return "", None
+    longer = option("max_tokens", -1)
+    if answer.finish_reason == "loop":
+        why = f"the answer only repeated itself, and was ended after {len(answer.ids)} tokens"
+        hint = f"try another prompt or {option('seed')}, or a --repeat-penalty; with {longer} it goes on"
+        return why, ResourceError(why, hint)
+    why, hint = f"the context of {n_ctx} tokens is full", f"{option('n_ctx')} makes it larger"
+    if answer.finish_reason == "length":
+        why = f"the answer was cut at {option('max_tokens', answer.params.max_tokens)}"
+        hint = f"{longer} lets it end by itself"
+    if answer.done.complete:
+        return f"{why}; {hint}", None
+    return why, ResourceError(f"{why}, before its schema or grammar allows an end", hint)
 
 
 def _receive(

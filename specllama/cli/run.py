@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, calibrate, engine_log, generate, load, log_file
+from specllama.cli.answer import (
+    INTERRUPTED,
+    calibrate,
+    cut_short,
+    engine_log,
+    generate,
+    load,
+    log_file,
+    may_loop,
+)
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.cli.prompt import typed_prompt
@@ -52,6 +61,8 @@ def run(given: Mapping[str, Any]) -> int:
             console.show(note)
         if request.chat is not None and not info.template:
             request = _continued(request, request.chat)
+        if may_loop(params) and (as_json or values.get("quiet") or not sys.stdout.isatty()):
+            request = replace(request, end_loops=True)
         show = None if as_json else lambda text, _: console.data(text)
         answer = generate(client, request, show, _result(request, info))
         plain = answer.plain
@@ -63,10 +74,15 @@ def run(given: Mapping[str, Any]) -> int:
         if compared is not None:
             plain = compared_rate(compared.stats)
         _show(answer, compared, plain, info, as_json)
+        why, error = cut_short(answer, info.n_ctx)
+        if error is None and (why or interrupted):
+            console.note(f"note: {why or 'stopped'}")
         if settings.calibrate and not interrupted and answer.unmeasured:
             calibrate(client)
     if log is not None:
         log.close()
+    if error is not None:
+        raise error
     return INTERRUPTED if interrupted else 0
 
 
@@ -112,7 +128,7 @@ def _compare(
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
     id_ = client.next_id() + request.id
-    plain = protocol.Generate(id_, request.prompt, params, speculate=False)
+    plain = replace(request, id=id_, params=params, speculate=False)
     return generate(client, plain, into=_result(request, info))
 
 
@@ -143,8 +159,6 @@ def _show(
     advice = "" if compared is not None else "--compare measures it"
     for line in readout.lines(answer.stats, plain, answer.off_reason, answer.seed, advice):
         console.note(line)
-    if answer.finish_reason == "context":
-        console.note(f"note: the context of {info.n_ctx} tokens is full; -c makes it larger")
     if compared is not None:
         same = "the same text" if compared.ids == answer.ids else "ANOTHER text (see --exact)"
         rows = answer.stats.exact_width

@@ -64,18 +64,18 @@ class Generate:
     Nothing that was cached or kept for an owner is used for another one. memory: whether drafts are made from
     earlier texts of the owner, and later ones from this text. share_cache: reuse the caches of all owners
     that share theirs, and let them reuse this one's. reuse: False evaluates all of the prompt, and no request
-    reuses what it caches. choices: more answers to the same prompt, which is
-    rendered and tokenised once; each is a generation of its own. text_biases: added to the logits of all
-    tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is reported,
-    and before it the place in the queue. show_rejected: deltas have the rejected draft tokens. final_probs:
-    `logprobs` are of the distribution from which the token was chosen, in place of the model's own. n_indent:
-    see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from its arrival, and of the
-    text after the first token; None for none. warm: evaluate the prompt for later requests and write nothing;
-    the limits do not apply. strict_schema: what cannot be enforced of params.json_schema is an error;
-    otherwise it is left out, with a Notice. disk_scope: whose prompts on
-    disk it may read, and whose its own becomes there (prefix_disk/scopes.py); "" for none, which keeps and
-    reads nothing. kept: whether its prompt and text may be written to the disk. show_ids: Started has the ids
-    of the prompt, for an EarlierTurn.
+    reuses what it caches. choices: more answers to the same prompt, which is rendered and tokenised once;
+    each is a generation of its own. text_biases: added to the logits of all tokens of these texts.
+    show_prompt: Done has the prompt's text. progress: all of the prefill is reported, and before it the place
+    in the queue. show_rejected: deltas have the rejected draft tokens. final_probs: `logprobs` are of the
+    distribution from which the token was chosen, in place of the model's own. n_indent: see TokenWriter.
+    prompt_seconds, predict_seconds: time limits of the prompt, from its arrival, and of the text after the
+    first token; None for none. warm: evaluate the prompt for later requests and write nothing; the limits do
+    not apply. strict_schema: what cannot be enforced of params.json_schema is an error; otherwise it is left
+    out, with a Notice. disk_scope: whose prompts on disk it may read, and whose its own becomes there
+    (prefix_disk/scopes.py); "" for none, which keeps and reads nothing. kept: whether its prompt and text may
+    be written to the disk. show_ids: Started has the ids of the prompt, for an EarlierTurn. end_loops: the
+    text ends where it goes on repeating itself.
     """
 
     id: int
@@ -104,6 +104,7 @@ class Generate:
     disk_scope: str = LOCAL
     kept: bool = True
     show_ids: bool = False
+    end_loops: bool = False
 
     @property
     def chat(self) -> ChatInput | None:
@@ -472,13 +473,14 @@ class Tokens:
 class Done:
     """From the engine: a generation ended.
 
-    text: what was still held back, runs as in SequenceDelta. reason: "stop", "length", "context", "cancel".
-    stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
-    request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
-    was. stored_t1, epsilon: seconds of a decode of one row, and the difference of two logits that rounding
-    can turn around, None where they are not measured. pace: how many times stored_t1 a decode takes now, by
-    the rounds of this run, None: unknown. unmeasured: whether an idle engine could measure more. slot: the
-    one that it had, -1 for none. prompt: its text, control tokens spelt out, if that was asked for.
+    text: what was still held back, runs as in SequenceDelta. reason: "stop", "length", "context", "loop",
+    "cancel". stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from
+    the request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where
+    something was. stored_t1, epsilon: seconds of a decode of one row, and the difference of two logits that
+    rounding can turn around, None where they are not measured. pace: how many times stored_t1 a decode takes
+    now, by the rounds of this run, None: unknown. unmeasured: whether an idle engine could measure more.
+    slot: the one that it had, -1 for none. prompt: its text, control tokens spelt out, if that was asked for.
+    complete: False where its grammar asks for more.
     """
 
     id: int
@@ -495,6 +497,7 @@ class Done:
     unmeasured: bool = False
     slot: int = -1
     prompt: str = ""
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

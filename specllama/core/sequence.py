@@ -12,6 +12,7 @@ from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.policy.base import Draft, DraftBranch, matching
 from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.stored import StoredText
+from specllama.core.repetition import ENDED, EVERY, repeats
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
@@ -19,7 +20,7 @@ from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
 
-FinishReason = Literal["stop", "length", "context", "cancel"]
+FinishReason = Literal["stop", "length", "context", "loop", "cancel"]
 _MAX_REDECIDED = 0.01  # share of tokens; where near-ties are more frequent, they are not decided again
 
 
@@ -60,7 +61,8 @@ class Request:
     limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
     first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
     that name, None for none. boundaries: positions up to which later prompts may share the prompt, () where
-    they are not known. kept: whether prompt and text may be written to the disk.
+    they are not known. kept: whether prompt and text may be written to the disk. end_loops:
+    whether a text ends that goes on repeating itself, see `repetition`.
     """
 
     prompt: Sequence[int]
@@ -84,6 +86,7 @@ class Request:
     exact: bool = False
     boundaries: Sequence[Boundary] = ()
     kept: bool = True
+    end_loops: bool = False
 
 
 @dataclass(slots=True)
@@ -143,6 +146,12 @@ class Generation:
     @property
     def n_output(self) -> int:
         return len(self.history) - self.n_prompt
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text may end here: its grammar, if it has one, asks for nothing more."""
+        mask, end_ids = self.request.mask, self.end_ids
+        return mask is None or self.finish_reason == "stop" or not end_ids or any(map(mask.allows, end_ids))
 
     @property
     def n_draft_max(self) -> int | None:
@@ -262,6 +271,8 @@ class Generation:
             self.finish_reason = "length"
         elif len(self.history) >= self.n_ctx:
             self.finish_reason = "context"
+        elif self.request.end_loops and not self.n_output % EVERY and repeats(self.output[-ENDED:], ENDED):
+            self.finish_reason = "loop"
         return self.finish_reason is None
 
     def _source(self, token: int) -> str:

@@ -250,6 +250,7 @@ class RequestIntake:
                 infill=self._infill_rule if params.infill_sampling else None,
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
+                end_loops=message.end_loops,
             )
             generation = self._engine.submit(request, stored)
             generation.stats.n_from_disk = len(stored.ids) if stored is not None else 0

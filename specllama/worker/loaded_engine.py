@@ -265,6 +265,7 @@ class LoadedEngine:
             unmeasured=unmeasured,
             slot=g.seq_id,
             prompt=spelt(self.loaded.model, g.request.prompt) if r.show_prompt else "",
+            complete=g.complete,
         )
 
     def _fail(self, error: Exception) -> None:

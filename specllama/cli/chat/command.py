@@ -69,6 +69,7 @@ def chat(given: Mapping[str, Any]) -> int:
         engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
         reader = _reader(keeps=not values.get("no_history", False))  # while the engine process starts
         engine.measure_when_idle, engine.tools = reader.interactive, tools
+        engine.end_loops = not reader.interactive
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         session = ChatSession(
             engine, screen, Conversation(), params, variables, reader.interactive, saver,

@@ -10,7 +10,7 @@ from typing import IO, Any
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import Tools
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load
+from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load, may_loop
 from specllama.cli.chat.conversation import Conversation
 from specllama.client import protocol
 from specllama.client.client import EngineClient
@@ -31,11 +31,12 @@ class LeaveError(Exception):
 
 class ChatEngine:
     """An engine process and its settings; a context manager that ends it. log: where llama.cpp's log goes.
-    measure_when_idle: see protocol.Load. tools: what the model may call.
+    measure_when_idle: see protocol.Load. tools: what the model may call. end_loops: whether answers end that
+    repeat themselves.
     """
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
-        self.settings, self.measure_when_idle = settings, False
+        self.settings, self.measure_when_idle, self.end_loops = settings, False, False
         self.tools: Tools | None = None
         self._loaded: LoadInfo | None = None  # as the engine reported it
         self._info: LoadInfo | None = None
@@ -131,7 +132,12 @@ class ChatEngine:
             earlier=conversation.tokens if conversation.follows is None else None,
         )
         request = protocol.Generate(
-            self._client.next_id(), chat, dict(params), speculate=speculate, show_ids=True
+            self._client.next_id(),
+            chat,
+            dict(params),
+            speculate=speculate,
+            show_ids=True,
+            end_loops=self.end_loops and may_loop(params),
         )
         generate(self._client, request, show, result, hold_notices=True)
         return request.id

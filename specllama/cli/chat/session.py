@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import INTERRUPTED
+from specllama.cli.answer import INTERRUPTED, cut_short
 from specllama.cli.chat.continuing import command
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine, LeaveError
@@ -249,7 +249,7 @@ class ChatSession:
     def _keep_ids(self, turn: Turn, answer: GenerationResult, prefix: str) -> None:
         """Note how an answer ended, and its ids, with which a later chat goes on."""
         reason = answer.finish_reason or "cancel"
-        turn.cut = reason if reason in ("cancel", "length", "context") else ""
+        turn.cut = {"stop": "", "loop": "length"}.get(reason, reason)
         self.conversation.changed, self.conversation.tokens = True, None
         if answer.digest and answer.ids:
             n = len(self.conversation.messages(answered=False))
@@ -261,9 +261,14 @@ class ChatSession:
         self.screen.dim(f"type the result of {visible(call)}")
 
     def _show_figures(self, answer: GenerationResult) -> None:
-        """Show figures and notes of an answer that has ended."""
+        """Show figures and notes of an answer that has ended. Raises ResourceError where a script gets one
+        that it cannot use, LeaveError.
+        """
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
+        _, error = cut_short(answer, self.engine.info.n_ctx)
+        if error is not None and not self.interactive and answer.finish_reason != "context":
+            raise error
         if answer.finish_reason == "length" and answer.params is not None:
             n = self.params.get("max_tokens", answer.params.max_tokens)  # of the rest of an answer: less
             console.note(
