@@ -89,8 +89,9 @@ def cut_short(answer: GenerationResult, n_ctx: int) -> tuple[str, ResourceError 
     if answer.finish_reason == "length":
         why = f"the answer was cut at {option('max_tokens', answer.params.max_tokens)}"
         hint = f"{longer} lets it end by itself"
-    if answer.done.complete:
-        return f"{why}; {hint}", None
+    free = answer.params.json_schema is None and answer.params.grammar is None  # with tools, maybe
+    if free or answer.done.complete:
+        return "" if answer.params.ignore_eos else f"{why}; {hint}", None
     return why, ResourceError(f"{why}, before its schema or grammar allows an end", hint)
 
 

@@ -429,3 +429,10 @@ def test_files_of_tools_are_checked(command: Command, content: str | None, code:
     result = chat(command, "x", args=("--tools", "tools.json"))
     assert result.code == code
     assert needle in result.err
+
+
+def test_a_cut_answer_that_nothing_can_read_is_an_error(shared: Command) -> None:
+    schema = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+    result = chat(shared, "zip", "sort", args=(*FEW[:3], "-n", "3", "-j", schema))
+    assert (result.code, result.out.count('{"')) == (8, 2), result.err
+    assert result.err.count("error: the answer was cut at -n 3, before its schema or grammar") == 2

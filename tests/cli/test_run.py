@@ -315,7 +315,7 @@ VALUES = {
     "temperature": "0.5", "top_k": "20", "top_p": "0.9", "min_p": "0.1", "repeat_penalty": "1.1",
     "repeat_last_n": "32", "presence_penalty": "0.1", "frequency_penalty": "0.1", "logit_bias": "5-1",
     "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
-    "json_schema": '{"type": "string"}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
+    "json_schema": '{"const": 1}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
     "ctx_checkpoints": "4",
     "draft_vocab": "strict", "draft_tree": "2",
 }  # fmt: skip
@@ -584,3 +584,28 @@ def test_without_a_prompt_a_terminal_is_not_waited_for(shared: Command) -> None:
     assert (process.returncode, out) == (2, b"")
     assert b"there is no prompt" in err
     assert b'specllama run -p "' in err
+
+
+LOOP = ("--raw", "--temp", "0", "-p", 8 * "_to_code")
+
+
+def test_an_endless_answer_ends_in_a_script(shared: Command) -> None:
+    ended = shared("run", "--no-calibrate", *LOOP, "--json", "--compare")
+    assert (ended.code, ended.json["finish_reason"], ended.json["compare"]["identical"]) == (8, "loop", True)
+    n = len(ended.json["tokens"])
+    assert f"error: the answer only repeated itself, and was ended after {n} tokens" in ended.err
+    asked_for = shared.generate(*LOOP, "-q", "-n", "-1")
+    assert asked_for.out.startswith(ended.json["text"])
+    assert len(asked_for.out) > len(ended.json["text"]) + 100
+    assert asked_for.err == ""
+
+
+def test_what_cuts_an_answer_is_said(shared: Command) -> None:
+    """Beside the limit of the user alone; half an object is an error, since nothing can read it."""
+    cut = shared.generate("-p", "zip", "-n", "3", "--seed", "2")
+    assert cut.lines[-1] == "note: the answer was cut at -n 3; -n -1 lets it end by itself"
+    schema = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+    half = shared("run", "--no-calibrate", "-q", "-j", schema, "-p", "zip", "-n", "3", "--seed", "2")
+    assert (half.code, half.out[:2]) == (8, '{"')
+    assert "error: the answer was cut at -n 3, before its schema or grammar allows an end" in half.err
+    assert shared.generate("-q", "--grammar", 'root ::= "a"+', "-p", "zip", "-n", "3").err == ""
