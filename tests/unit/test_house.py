@@ -35,6 +35,7 @@ LIGHT_CORE = (
         "core.sampling.params",
         "core.sampling.parameter",
         "core.gain",
+        "core.repetition",
         "core.stats",
         "core.replay.break_even",
     ),
