@@ -26,6 +26,9 @@ _MODELS_COMMANDS = {
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
 }
+_CONFIG_COMMANDS = {
+    "path": CommandEntry("config:path", "cli.options:CONFIG_PATH", "Print the path of your settings file."),
+}
 _CACHE_COMMANDS = {
     "ls": CommandEntry("cache:ls", "cli.options:CACHE", "List the prompts that are kept on disk."),
     "rm": CommandEntry("cache:rm", "cli.options:CACHE_RM", "Remove prompts, or all of a model."),
@@ -76,6 +79,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "rpc_worker:rpc_worker",
         "config.options_measuring:RPC_WORKER",
         "Lend this machine to a model that runs elsewhere.",
+    ),
+    "config": CommandEntry(
+        "config:config", "cli.options:CONFIG", "Say where settings are read from.", _CONFIG_COMMANDS
     ),
     "doctor": CommandEntry(
         "doctor.command:doctor", "cli.options:DOCTOR", "Report what this installation can use."

@@ -103,7 +103,8 @@ TRIM = [
     ),
     *_OUTPUT,
 ]
-MODELS = _OUTPUT
+MODELS = CONFIG = _OUTPUT
+CONFIG_PATH = [option for option in _OUTPUT if option.name == "debug"]
 PS = _OUTPUT
 STOP = [
     _argument(
@@ -120,7 +121,11 @@ STOP = [
 MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
 MODELS_RM = [
     _argument("names", "NAME...", "what to remove", DOWNLOADED, many=True),
-    row("all", "--all", bool, "all models of a repository, where a name is that of several"),
+    *table(
+        "Models",
+        row("all", "--all", bool, "all models of a repository, where a name is that of several"),
+        stored=False,
+    ),
     *_OUTPUT,
 ]
 MODELS_VERIFY = [

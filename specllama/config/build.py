@@ -26,20 +26,14 @@ from specllama.errors import NotFoundError, UsageError, option
 from specllama.json_types import JsonObject
 
 KINDS: sources.Kinds = {
-    name: sources.ValueKind(o.kind, o.many, o.values, name in SEPARATED) for name, o in STORED.items()
+    name: sources.ValueKind(o.kind, o.many, o.values, name in SEPARATED, tuple(o.flags))
+    for name, o in STORED.items()
 }
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
-    """The merged values of flags, environment and files. If a flag names a model, other ways to
-    name it are dropped. Raises ConfigError.
-    """
-    values = sources.resolve(given, KINDS, IN_PROJECTS, aliases=LONG_FLAGS)
-    for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
-        flags = [name for name in pair if name in given]
-        if len(flags) == 1:
-            values = values.without(*(name for name in pair if name not in flags))
-    return values
+    """The merged values of flags, environment and files. Raises ConfigError."""
+    return sources.resolve(given, KINDS, IN_PROJECTS, aliases=LONG_FLAGS)
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:

@@ -17,6 +17,7 @@ from specllama.config.places import from_variable, home, user_directory, working
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
 
+MODEL, DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")  # the options that name one
 PROJECT_FILE = "specllama.toml"
 PREFIX = "SPECLLAMA_"
 NOT_OPTIONS = frozenset(
@@ -34,13 +35,14 @@ _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*")
 class ValueKind(NamedTuple):
     """How files and the environment write an option. type: of a value. many: whether it is a list. words: all
     values in words, or "". separated: whether a text has items separated by commas, which files may also
-    write as an array.
+    write as an array. flags: on a command line, for hints.
     """
 
     type: type
     many: bool = False
     words: str = ""
     separated: bool = False
+    flags: tuple[str, ...] = ()
 
 
 Kinds = Mapping[str, ValueKind]
@@ -49,6 +51,7 @@ Kinds = Mapping[str, ValueKind]
 class Values(OptionValues):
     """Option values by name. origins: where a value from a file or the environment was set, as text that can
     start a message. project: the project's file, if it sets any. ignored: variables that are a service's.
+    left_out: where a draft was set for another model.
     """
 
     def __init__(
@@ -57,17 +60,35 @@ class Values(OptionValues):
         origins: Mapping[str, str] = {},
         project: Path | None = None,
         ignored: tuple[str, ...] = (),
+        left_out: str = "",
     ) -> None:
         super().__init__(values)
         self.origins, self.project, self.ignored = dict(origins), project, ignored
+        self.left_out = left_out
 
     def without(self, *names: str) -> Values:
         """The values without these names."""
         kept = {name: v for name, v in self.items() if name not in names}
-        return Values(kept, self.origins, self.project, self.ignored)
+        return Values(kept, self.origins, self.project, self.ignored, self.left_out)
 
     def overlaid(self, values: Mapping[str, Any]) -> Values:
-        """The values, overridden by those of a source with higher precedence."""
+        """The values, overridden by those of a source with higher precedence. A model or draft that it names
+        replaces one that is named in another way; a draft of the source of another model is left out.
+        """
+        lower = self
+        for names in (MODEL, DRAFT):
+            if any(name in values for name in names):
+                lower = lower.without(*names)
+        model = next((name for name in MODEL if name in self), "")
+        draft = next((name for name in DRAFT if lower.get(name, "auto") not in ("auto", "none")), "")
+        if model and draft and any(values.get(name, self[model]) != self[model] for name in MODEL):
+            left_out = lower.origins.get(draft, "")
+            if _source(left_out) == _source(self.origins.get(model, "")):
+                lower = lower.without(*DRAFT)
+                lower.left_out = left_out
+        return lower._overlaid(values)
+
+    def _overlaid(self, values: Mapping[str, Any]) -> Values:
         kept = {name: where for name, where in self.origins.items() if name not in values}
         other = values if isinstance(values, Values) else Values()
         return Values(
@@ -75,7 +96,13 @@ class Values(OptionValues):
             {**kept, **other.origins},
             other.project or self.project,
             self.ignored + other.ignored,
+            other.left_out or self.left_out,
         )
+
+
+def _source(origin: str) -> str:
+    """The file of an origin, "" for variables and flags."""
+    return origin.rpartition(", line ")[0]
 
 
 def resolve(
@@ -246,5 +273,6 @@ _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def _similar(name: str, kinds: Kinds, aliases: Mapping[str, str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name[:100], [*kinds, *aliases], n=3)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(kinds))}"
+    close = [other for other, kind in kinds.items() if f"-{name}" in kind.flags]
+    close = close or difflib.get_close_matches(name[:100], [*kinds, *aliases], n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "specllama run --help names them all"

@@ -211,7 +211,8 @@ def _draft_max(text: str, name: str) -> int | None:
     if text == "auto":
         return None
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a whole number from 0 or auto, not {text!r}", option=name)
+        hint = f"{option('draft_model')} names a draft model"
+        raise UsageError(f"must be a whole number from 0 or auto, not {text!r}", hint, option=name)
     return int(text)
 
 

@@ -75,7 +75,7 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
     cwd = cwd or working_directory()
     project = project_file(environ, cwd) if cwd is not None else None
     if project is not None:
-        entries = _extended(Manifest(entries, {}), project, _user_path(environ))
+        entries = _extended(Manifest(entries, {}), project, user_path(environ))
         pairs |= project.pairs()
     merged = Manifest(entries, {})
     known = {}
@@ -140,14 +140,14 @@ def _shipped() -> Path:
     return ours if ours.is_file() else ours.parent.parent / FILE
 
 
-def _user_path(environ: Mapping[str, str]) -> Path:
+def user_path(environ: Mapping[str, str]) -> Path:
     """Where the user's file is or would be."""
     return from_variable(environ, "SPECLLAMA_MODELS") or user_directory("config") / FILE
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
     """The user's file, None if there is none. Raises ConfigError if SPECLLAMA_MODELS names no file."""
-    path = _user_path(environ)
+    path = user_path(environ)
     if not path.is_file() and environ.get("SPECLLAMA_MODELS"):
         raise ConfigError(f"SPECLLAMA_MODELS names {path}, which is not a file")
     return path if path.is_file() else None
@@ -162,7 +162,7 @@ def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
     for directory in (cwd, *cwd.parents):
         path = directory / FILE
         if os.path.lexists(path):
-            if any(is_same(path, other) for other in (_shipped(), _user_path(environ))):
+            if any(is_same(path, other) for other in (_shipped(), user_path(environ))):
                 return None
             return _ours(path)
         if (directory / ".git").exists() or directory == home():

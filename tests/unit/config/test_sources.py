@@ -11,10 +11,10 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from specllama.config import build, toml_file
+from specllama.config import build, options, toml_file
 from specllama.config.sources import ValueKind, project_file, read_environment, read_file, resolve, user_file
 from specllama.config.toml_file import parse_toml
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, UsageError
 
 KINDS = {
     "model": ValueKind(str),
@@ -157,6 +157,45 @@ def test_a_project_may_not_set_other_options(home, text, line, key):
     assert caught.value.exit_code == 2
     assert caught.value.message == f"{path}, line {line}: {key} cannot be set by a project's specllama.toml"
     assert f"set it in {home}/.config/specllama/config.toml, by a flag or by SPECLLAMA_" in caught.value.hint
+
+
+def test_a_draft_goes_with_the_model_of_its_source(home):
+    kinds = {**KINDS, **{name: ValueKind(str) for name in ("draft_model", "hf_repo", "hf_repo_draft")}}
+
+    def pair(flags, environ=(), text='model = "8B"\ndraft_model = "1B"\n'):
+        write(home / ".config/specllama/config.toml", text)
+        values = resolve(flags, kinds, IN_PROJECTS, dict(environ), home / "work")
+        names = [values.get(name) for name in ("model", "hf_repo", "draft_model", "hf_repo_draft")]
+        return [name for name in names if name], values.left_out.rpartition(": ")[2]
+
+    assert pair({}) == pair({"model": "8B"}) == (["8B", "1B"], "")
+    assert pair({"model": "demo"}) == (["demo"], "draft_model")
+    assert pair({"hf_repo": "a/b"}) == (["a/b"], "draft_model")
+    assert pair({"model": "demo", "draft_model": "x"}) == (["demo", "x"], "")
+    assert pair({"hf_repo_draft": "a/b"}) == (["8B", "a/b"], "")
+    assert pair({}, {"SPECLLAMA_MODEL": "demo"}) == (["demo"], "draft_model")
+    assert pair({}, {"SPECLLAMA_DRAFT_MODEL": "x"}) == (["8B", "x"], "")
+    assert pair({"model": "demo"}, {"SPECLLAMA_DRAFT_MODEL": "x"}) == (["demo", "x"], "")
+    assert pair({"model": "demo"}, text='draft_model = "1B"\n') == (["demo", "1B"], "")
+    assert pair({"model": "demo"}, text='model = "8B"\ndraft_model = "none"\n') == (["demo", "none"], "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("m = 'x.gguf'", "unknown key 'm'", "did you mean model?"),
+        ("modell = 'x.gguf'", "unknown key 'modell'", "did you mean model"),
+        ("zzz = 1", "unknown key 'zzz'", "specllama run --help names them all"),
+        ("draft = 'x.gguf'", "draft must be a whole number", "draft_model names a draft model"),
+    ],
+)
+def test_a_wrong_key_gets_a_short_hint(home, text, message, hint):
+    path = write(home / "config.toml", text)
+    with pytest.raises(UsageError) as caught:
+        build.load_settings(read_file(path, build.KINDS, options.LONG_FLAGS))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert len(caught.value.hint) < 80
 
 
 def test_the_projects_file_is_reported(home):
@@ -327,7 +366,7 @@ def test_unknown_keys_come_with_a_suggestion(home):
     assert caught.value.hint == "did you mean temperature?"
     with pytest.raises(ConfigError) as caught:
         read_file(write(home / "a.toml", "qqqqqq = 1"), KINDS)
-    assert "n_ctx" in caught.value.hint
+    assert "--help" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["model = ", "model = 'a'\nmodel = 'b'", "[[[", "= 1", "\x00"])
