@@ -175,7 +175,6 @@ def test_conversations_are_kept_and_chosen_and_deleted(page: Page) -> None:
     page.press("Second question")
     page.until(lambda: page.answers == ["Two."])
     page.press("Delete First question")
-    page.driver.switch_to.alert.accept()
     page.until(lambda: not page.all("button", "First question"))
     page.ready()
     assert [b.text for b in page.all("button", "Second question")] == ["Second question"]

@@ -111,10 +111,8 @@ def test_in_the_list(page: Page) -> None:
         page.until(lambda: page.answers == [])
         page.ask(name, **written(f"{name}."))
     type_enter(page, "Delete Second")
-    page.driver.switch_to.alert.accept()
     until_at(page, "First")  # the next one
     type_enter(page, "Delete First")
-    page.driver.switch_to.alert.accept()
     until_at(page, "Third")
     type_enter(page, "More for Third")
     type_enter(page, "Rename")
@@ -127,7 +125,6 @@ def test_in_the_list(page: Page) -> None:
     page.get("textbox", "Name of the conversation").send_keys("Other", Keys.ENTER)
     until_at(page, "Other")
     type_enter(page, "Delete Other")  # the one that is shown
-    page.driver.switch_to.alert.accept()
     until_at(page, "Message")
 
 

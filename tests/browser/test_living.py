@@ -356,7 +356,6 @@ def test_hostile_files_of_conversations(page: Page, tmp_path: Path) -> None:
         page.until(lambda: page.answers == ["abc"])
         assert not page.all("button", "Play the rounds")
         page.press("Delete Odd rounds")
-        page.driver.switch_to.alert.accept()
         page.until(lambda: not page.all("button", "Odd rounds"))
     for bad, said in (
         ("{", "no JSON"), ({"format": "specllama.conversations", "version": 9, "conversations": []}, "newer"),
@@ -517,7 +516,6 @@ def test_back_from_the_address_of_a_deleted_conversation(page: Page) -> None:
     page.until(lambda: page.answers == [])
     page.ask("Second", **written("Two."))
     page.press("Delete First")
-    page.driver.switch_to.alert.accept()
     page.until(lambda: not page.all("button", "First"))
     page.driver.back()
     page.until(lambda: "no such conversation" in page.notice)
@@ -585,7 +583,6 @@ def test_edits_that_are_not_sent_are_kept(page: Page) -> None:
     kept = "return Object.keys(localStorage).filter((key) => /^specllama.draft.\\w+\\./.test(key)).length"
     assert page.js(kept) == 1
     page.press("Delete First")
-    page.driver.switch_to.alert.accept()
     page.until(lambda: page.js(kept) == 0)
 
 

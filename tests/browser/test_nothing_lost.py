@@ -110,7 +110,6 @@ def test_a_conversation_that_is_deleted_while_it_is_written_stays_away(page: Pag
     page.write("Delete this", **ENDLESS)
     page.until(lambda: page.answers and len(page.answers[-1]) > 20)
     page.press("Delete Delete this")
-    page.driver.switch_to.alert.accept()
     page.until(lambda: not page.all("button", "Delete this"))
     page.js("return new Promise((resolve) => setTimeout(resolve, 3000))")
     assert page.stored == []
@@ -408,3 +407,62 @@ def test_a_model_that_cannot_be_loaded_leaves_no_figures(page: Page) -> None:
     page.until(lambda: "cannot be used. The file is broken" in page.text_of("#panel .state"))
     assert page.text_of("#context-text") == ""
     assert page.text_of("#panel svg") == ""
+
+
+def test_a_conversation_that_is_deleted_comes_back_by_undo(page: Page) -> None:
+    """The one that is shown, with what was typed in it and what there is of its answer; and another one."""
+    page.ask("Other", **written("A."))
+    page.press("New conversation")
+    page.until(lambda: page.answers == [])
+    page.write("This one", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    begun = page.answers[-1][:20]
+    page.get("textbox", "Message").send_keys("typed")
+    page.press("Delete This one")
+    page.until(lambda: page.notice == '"This one" is deleted.' and page.answers == [])
+    assert page.get("textbox", "Message").get_attribute("value") == ""
+    page.until(lambda: [one["title"] for one in page.stored] == ["Other"])
+    page.press("Undo")
+    page.until(lambda: page.answers and page.answers[0].startswith(begun))
+    assert page.get("textbox", "Message").get_attribute("value") == "typed"
+    assert page.all("button", "Continue")
+    page.press("Delete Other")
+    page.until(lambda: page.notice == '"Other" is deleted.' and not page.all("button", "Other"))
+    page.press("Undo")
+    page.until(lambda: page.all("button", "Other"))
+    page.ready()
+    assert [b.text for b in page.all("button", "This one") + page.all("button", "Other")] == [
+        "This one",
+        "Other",
+    ]
+
+
+def test_what_is_asked_in_a_conversation_that_another_tab_has_deleted_is_kept(page: Page) -> None:
+    """A question, and what goes on with an answer."""
+    page.ask("Shared", **written("One."))
+    first = page.new_tab()
+    second = page.driver.current_window_handle
+    try:
+        for n in range(2):
+            page.driver.switch_to.window(second)
+            page.until(lambda: page.all("button", "Delete Shared"))
+            page.press("Delete Shared")
+            page.until(lambda: page.stored == [])
+            page.driver.switch_to.window(first)
+            page.until(lambda: "has been deleted in another tab" in page.notice)
+            page.add(**written("Two."))
+            if n:
+                page.press("Regenerate the answer")
+                page.until(lambda: "kept, since you went on" in page.notice)
+                page.until_done()
+            else:
+                page.ask("More", **written("Two."))
+            page.until(lambda: page.stored and not page.all("button", "Stop"))
+            page.ready()
+            page.press("Shared")
+            page.until(lambda: page.answers == ["One.", "Two."])
+            assert page.questions == ["Shared", "More"]
+    finally:
+        page.driver.switch_to.window(second)
+        page.driver.close()
+        page.driver.switch_to.window(first)

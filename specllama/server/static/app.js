@@ -4,6 +4,7 @@ import { addressed, moveTo, onMove } from "./address.js";
 import { onKeyNeeded, recovered } from "./api.js";
 import { LARGEST, setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
+import { draftFiles } from "./database.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { button, byId, bytes, element, inSentences, keepFocus, pause } from "./dom.js";
 import { Drafts } from "./drafts.js";
@@ -36,10 +37,7 @@ const list = new ConversationList({
 		chat.open(id).catch(failed);
 		if (isNarrow()) toggle("list", false);
 	},
-	removed(id) {
-		drafts.forget(id);
-		chat.removed(id);
-	},
+	remove: (one) => remove(one).catch(failed),
 	rename: (id, title) => chat.rename(id, title),
 	say,
 });
@@ -50,6 +48,19 @@ function moved(id, began = false, replaced = began) {
 	moveTo(id, replaced);
 	if (began) drafts.became(id);
 	else drafts.show(id).catch(failed);
+}
+
+/** Delete a conversation, which can be undone. */
+async function remove({ id, title }) {
+	const files = await draftFiles(id).catch(() => []);
+	const undo = await chat.remove(id);
+	const restore = drafts.forget(id, files);
+	const back = async () => {
+		say("");
+		await restore();
+		await undo().catch(failed);
+	};
+	say(`"${title || "Untitled"}" is deleted.`, undo ? { Undo: back } : {});
 }
 
 function failed(error) {

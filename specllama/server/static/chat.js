@@ -222,9 +222,22 @@ export class Chat {
 		this.#context.draft = question;
 	}
 
-	removed(id) {
-		this.#writings.get(id)?.stop();
-		if (id === this.#data.id) this.open("", true);
+	/** Delete a conversation. Returns how to undo that, null where it is not there. */
+	async remove(id) {
+		const writing = this.#writings.get(id);
+		const shown = id === this.#data.id;
+		const data = writing?.conversation ?? (shown ? this.#data : await store.conversation(id));
+		writing?.stop();
+		await store.remove(id);
+		if (shown) await this.open("", true);
+		this.#list.show(this.#data.id, this.writing);
+		return data && (async () => {
+			await writing?.done;
+			store.revive(data);
+			await store.save(data, data.changed);
+			this.#list.show(this.#data.id, this.writing);
+			if (shown) await this.open(id);
+		});
 	}
 
 	async rename(id, title) {
@@ -272,9 +285,18 @@ export class Chat {
 			this.#log.toEnd();
 			announce("Writing the answer.");
 		}
-		if (question && !before) this.#save(data); // the request is under way
+		this.#keepAsked(data); // the request is under way
 		writing.done = run.then((failure) => this.#end(writing, failure));
 		await writing.done;
+	}
+
+	/** Store what an answer is written for. What another tab has deleted is there again: somebody goes on with it. */
+	async #keepAsked(data) {
+		if (await store.isDeleted(data)) {
+			store.revive(data);
+			if (data === this.#data) say("Another tab had deleted this conversation. It is kept, since you went on with it.");
+		}
+		await this.#save(data);
 	}
 
 	async #end(writing, failure) {

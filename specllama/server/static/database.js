@@ -75,6 +75,12 @@ export async function load(id) {
 	return head ? [head, messages] : null;
 }
 
+/** Whether there is a conversation. */
+export async function isThere(id) {
+	const db = await database();
+	return db ? (await done(db.transaction("heads").objectStore("heads").getKey(id))) !== undefined : memory.heads.has(id);
+}
+
 /** Call `visit(message)` with each message until it returns true. */
 export async function eachMessage(visit) {
 	const db = await database();

@@ -115,9 +115,14 @@ export class Drafts {
 		if (text) this.keep();
 	}
 
-	/** Forget the draft of a conversation, and those of its messages: see edit.js. */
-	forget(id) {
-		for (const key of [PREFIX + id, ...keys(`${PREFIX}${id}.`)]) write(key, null);
+	/** Forget the draft of a conversation, and those of its messages: see edit.js. files: its own. Returns how to undo that. */
+	forget(id, files) {
+		const texts = [PREFIX + id, ...keys(`${PREFIX}${id}.`)].map((key) => [key, read(key)]);
+		for (const [key] of texts) write(key, null);
 		keepDraftFiles(id, []).catch(() => {});
+		return async () => {
+			for (const [key, text] of texts) write(key, text);
+			await keepDraftFiles(id, files).catch(() => {});
+		};
 	}
 }

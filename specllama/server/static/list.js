@@ -6,7 +6,7 @@ import * as store from "./store.js";
 const transfer = () => import("./transfer.js");
 const PAUSE = 200; // milliseconds after a key before texts are searched
 
-/** actions: {open(id): without one a new one, removed(id), rename(id, title), say(text)}. */
+/** actions: {open(id): without one a new one, remove({id, title}), rename(id, title), say(text)}. */
 export class ConversationList {
 	#actions;
 	#open = "";
@@ -69,7 +69,7 @@ export class ConversationList {
 		const more = button("⋯", () => this.#menu(one, item, more), {
 			class: "icon", "aria-label": `More for ${name}`, "aria-expanded": "false",
 		});
-		const gone = button("✕", () => this.#remove(one), { class: "icon", "aria-label": `Delete ${name}` });
+		const gone = button("✕", () => this.#actions.remove(one), { class: "icon", "aria-label": `Delete ${name}` });
 		const item = element("li", {}, choose, more, gone);
 		onEscape(item, () => {
 			if (!item.querySelector(".actions")) return false;
@@ -123,13 +123,6 @@ export class ConversationList {
 		field.addEventListener("blur", () => end(true));
 		item.replaceChildren(field);
 		field.select();
-	}
-
-	async #remove(one) {
-		if (!confirm(`Delete "${one.title || "Untitled"}"? It is kept in this browser only.`)) return;
-		await store.remove(one.id).catch((error) => this.#actions.say(error.message));
-		this.#actions.removed(one.id);
-		this.show(this.#open);
 	}
 
 	async #search() {

@@ -145,11 +145,14 @@ export async function save(data, changed = Date.now()) {
 	return there;
 }
 
-/** Store a conversation that has been deleted again. */
+/** Have a conversation that has been deleted stored again, with the next `save`. */
 export function revive(data) {
 	erased.delete(data.id);
 	data.stored = false;
 }
+
+/** Whether another tab has deleted a conversation. */
+export const isDeleted = async ({ id, stored }) => stored && !erased.has(id) && !(await database.isThere(id).catch(() => true));
 
 export async function remove(id) {
 	erased.add(id);
