@@ -7,7 +7,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.browser import Page, needs_chromium
-from tests.support.page_answers import made_up
+from tests.support.page_answers import answer_with, made_up
 
 pytestmark = needs_chromium()
 WORDS = "Some words of an answer, and some more of them.\n\n" * 4
@@ -117,3 +117,38 @@ def test_models_are_in_groups_with_sizes_and_a_search(listed: Page) -> None:
     page.get("combobox", "Search the models").send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
     page.until(lambda: page.notice == "small-1b is not on this disk.")
     assert page.model == "pydoc-target"
+
+
+def test_on_a_phone_enter_begins_a_line_and_a_tap_shows_what_a_token_is(page: Page) -> None:
+    made_up(page, WORDS, "A question")
+    with page.phone():
+        page.press("Conversations")
+        page.press("A question")
+        field = page.get("textbox", "Message")
+        assert field.get_attribute("enterkeyhint") == "enter"
+        field.send_keys("a", Keys.ENTER, "b")
+        assert field.get_attribute("value") == "a\nb"
+        assert page.questions == ["A question"]
+        page.until(lambda: page.js("return document.querySelector('.body [data-round]') !== null"))
+        x, y = page.js(
+            "const part = document.querySelector('.body [data-round]'); part.scrollIntoView();"
+            "const { left, top } = part.getClientRects()[0]; return [left + 3, top + 5]"
+        )
+        tap(page, x, y)
+        page.until(lambda: "4 drafted, 3 accepted" in page.text_of("#tip"))
+        tap(page, *page.js("const b = document.getElementById('question').getBoundingClientRect();"
+                           "return [b.left + 30, b.top + 10]"))  # fmt: skip
+        page.until(lambda: page.text_of("#tip") == "")
+        page.press("Edit the question")
+        edited = page.get("textbox", "Edit the question")
+        edited.send_keys(Keys.ENTER, "more")
+        assert edited.get_attribute("value") == "A question\nmore"
+        answer_with(page, "Yes.")
+        edited.send_keys(Keys.CONTROL, Keys.ENTER)
+        page.until(lambda: page.answers == ["Yes."])
+
+
+def tap(page: Page, x: float, y: float) -> None:
+    point = {"x": x, "y": y}
+    for kind, points in (("touchStart", [point]), ("touchEnd", [])):
+        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})

@@ -187,6 +187,24 @@ def test_what_is_attached_and_sent_keeps_its_place(page: Page, tmp_path: Path) -
         assert bar["width"] > 60, width
 
 
+@pytest.mark.parametrize("width", [390, 640, 799, 800, 900, 1024, 1199, 1200, 1280])
+def test_send_stays_in_its_row(page: Page, width: int) -> None:
+    """With the longest text of the gauge, and what takes most room beside the conversation."""
+    page.resize(width)
+    page.ready()
+    if width >= 800 and not shown(page, "panel"):
+        button_of(page, "panel")
+    long = "32,000 of 131,072 tokens with this message"
+    page.js("document.getElementById('context-text').textContent = arguments[0]", long)
+    send, attach, area, gauge = (
+        page.js(f"{_BOX}; return b.toJSON()", name) for name in ("send", "attach", "question", "context-text")
+    )
+    assert abs(send["top"] + send["bottom"] - attach["top"] - attach["bottom"]) < 2
+    assert abs(send["right"] - area["right"]) < 2
+    assert gauge["right"] <= send["left"] or gauge["bottom"] <= send["top"]
+    assert page.js("return document.documentElement.scrollWidth") == width
+
+
 def test_long_names_and_answers_in_writing_are_seen_in_the_list(page: Page) -> None:
     answer_with(page, PARAGRAPHS, endless=True, pause=5)
     page.write("A question whose first words are the name of this conversation")

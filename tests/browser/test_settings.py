@@ -165,3 +165,35 @@ def test_a_preset_needs_a_name(page: Page) -> None:
     page.press("Save as preset")
     assert page.text_of(".presets .hint").startswith("There are 50 presets: delete one")
     assert page.js("return Object.keys(JSON.parse(localStorage['specllama.settings']).presets).length") == 50
+
+
+def test_escape_loses_nothing_that_was_typed(page: Page) -> None:
+    page.press("Settings")
+    page.get("textbox", "System prompt").send_keys(Keys.ESCAPE)
+    page.until(lambda: not page.all("dialog"))
+    assert page.notice == ""
+    page.press("Settings")
+    page.get("spinbutton", "Temperature").send_keys("0.25")
+    page.get("textbox", "System prompt").send_keys("Be very brief.", Keys.ESCAPE)
+    page.until(lambda: page.notice == "What you have changed in the settings is not saved.")
+    page.press("Go on with it")
+    assert page.get("textbox", "System prompt").get_attribute("value") == "Be very brief."
+    assert page.get("spinbutton", "Temperature").get_attribute("value") == "0.25"
+    page.press("Save")
+    page.until(lambda: page.stored and page.stored[0]["system"] == "Be very brief.")
+    assert page.notice == ""
+
+
+def test_nothing_is_painted_over_the_title(page: Page) -> None:
+    page.resize(1024, 500)
+    page.press("Settings")
+    assert page.get("button", "Delete preset").get_attribute("disabled")
+    over = page.js(
+        "const [gone] = [...document.querySelectorAll('.presets button')].slice(-1);"
+        "const title = document.querySelector('#dialog header');"
+        "const dialog = document.getElementById('dialog');"
+        "dialog.scrollTop += gone.getBoundingClientRect().top - title.getBoundingClientRect().top;"
+        "const { left, top, width, height } = gone.getBoundingClientRect();"
+        "return document.elementFromPoint(left + width / 2, top + height / 2).closest('header') === title"
+    )
+    assert over

@@ -6,7 +6,7 @@ import { LARGEST, setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { draftFiles } from "./database.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
-import { button, byId, bytes, element, inSentences, keepFocus, pause } from "./dom.js";
+import { button, byId, bytes, element, inSentences, keepFocus, onEnter, pause } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { setUpExplanations } from "./explain.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
@@ -118,11 +118,7 @@ byId("composer").addEventListener("submit", (event) => {
 	event.preventDefault();
 	send();
 });
-byId("question").addEventListener("keydown", (event) => {
-	if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-	event.preventDefault();
-	send();
-});
+onEnter(byId("question"), send);
 byId("question").addEventListener("input", grow);
 byId("stop").addEventListener("click", () => chat.stop());
 document.querySelector(".skip").addEventListener("click", (event) => {

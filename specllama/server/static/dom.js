@@ -58,7 +58,7 @@ export function keepFocus(root, change, next = () => null) {
 	const all = child ? [child, ...child.querySelectorAll("*")].filter((one) => one.tabIndex >= 0 && canFocus(one)) : [];
 	const same = canFocus(had) ? had : all.find((one) => nameOf(one) === nameOf(had));
 	if (same) return same.focus({ preventScroll: true });
-	const typing = matchMedia("(pointer: coarse)").matches ? "log" : "question"; // or a phone's keyboard comes up
+	const typing = coarse.matches ? "log" : "question"; // or a phone's keyboard comes up
 	const one = next(child);
 	return (canFocus(one) ? one : byId(root.closest("dialog") ? "dialog-close" : typing)).focus();
 }
@@ -135,6 +135,19 @@ export function placeTip(tip, { left, top, bottom }) {
 	const above = top - tip.offsetHeight - 6;
 	tip.style.left = `${Math.max(8, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
 	tip.style.top = `${above > 0 ? above : Math.min(bottom + 6, innerHeight - tip.offsetHeight - 8)}px`;
+}
+
+const coarse = matchMedia("(pointer: coarse)");
+
+/** Have Enter call `send()`; on a phone, whose keyboard has no Shift+Enter, it begins a line, and Ctrl+Enter sends. */
+export function onEnter(area, send) {
+	area.enterKeyHint = coarse.matches ? "enter" : "send";
+	area.addEventListener("keydown", (event) => {
+		const { key, shiftKey, ctrlKey, metaKey, isComposing } = event;
+		if (key !== "Enter" || isComposing || !(ctrlKey || metaKey || !(shiftKey || coarse.matches))) return;
+		event.preventDefault();
+		send();
+	});
 }
 
 /** Escape calls `act()` and does nothing else, unless that returns false. */

@@ -1,7 +1,7 @@
 // A form in the place of a message's text, to change it.
 
 import { addressed } from "./address.js";
-import { button, element, onEscape } from "./dom.js";
+import { button, element, onEnter, onEscape } from "./dom.js";
 import { read, write } from "./storage.js";
 
 /** A form with a message's text, or what was typed for it and not sent. hint: what sending it does; save: the button's
@@ -30,10 +30,6 @@ export function editForm({ id, content }, { label, hint, save }, actions) {
 		element("div", { class: "actions" }, element("button", { class: "primary" }, save), button("Cancel", end)),
 	);
 	onEscape(area, end);
-	area.addEventListener("keydown", (event) => {
-		if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-		event.preventDefault();
-		form.requestSubmit();
-	});
+	onEnter(area, () => form.requestSubmit());
 	return { form, area };
 }

@@ -3,6 +3,7 @@
 import { answerFields, forNewOnes, numberField, presetRow, themeField, valuesOf } from "./answering.js";
 import { closeDialog, openDialog } from "./dialog.js";
 import { button, element } from "./dom.js";
+import { say } from "./notice.js";
 import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settings.js";
 
 const SAFE = Number.MAX_SAFE_INTEGER; // larger whole numbers would be sent as others
@@ -102,8 +103,12 @@ export function openSettings(props, conversation, saved) {
 	const fields = props ? [...answerFields(props, stored), ...sampling] : [];
 	const always = forNewOnes(system.value !== "" && newSystem() === system.value);
 	const rows = element("div", { class: "fields" }, ...fields.map(({ row }) => row));
+	const entered = () => JSON.stringify([system.value, always.box.checked, valuesOf(fields)]);
+	const before = entered();
+	let done = false;
 	const submit = (event) => {
 		event.preventDefault();
+		done = true;
 		if (props) saveSampling(valuesOf(fields));
 		if (always.box.checked) setNewSystem(system.value);
 		else if (newSystem() === conversation.system) setNewSystem("");
@@ -115,29 +120,37 @@ export function openSettings(props, conversation, saved) {
 	const reset = () => {
 		for (const { clear } of fields) clear();
 	};
-	openDialog("Settings", [
+	const open = () => openDialog("Settings", [form], { closed });
+	// By Escape above all: what was typed is not lost.
+	const closed = () => {
+		const reopen = () => {
+			say("");
+			open();
+		};
+		if (!done && entered() !== before) say("What you have changed in the settings is not saved.", { "Go on with it": reopen });
+	};
+	const form = element(
+		"form",
+		{ class: "settings", on: { submit } },
+		element("label", { for: "system" }, "System prompt of this conversation"),
+		system,
+		always.row,
+		element("h3", {}, "Answers"),
+		props && presetRow(fields),
+		props ? rows : element("p", { class: "hint" }, "The other settings are shown when the model is in memory."),
+		element("h3", {}, "Page"),
+		themeField(),
 		element(
-			"form",
-			{ class: "settings", on: { submit } },
-			element("label", { for: "system" }, "System prompt of this conversation"),
-			system,
-			always.row,
-			element("h3", {}, "Answers"),
-			props && presetRow(fields),
-			props ? rows : element("p", { class: "hint" }, "The other settings are shown when the model is in memory."),
-			element("h3", {}, "Page"),
-			themeField(),
+			"div",
+			{ class: "foot" },
+			helpOf(rows),
 			element(
 				"div",
-				{ class: "foot" },
-				helpOf(rows),
-				element(
-					"div",
-					{ class: "actions" },
-					element("button", { class: "primary" }, "Save"),
-					props && button("Server's defaults", reset),
-				),
+				{ class: "actions" },
+				element("button", { class: "primary" }, "Save"),
+				props && button("Server's defaults", reset),
 			),
 		),
-	]);
+	);
+	open();
 }
