@@ -13,6 +13,7 @@ from typing import Any
 from specllama.config.places import from_variable, user_directory
 from specllama.config.whole_file import write_whole
 from specllama.json_types import JsonObject
+from specllama.regular_file import read_regular
 
 SCHEMA = 1
 # If decodes of this many rows are bit-equal to single rows, wider ones that are not need not be used.
@@ -29,8 +30,7 @@ def stored_object(path: Path) -> JsonObject:
     """The object in a file of a store. Raises OSError; ValueError and RecursionError for a malformed file,
     one of another version, and one that is longer than any that specllama writes.
     """
-    with path.open("rb") as file:
-        text = file.read(_MAX_BYTES + 1)
+    text = read_regular(path, _MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
         raise ValueError("too long")
     data = json.loads(text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from specllama.config.text_file import TextProblem, decoded
 from specllama.errors import ConfigError
 from specllama.json_types import JsonObject
+from specllama.regular_file import NotRegularError, open_regular
 
 MAX_BYTES = 256 << 10  # of a file
 MAX_PARTS = 8  # of a dotted key
@@ -94,11 +94,11 @@ def read_start(path: Path) -> bytes | None:
 
 def _start(path: Path, flags: int) -> bytes | None:
     """The first bytes of a file, one more than allowed; None for what is no regular file. Raises OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    try:
+        with open_regular(path, flags) as file:
+            return file.read(MAX_BYTES + 1)
+    except NotRegularError:
         return None
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | flags)  # it may have become a FIFO
-    with open(number, "rb") as file:
-        return file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(number).st_mode) else None
 
 
 def parse_toml(path: Path, text: str) -> TomlFile:

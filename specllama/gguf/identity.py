@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.gguf.header import Header
+from specllama.regular_file import open_regular
 
 HEAD_BYTES = 1 << 20  # hashed at the beginning of a file: metadata and the vocabulary's first part
 N_SAMPLES, SAMPLE_BYTES = 256, 4096
@@ -43,7 +44,7 @@ def file_identity(path: str | os.PathLike[str]) -> FileIdentity:
     """Read the samples of a file; takes milliseconds. Raises OSError."""
     real = Path(os.path.realpath(path))
     digest = hashlib.blake2b(digest_size=16)
-    with open(real, "rb") as file:
+    with open_regular(real) as file:
         status = os.fstat(file.fileno())
         digest.update(file.read(HEAD_BYTES))
         for i in range(N_SAMPLES):

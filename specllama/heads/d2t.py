@@ -9,6 +9,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.tensors import dims, tensor_names
 from specllama.heads.kind import HeadInfo
 from specllama.heads.required import GET_ANOTHER, require_shape
+from specllama.regular_file import open_regular
 
 
 def n_proposed(header: Header, own_output: bool) -> int:
@@ -44,7 +45,7 @@ def read_d2t(head: HeadInfo) -> None:
         return
     path = head.header.parts[info.part] if head.header.parts else head.path
     try:
-        with open(path, "rb") as source:
+        with open_regular(path) as source:
             source.seek(info.offset)
             data = source.read(info.n_bytes)
     except OSError as error:

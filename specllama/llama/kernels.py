@@ -133,7 +133,12 @@ def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
     wanted = environ.get(VARIABLE) or "auto"
     left_out = wanted == "off" or (wanted == "auto" and _left_out())
     unusable = unsupported() or _lacking()
-    return not left_out and not unusable and not any(map(is_current, (OBJECT, _cached())))
+    return not left_out and not unusable and not any(map(_is_usable, (OBJECT, _cached())))
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether it is an object of these sources, and no FIFO, at whose opening one would wait."""
+    return path.is_file() and is_current(path)
 
 
 def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, str] = os.environ) -> None:
@@ -149,7 +154,7 @@ def load_object(environ: Mapping[str, str] = os.environ) -> Any:
     sources that can be loaded. Raises Unusable.
     """
     for path in (OBJECT, _cached()):
-        if is_current(path):
+        if _is_usable(path):
             with contextlib.suppress(Unusable):
                 return _open(path)
     if _failures:

@@ -17,6 +17,7 @@ from typing import IO
 from specllama.config.places import data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError
 from specllama.models.sizes import size
+from specllama.regular_file import open_regular
 
 _READ = 1 << 20
 
@@ -91,7 +92,7 @@ class DemoStore:
         cannot be read.
         """
         self.require()
-        with self.mapped_errors("read"), self.path.open("rb") as source:
+        with self.mapped_errors("read"), open_regular(self.path) as source:
             sha256 = copy_hashed(source, None, progress)
         if sha256 != self.model.sha256:
             raise IntegrityError(

@@ -27,6 +27,7 @@ from specllama.models.hub.cache import free_bytes
 from specllama.models.hub.files import NOT_THERE, sync
 from specllama.models.progress import DownloadState, Listener, Silent
 from specllama.models.sizes import size
+from specllama.regular_file import open_regular
 
 _SPARE = 16 << 20  # bytes to leave free
 _POLL_SECONDS = 0.2
@@ -142,7 +143,7 @@ def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.env
 
 def _end_of(log: Path) -> str:
     """The last _MAX_LOG bytes of what pip or uv printed, as text."""
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         file.seek(max(0, log.stat().st_size - _MAX_LOG))
         return file.read(_MAX_LOG).decode("utf-8", "replace")
 
@@ -199,7 +200,7 @@ def _install(store: DemoStore, folder: Path) -> None:
 def _opened(model: DemoModel, folder: Path) -> Iterator[IO[bytes]]:
     """The model in a package that pip (a wheel) or uv (a directory) has put into `folder`."""
     if (plain := folder / model.member).is_file():
-        with plain.open("rb") as source:
+        with open_regular(plain) as source:
             yield source
         return
     wheels = sorted(folder.glob("*.whl"))

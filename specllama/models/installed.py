@@ -15,6 +15,7 @@ from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
 from specllama.models.stored import StoredRepo
+from specllama.regular_file import open_regular
 
 _READ = 1 << 20
 
@@ -219,7 +220,7 @@ def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
         start = b"blob %d\0" % n_bytes if is_git else b""
         hasher = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
         done = 0
-        with open(file.blob, "rb", buffering=0) as source:
+        with open_regular(file.blob, buffering=0) as source:
             while data := source.read(_READ):
                 hasher.update(data)
                 done += len(data)

@@ -21,6 +21,7 @@ from specllama.config.whole_file import write_whole
 from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
 from specllama.pair.shared_tokens import Overlap
+from specllama.regular_file import read_regular
 
 LEAST_TOKENS = 1 << 16  # of both vocabularies, from which a comparison takes longer than reading its file
 MAX_FILES = 16
@@ -35,13 +36,11 @@ def read(target: Header, draft: Header) -> Overlap | None:
         return None
     most = _DIGEST + _COUNTS.size + 8 * draft.n_vocab + -(-target.n_vocab // 8)  # bytes
     try:
-        if not path.is_file() or path.stat().st_size > most:  # a pipe would never end
-            return None
-        data = path.read_bytes()
+        data = read_regular(path, most + 1)
     except OSError:
         return None
     body = data[_DIGEST:]
-    if len(body) < _COUNTS.size or _digest(path, body) != data[:_DIGEST]:
+    if len(data) > most or len(body) < _COUNTS.size or _digest(path, body) != data[:_DIGEST]:
         return None
     return _parsed(body, draft.n_vocab, target.n_vocab)
 

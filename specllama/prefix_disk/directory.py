@@ -27,6 +27,7 @@ from specllama.prefix_disk.state_file import (
     StateHeader,
     read_header,
 )
+from specllama.regular_file import open_regular, read_regular
 
 LOCK_SECONDS = 10.0  # that another process may hold the lock
 _STATE = re.compile(r"[0-9a-f]{32}\.state")
@@ -151,11 +152,8 @@ class StateDirectory:
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[int]:
         """A descriptor to read a state. Raises OSError."""
-        number = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            yield number
-        finally:
-            os.close(number)
+        with open_regular(self.path / name, os.O_NOFOLLOW) as file:
+            yield file.fileno()
 
     def discard(self, name: str, why: str) -> None:
         """Remove a state that cannot be used, with a line."""
@@ -204,8 +202,8 @@ class StateDirectory:
 
     def read_ledger(self) -> bytes:
         """The bytes of index.json, b"" where it cannot be read."""
-        with contextlib.suppress(OSError), open(self.path / "index.json", "rb") as file:
-            return file.read(_MAX_LEDGER)
+        with contextlib.suppress(OSError):
+            return read_regular(self.path / "index.json", _MAX_LEDGER)
         return b""
 
     def write_ledger(self, text: str) -> None:
@@ -234,8 +232,7 @@ class UnfinishedState:
 def _read_secret(file: Path) -> bytes:
     """The secret, b"" where there is none or it is damaged. Raises OSError for one that cannot be read."""
     try:
-        with open(file, "rb") as opened:
-            secret = bytes.fromhex(opened.read(2 * _SECRET_BYTES + 1).decode("ascii"))
+        secret = bytes.fromhex(read_regular(file, 2 * _SECRET_BYTES + 1).decode("ascii"))
     except FileNotFoundError:
         return b""
     except ValueError:

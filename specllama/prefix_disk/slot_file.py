@@ -22,6 +22,7 @@ from specllama.prefix_disk.state_file import (
     read_parts,
     write_state,
 )
+from specllama.regular_file import open_regular
 
 
 def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "") -> int:
@@ -49,8 +50,8 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
     """The state in a file, for the model with this key and for this scope. max_bytes: of its parts in
     memory. Raises BadStateFileError, which says why it cannot be used, and OSError.
     """
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with open_regular(path) as file:
+        number = file.fileno()
         header = read_header(number, b"")
         meta = header.meta
         if meta.scope != scope:
@@ -62,8 +63,6 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
         if meta.n_bytes > max_bytes:
             raise BadStateFileError(f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free")
         parts = read_parts(number, header)
-    finally:
-        os.close(number)
     ids = np.frombuffer(header.ids, np.dtype("<i4")).astype(np.int32)
     try:
         return PrefixRecord(scope, ids, "partial" if meta.kind == "partial" else "whole", parts, meta.seconds)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from specllama.config.load import LoadSettings
+from specllama.regular_file import open_regular
 
 _BLOCKS, _BLOCK_BYTES = 64, 4096  # compared if the modification time has changed
 _FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
@@ -37,7 +38,7 @@ class LoadedFiles:
         self._files: list[_File] = []
         for path in paths:
             with contextlib.suppress(OSError):
-                file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
+                file = open_regular(path, buffering=0)
                 self._files.append(_File(path, file, _written(file), _digest(file)))
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from specllama.config.store import cache_dir
 from specllama.json_types import JsonObject
+from specllama.regular_file import read_regular
 
 if TYPE_CHECKING:
     from specllama.server.models import ModelPool
@@ -130,9 +131,10 @@ def _is_held(record: Path) -> bool:
 
 
 def _read(record: Path) -> RunningServer:
-    if record.stat().st_size > _MAX_BYTES:
+    text = read_regular(record, _MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
         raise ValueError("too long")
-    data: JsonObject = json.loads(record.read_text("utf-8"))
+    data: JsonObject = json.loads(text)
     models = tuple(ModelInMemory(**model) for model in data["models"])
     return RunningServer(int(data["pid"]), str(data["url"]), float(data["drain_seconds"]), models)
 

@@ -23,12 +23,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "json_types", "errors", "wording", "clock", "python_command", "large_memory", "core", "drafters",
+    "json_types", "errors", "wording", "clock", "python_command", "large_memory", "regular_file",
+    "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
     "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("json_types", "errors", "wording", "clock", "python_command")
+BASICS = ("json_types", "errors", "wording", "clock", "python_command", "regular_file")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -46,12 +47,13 @@ ONLY: dict[str, tuple[str, ...]] = {
     "clock": (),
     "python_command": (),
     "large_memory": (),
+    "regular_file": (),
     "core": ("errors",),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
-    "heads": ("errors", "wording", "gguf"),
+    "heads": ("errors", "wording", "gguf", "regular_file"),
     "data": (),
-    "prefix_disk": ("errors", "clock", "large_memory", "config", "gguf.identity"),
+    "prefix_disk": ("errors", "clock", "large_memory", "regular_file", "config", "gguf.identity"),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
@@ -374,6 +376,25 @@ def test_one_clock_measures_time() -> None:
     }
     assert {name for name, clock in clocks if clock == "time"} == times_of_day
     assert {(name, clock) for name, clock in clocks if clock != "time"} == {("clock", "perf_counter")}
+
+
+def test_files_of_its_own_are_opened_as_regular_ones() -> None:
+    """A FIFO in the place of one would hang the program, see regular_file.py. Elsewhere are read: files that
+    a user names, /proc and the like, and what the package itself contains.
+    """
+    others = {
+        "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
+        "text.template_worker", "worker.tuning.other_work", "cli.doctor.machine", "server.page", "bench.page",
+    }  # fmt: skip
+    readers = set()
+    for path in FILES:
+        for node in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
+            name, arguments = ast.unparse(node.func), [ast.unparse(argument) for argument in node.args]
+            writes = any(set("wxa+") & set(mode) for mode in arguments[1:])
+            reads = (name == "open" and not writes) or (name.endswith(".open") and "'rb'" in arguments)
+            if reads or name.endswith((".read_text", ".read_bytes")):
+                readers.add(module_name(path))
+    assert readers - {"regular_file"} == others
 
 
 def test_public_names_are_sorted_and_there() -> None:

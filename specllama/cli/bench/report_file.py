@@ -11,6 +11,7 @@ from specllama.bench.page import TITLE
 from specllama.cli.files import mapped_errors, refuse_stdout
 from specllama.config.text_file import expanded
 from specllama.errors import ResourceError, UsageError
+from specllama.regular_file import read_regular
 
 
 def checked_path(name: str) -> Path:
@@ -28,8 +29,7 @@ def checked_path(name: str) -> Path:
         if os.path.lexists(path):
             if not path.is_file():
                 raise UsageError(f"--report: {name} is no regular file")
-            with path.open("rb") as file:
-                start = file.read(1024)
+            start = read_regular(path, 1024)
             if start and TITLE.encode() not in start:
                 raise UsageError(f"--report: {name} is there and no report of bench, it is not overwritten")
             if not os.access(path, os.W_OK):

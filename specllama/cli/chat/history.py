@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from specllama.config.whole_file import write_whole
+from specllama.regular_file import open_regular
 
 MAX_INPUTS, MAX_BYTES = 1000, 1_000_000  # inputs kept; bytes read from the end of the file
 MAX_CHARACTERS = 20_000  # of an input; longer ones are not kept
@@ -27,9 +28,9 @@ class HistoryFile:
         """The newest inputs; lines without one are skipped. A file that is too long is cut to the newest."""
         inputs: list[str] = []
         with contextlib.suppress(OSError):
-            if not self._keeps or not self._path.is_file():
+            if not self._keeps:
                 return []
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - MAX_BYTES))
                 lines = file.read(MAX_BYTES).splitlines()

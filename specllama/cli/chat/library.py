@@ -22,6 +22,7 @@ from specllama.cli.chat.file import Saved, clean, read
 from specllama.cli.formatting import nearest
 from specllama.config.places import close_to_others, data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
+from specllama.regular_file import read_regular
 
 MAX_NAME = 80  # characters
 _FROM_QUESTION = 48  # characters of a name that is made from a question
@@ -235,8 +236,8 @@ def _folded(name: str) -> str:
 
 def _name_in(path: Path) -> str:
     """The name at the beginning of a file, that of the file where there is none; quicker than all of it."""
-    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        match = _NAME.match(file.read(_HEAD_BYTES))
+    with contextlib.suppress(OSError, ValueError):
+        match = _NAME.match(read_regular(path, _HEAD_BYTES))
         if match is not None:
             return clean(str(json.loads(match[1])))
     return path.stem

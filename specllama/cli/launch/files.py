@@ -17,6 +17,7 @@ from typing import Any
 from specllama.cli.launch.client import ClientFile
 from specllama.errors import ResourceError, UsageError
 from specllama.json_types import JsonObject
+from specllama.regular_file import read_regular
 
 COPY = ".before-specllama"
 _MAX_BYTES = 4 << 20
@@ -27,9 +28,10 @@ _ITEM = re.compile(r"^-(?=\s|$)", re.M)
 def changed(file: ClientFile) -> tuple[str | None, str]:
     """The text of the file, None if there is none, and the new one. Raises UsageError."""
     try:
-        if file.path.stat().st_size > _MAX_BYTES:
+        data = read_regular(file.path, _MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise UsageError(f"{file.path} is too large for a file of settings")
-        before: str | None = file.path.read_text("utf-8")
+        before: str | None = data.decode("utf-8")
     except FileNotFoundError:
         before = None
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from specllama.cli.launch import files
 from specllama.cli.launch.client import ClientFile
 from specllama.config.store import cache_dir
 from specllama.errors import ResourceError, SpecllamaError
+from specllama.regular_file import read_regular
 
 _MAX_BYTES = 64 * 1024  # of a record
 
@@ -62,8 +63,8 @@ def remove_left() -> list[Path]:
             OSError, ValueError, KeyError, TypeError, RecursionError, SpecllamaError, Timeout
         ):
             with lock.acquire(blocking=False):
-                if record.stat().st_size <= _MAX_BYTES:
-                    left = json.loads(record.read_text("utf-8"))
+                if len(text := read_regular(record, _MAX_BYTES + 1)) <= _MAX_BYTES:
+                    left = json.loads(text)
                     path = Path(left["path"])
                     changed += [path] if files.remove_entry(path, left["entry"]) else []
                 record.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.python_command import module_command
+from specllama.regular_file import open_regular
 from specllama.server.settings import is_loopback
 
 _CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
@@ -157,7 +159,7 @@ class OwnServer:
 
     def url(self, say: Callable[[str], None]) -> str | None:
         """Wait until it serves, and return its URL without /v1; None if it has ended. say: gets its lines."""
-        with self._log.open(encoding="utf-8", errors="replace") as text:
+        with io.TextIOWrapper(open_regular(self._log), "utf-8", "replace") as text:
             line = ""
             while True:
                 ended = self._process.poll() is not None

@@ -21,6 +21,7 @@ from specllama.config.whole_file import temporary, write_whole
 from specllama.errors import ResourceError
 from specllama.models.hub.files import NOT_THERE, read_small
 from specllama.models.names import RepoName
+from specllama.regular_file import open_regular
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -166,7 +167,7 @@ class RepoCache:
             except (OSError, NotImplementedError) as error:
                 if getattr(error, "errno", None) not in (*NOT_THERE, None):  # None: Python has none there
                     raise
-                with open(blob, "rb") as source, open(new, "xb") as target:
+                with open_regular(blob) as source, open(new, "xb") as target:
                     shutil.copyfileobj(source, target, _COPY_BYTES)
             os.replace(new, link)
         finally:

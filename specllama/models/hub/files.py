@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 from pathlib import Path
+
+from specllama.regular_file import open_regular
 
 _MAX_RECORD = 4096  # characters
 # Errors of operations that a file system does not have, such as locks and modes on some networks' ones.
@@ -20,7 +23,7 @@ NOT_THERE = frozenset(
 
 def read_small(path: Path) -> str:
     """The beginning of a small file. Raises OSError, UnicodeDecodeError."""
-    with open(path, encoding="utf-8") as file:
+    with io.TextIOWrapper(open_regular(path), "utf-8") as file:
         return file.read(_MAX_RECORD)
 
 

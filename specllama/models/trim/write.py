@@ -20,6 +20,7 @@ from specllama.gguf.trimmed import PREFIX
 from specllama.models.trim import metadata
 from specllama.models.trim.metadata import KeyValue
 from specllama.models.trim.plan import EMBEDDINGS, OUTPUT, TrimSource
+from specllama.regular_file import open_regular
 
 Ids = NDArray[np.int64]
 Retype = Callable[[NDArray[np.uint8], str, int, str], NDArray[np.uint8]]
@@ -35,7 +36,7 @@ def sha256_of(paths: Iterable[str], report: Callable[[float], None]) -> str:
     paths, digest, done = list(paths), hashlib.sha256(), 0
     total = max(1, sum(os.path.getsize(path) for path in paths))
     for path in paths:
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path, buffering=0) as file:
             before = os.fstat(file.fileno())
             while piece := file.read(_PIECE):
                 digest.update(piece)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from specllama.clock import sleep
 from specllama.config.whole_file import write_whole
+from specllama.regular_file import read_regular
 
 _LIST = "whole.json"
 _MAX_LIST = 16 << 20  # bytes of it: some 400,000 tensors
@@ -65,8 +66,7 @@ class TensorCache:
     def _known(self) -> dict[str, int]:
         """Names and sizes of complete files; empty if the list cannot be read or is longer than _MAX_LIST."""
         try:
-            with (self.root / _LIST).open("rb") as file:
-                text = file.read(_MAX_LIST + 1)
+            text = read_regular(self.root / _LIST, _MAX_LIST + 1)
             known = json.loads(text) if len(text) <= _MAX_LIST else {}
             return known if isinstance(known, dict) else {}
         except (OSError, ValueError, RecursionError):

@@ -31,6 +31,7 @@ from specllama.models.trim.metadata import about
 from specllama.models.trim.plan import EMBEDDINGS, TrimSource, trim_source
 from specllama.models.trim.tokens import choose
 from specllama.models.trim.write import sha256_of, write_trimmed
+from specllama.regular_file import open_regular
 from specllama.worker.trim.compare import Comparison, compare
 
 Send = Callable[[protocol.Message], None]
@@ -113,7 +114,8 @@ def _source(request: Trim) -> TrimSource:
         read_d2t(head)
         info = next(t for t in header.tensors if t.name == "d2t")
         path = header.parts[info.part] if header.parts else header.path
-        possible = np.fromfile(path, "<i8", info.n_elements, offset=info.offset)
+        with open_regular(path) as file:
+            possible = np.fromfile(file, "<i8", info.n_elements, offset=info.offset)
     return trim_source(header, request.inside, possible)
 
 

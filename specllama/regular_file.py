@@ -1,0 +1,40 @@
+"""Opens files to read that must be regular ones: a FIFO, a device or a socket in their place, at which an
+ordinary `open` waits for ever, is an error at once. Files that a user names, as with -f, may be such:
+config/text_file.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+
+class NotRegularError(OSError):
+    """Something else than a regular file is there."""
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0, buffering: int = -1) -> BinaryIO:
+    """The file, open for reading. flags: more of those of os.open. Raises OSError."""
+    _check(path, os.stat(path))  # opening some devices has an effect
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = open(os.open(path, flags), "rb", buffering=buffering)  # noqa: SIM115 - returned
+    try:
+        _check(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], n_bytes: int = -1) -> bytes:
+    """The first bytes of a file, all by default. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(n_bytes)
+
+
+def _check(path: str | os.PathLike[str], info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        name = os.path.basename(path)
+        raise NotRegularError(errno.EINVAL, f"{name} is not a regular file", os.fspath(path))
