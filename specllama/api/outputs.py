@@ -61,6 +61,16 @@ class CompletionStats(RunStats):
         """The 95 % interval of the speed-up; None where that is."""
         return gain(self, self.plain).range
 
+    @property
+    def speedup_reason(self) -> str:
+        """Why the speed-up is unknown, or its interval wide; "" for neither."""
+        return gain(self, self.plain).reason
+
+    @property
+    def speedup_limited(self) -> bool:
+        """Whether more was measured than the tokens of a round, which the speed-up then is."""
+        return gain(self, self.plain).limited
+
     def to_dict(self) -> JsonObject:
         """All counters and figures as plain data for JSON."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__ if name not in _INTERNAL}
@@ -70,6 +80,8 @@ class CompletionStats(RunStats):
             "plain_source",
             "speedup",
             "speedup_range",
+            "speedup_limited",
+            "speedup_reason",
             "time_shares",
             "speculation",
             "reason",

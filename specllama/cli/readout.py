@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.client.model_info import LoadInfo
-from specllama.core.gain import PlainRate, gain
+from specllama.core.gain import BUSY, TOO_SHORT, PlainRate, gain, was_busy
 from specllama.core.stats import RunStats
 from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
+from specllama.wording import counted
 
-_SOURCES = {"stored": ", stored", "compared": ", compared"}  # what else the speed of plain decoding is from
+_SOURCES = {"stored": " (stored)", "compared": " (compared)"}  # what else the speed of plain decoding is from
 _WIDTH = 80  # columns that lines of figures stay below
 
 
@@ -44,13 +45,29 @@ def _models(info: LoadInfo) -> list[str]:
     return parts
 
 
+def summary(
+    stats: RunStats, plain: PlainRate, off: str = "", seed: int | None = None, advice: str = ""
+) -> list[str]:
+    """Two lines for people: the verdict and the speeds. Arguments as for `lines`."""
+    parts = [f"{counted(stats.n_predict, 'token')}{_at(stats.decode_tps)}"]
+    if stats.n_evaluated:
+        parts.append(f"prompt {counted(stats.n_evaluated, 'token')}{_at(stats.encode_tps)}")
+    if _drafted(stats) and plain.tps:
+        parts.append(f"plain {plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')}")
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    return [verdict(stats, plain, off.split("; ", 1)[0], advice), ", ".join(parts)]
+
+
 def lines(
     stats: RunStats, plain: PlainRate, off: str = "", seed: int | None = None, advice: str = ""
 ) -> list[str]:
-    """The statistics for people, the verdict first. What was not measured is left out. off: why nothing, or
-    next to nothing, was drafted. advice: how the user can compare where this answer cannot tell.
+    """All statistics for people, the verdict first. What was not measured is left out. off: why nothing, or
+    next to nothing, was drafted. advice: how the user can compare where this answer does not tell.
     """
     out = [verdict(stats, plain, off, advice)]
+    if _drafted(stats) and plain.tps:
+        out.append(f"plain     = {plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')}")
     out += [
         _rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps),
         _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps),
@@ -96,12 +113,8 @@ def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") 
     if not _drafted(stats):
         return f"nothing was drafted: {off}" if off else "nothing was drafted"
     measured = gain(stats, plain)
-    if measured.speedup is None:
-        return f"cannot tell: {measured.reason}{f'; {advice}' if advice else ''}"
-    figure = f"{measured.speedup:.2f}x plain ({plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')})"
-    if measured.verdict == "alike":
-        return f"cannot tell: {figure} is too close to call"
-    return f"{measured.verdict}: {figure}"
+    helps = advice and not measured.is_clear and measured.reason not in (BUSY, TOO_SHORT)
+    return measured.in_words() + (f"; {advice}" if helps else "")
 
 
 def _widths(stats: RunStats) -> str:
@@ -125,6 +138,10 @@ def _acceptance(stats: RunStats) -> str:
             break
         line = more
     return line
+
+
+def _at(tps: float | None) -> str:
+    return f" at {tps:.1f} t/s" if tps else ""
 
 
 def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
@@ -183,6 +200,9 @@ def as_json(
         "plain_rounds": plain.rounds,
         "speedup": _rounded(measured.speedup),
         "speedup_range": [round(x, 4) for x in measured.range] if measured.range else None,
+        "speedup_limited": measured.limited,
+        "speedup_reason": measured.reason,
+        "busy": was_busy([stats]),
         "verdict": measured.verdict,
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,

@@ -73,7 +73,7 @@ def run(given: Mapping[str, Any]) -> int:
             interrupted, compared = True, None
         if compared is not None:
             plain = compared_rate(compared.stats)
-        _show(answer, compared, plain, info, as_json)
+        _show(answer, compared, plain, info, as_json, values.get("verbose", False))
         why, error = cut_short(answer, info.n_ctx)
         if error is None and (why or interrupted):
             console.note(f"note: {why or 'stopped'}")
@@ -138,7 +138,9 @@ def _show(
     plain: PlainRate,
     info: LoadInfo,
     as_json: bool,
+    verbose: bool,
 ) -> None:
+    """Print the object or the read-out. verbose: with all figures."""
     if as_json:
         args = (answer.text, answer.ids, answer.finish_reason, answer.seed, answer.stats, plain, info)
         result = readout.as_json(*args, answer.off_reason, answer.epsilon is not None)
@@ -157,7 +159,8 @@ def _show(
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
     advice = "" if compared is not None else "--compare measures it"
-    for line in readout.lines(answer.stats, plain, answer.off_reason, answer.seed, advice):
+    read_out = readout.lines if verbose else readout.summary
+    for line in read_out(answer.stats, plain, answer.off_reason, answer.seed, advice):
         console.note(line)
     if compared is not None:
         same = "the same text" if compared.ids == answer.ids else "ANOTHER text (see --exact)"

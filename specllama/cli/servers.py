@@ -42,7 +42,7 @@ def ps(given: Mapping[str, Any]) -> int:
     if not servers:
         lines = wrapped("no server runs; specllama serve starts one", width)
     else:
-        head = ("address", "process", "model", "memory", "context", "slots", "unloaded")
+        head = ("address", "process", "model", "memory", "context", "slots", "unloads")
         lines = list(listing(head, [row for server in servers for row in _rows(server)], width, (0, 1, 2)))
     console.data("".join(f"{line}\n" for line in lines))
     return 0

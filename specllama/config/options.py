@@ -141,7 +141,7 @@ SAMPLING = [
 ]
 LOG = table(
     "Output",
-    row("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    row("verbose", "-v --verbose", bool, "show llama.cpp's log, and after `run` all figures"),
     row("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
     row("debug", "--debug", bool, "show tracebacks"),
     stored=False,

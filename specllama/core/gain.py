@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Literal
 
 from specllama.core.stats import RunStats
@@ -21,15 +21,18 @@ Verdict = Literal["faster", "slower", "alike", "unknown"]
 _STORED_ERROR = 0.10  # relative half width of the interval of a speed-up over a stored time
 _LEAST_ERROR = 0.02  # the same of any speed-up: rounds of one answer depend on each other
 _STALLED_SHARE = 0.1  # of the time of decoding; with more, the machine was busy
-_WIDEST = 0.5  # half width of an interval that is as wide as the figure itself
+_NARROW = 0.1  # half width of an interval, as a log, that tells that drafts gain nothing
+_CLEAR = 0.25  # the same of one that tells how much they gain
+BUSY = "the machine was busy with something else"
+TOO_SHORT = "the answer was too short"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRate:
     """Speed of plain decoding. tps: tokens per second, None: unknown. source: the plain rounds of this "run",
     also a "stored" time, "compared": the same answer decoded again without drafts, or "none". rounds: plain
-    rounds of this run that count. error: relative half width of its 95 % interval. reason: why it is unknown,
-    in words, where more than a missing figure is known.
+    rounds of this run that count. error: its 95 % interval is from tps / (1 + error) to tps * (1 + error).
+    reason: why it is unknown, or known no better, in words; "" for no more than a missing figure.
     """
 
     tps: float | None
@@ -42,13 +45,15 @@ class PlainRate:
 @dataclass(frozen=True, slots=True)
 class Gain:
     """Speed of an answer over that of plain decoding. speedup: None where it is unknown; low, high: its 95 %
-    interval. reason: why it is unknown, "" where it is known or nothing was drafted.
+    interval. reason: why it is unknown, or known no better; "" where it is well known or nothing was drafted.
+    limited: more was measured than the tokens that a round wrote, which are the most there can be.
     """
 
     speedup: float | None = None
     low: float = 0.0
     high: float = inf
     reason: str = ""
+    limited: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -56,6 +61,27 @@ class Gain:
         if self.speedup is None:
             return "unknown"
         return "faster" if self.low > 1 else "slower" if self.high < 1 else "alike"
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval tells how much faster or slower, or that there is hardly a difference."""
+        if self.speedup is None or self.low <= 0:
+            return False
+        return log(self.high / self.low) / 2 <= (_NARROW if self.verdict == "alike" else _CLEAR)
+
+    def in_words(self) -> str:
+        """`faster: 1.63x plain (1.48 - 1.79)`, and why the figure is unclear or unknown; "" where nothing was
+        drafted. The page's gainInWords says the same.
+        """
+        if self.speedup is None:
+            return f"gain unknown: {self.reason}" if self.reason else ""
+        because = f"; {self.reason}" if self.reason else ""
+        if self.is_clear:
+            head: str = "about as fast" if self.verdict == "alike" else self.verdict
+            most = "at most " if self.limited else ""
+            return f"{head}: {most}{self.speedup:.2f}x plain ({self.low:.2f} - {self.high:.2f}){because}"
+        head = "unclear" if self.verdict == "alike" else f"{self.verdict}, by how much is unclear"
+        return f"{head}: between {self.low:.2f}x and {self.high:.2f}x plain{because}"
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -68,31 +94,34 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
     ones after a change of the width can take longer; where they are fewer than MIN_PLAIN_ROUNDS, `stored_t1`
     (seconds of a plain decode) stands in for the missing ones. pace: how much longer decodes take now than
     the stored time says, None: unknown. Where they, or the plain rounds of the run, disagree with it, the
-    speed is unknown.
+    speed is between the two, and its interval reaches beyond both by half of what they differ.
     """
     n = stats.steady_rounds
     if n >= MIN_PLAIN_ROUNDS:
         mean = stats.steady_seconds / n
         variance = max(0.0, stats.steady_squares / n - mean * mean)
         error = 2 * sqrt(variance / n) / mean if mean > 0 else 0.0
-        return PlainRate(stats.plain_tps, "run", n, max(_LEAST_ERROR, error))
+        reason = "the plain rounds took too different times" if log(1 + error) > _CLEAR else ""
+        return PlainRate(stats.plain_tps, "run", n, max(_LEAST_ERROR, error), reason)
     if not stored_t1:
         return PlainRate(None, "none", n)
     # Besides its decode, a plain round samples a row and does other work.
     sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
     other = stats.time_shares["other"] / max(1, stats.rounds)
     stored = stored_t1 + sampling + other
-    ratios = [pace] if pace is not None else []
+    ratios = [1.0, pace or 1.0]
     if n >= 2:
         ratios.append(stats.steady_seconds / n / stored)
     if stats.rounds >= MIN_PLAIN_ROUNDS:  # a few decodes can be anything
         ratios.append(_beyond(stats, stored_t1))
-    for ratio in ratios:
-        if ratio > 0 and abs(log(ratio)) > AGREEMENT:
-            slow = "slower" if ratio > 1 else "faster"
-            return PlainRate(None, "none", n, reason=f"decodes were {slow} than at other times")
+    logs = [log(ratio) for ratio in ratios if ratio > 0]
+    apart, reason, error = max(logs) - min(logs), "", _STORED_ERROR
+    if apart > AGREEMENT:
+        stored *= exp(middle := (max(logs) + min(logs)) / 2)
+        error = (1 + error) * exp(apart) - 1
+        reason = f"decodes were {'slower' if middle > 0 else 'faster'} than at other times"
     seconds = stats.steady_seconds + (MIN_PLAIN_ROUNDS - n) * stored
-    return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", n, _STORED_ERROR)
+    return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", n, error, reason)
 
 
 def _beyond(stats: RunStats, t1: float) -> float:
@@ -110,33 +139,45 @@ def _beyond(stats: RunStats, t1: float) -> float:
 
 
 def compared_rate(plain: RunStats) -> PlainRate:
-    """The speed of plain decoding by an answer that was decoded again without drafts."""
-    error = plain_rate(plain, None).error if plain.steady_rounds >= MIN_PLAIN_ROUNDS else _STORED_ERROR
-    return PlainRate(plain.decode_tps, "compared", plain.rounds, error)
+    """The speed of plain decoding by an answer that was decoded again without drafts. Stalls count as in
+    `gain`.
+    """
+    steady = plain_rate(plain, None)
+    known = steady.rounds >= MIN_PLAIN_ROUNDS
+    error, reason = (steady.error, steady.reason) if known else (_STORED_ERROR, "")
+    if not plain.decode_tps:
+        return PlainRate(None, "compared", plain.rounds, error)
+    faster = plain.decode_seconds / (plain.decode_seconds - plain.stalled_seconds)
+    if was_busy([plain]):
+        faster = sqrt(faster)
+        error, reason = (1 + error) * faster - 1, BUSY
+    return PlainRate(plain.decode_tps * faster, "compared", plain.rounds, error, reason)
 
 
 def gain(stats: RunStats, plain: PlainRate) -> Gain:
     """The speed of an answer over that of plain decoding, at most the tokens that a round wrote. Time in
-    which rounds stalled does not count; where it is much, or the interval is wider than the figure, the
-    speed-up is unknown.
+    which rounds stalled does not count; where it is much, the interval covers that it does, and where more
+    was measured than there can be, the interval is as much wider.
     """
     if stats.plain_rounds == stats.rounds:
         return Gain()
     if not stats.decode_tps:
-        return Gain(reason="the answer was too short")
-    if was_busy([stats]):
-        return Gain(reason="the machine was busy with something else")
+        return Gain(reason=TOO_SHORT)
     if not plain.tps:
         return Gain(reason=plain.reason or "the speed of plain decoding is unknown")
-    if plain.error >= _WIDEST:
-        return Gain(reason="the plain rounds took too different times")
     seconds = stats.decode_seconds - stats.stalled_seconds
-    ratio = (stats.n_predict - 1) / seconds / plain.tps
-    tokens = (stats.n_predict - 1) / stats.rounds  # a round takes no less than a plain one
-    if log(ratio / tokens) > AGREEMENT:
-        return Gain(reason="plain decodes took longer than those with drafts")
-    ratio = min(ratio, tokens)  # more is noise: without an accepted token there is no gain
-    return Gain(ratio, ratio * (1 - plain.error), min(tokens, ratio * (1 + plain.error)))
+    figure, error = log((stats.n_predict - 1) / seconds / plain.tps), log(1 + plain.error)
+    reason = plain.reason
+    if was_busy([stats]):
+        stalled, reason = log(stats.decode_seconds / seconds) / 2, BUSY
+        figure, error = figure - stalled, error + stalled
+    most = log((stats.n_predict - 1) / stats.rounds)  # a round takes no less than a plain one
+    beyond = max(0.0, figure - most)  # without an accepted token there is no gain
+    if beyond > AGREEMENT:
+        reason = reason or "plain decodes took unusually long"
+    figure = min(figure, most)
+    low, high = exp(figure - error - beyond), exp(min(most, figure + error))
+    return Gain(exp(figure), low, high, reason, beyond > 0)
 
 
 def was_busy(answers: Iterable[RunStats]) -> bool:

@@ -145,13 +145,13 @@ class Metrics:
 
     def _count_gain(self, stats: RunStats, gained: Gain) -> None:
         """Texts without drafts count too: their time is that of plain decoding plus that spent on drafters.
-        Texts of unknown gain add to neither time.
+        Texts whose gain is unknown or uncertain add to neither time.
         """
         seconds = stats.decode_seconds - stats.stalled_seconds
         drafted = stats.plain_rounds < stats.rounds
         verdict = gained.verdict if drafted else "not drafted"
         self.verdicts.labels(verdict).inc()
-        if drafted and gained.speedup is None:
+        if drafted and (gained.speedup is None or gained.reason):
             return
         plain = seconds * gained.speedup if gained.speedup is not None else seconds - stats.draft_seconds
         if gained.speedup is not None:

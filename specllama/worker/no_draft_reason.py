@@ -24,7 +24,8 @@ _MIN_TOKENS = 8  # drafted, to report their acceptance
 @dataclass(frozen=True, slots=True)
 class DraftingVerdict:
     """reason: why nothing was drafted for an answer, or next to nothing for a long one; "" if something was.
-    by_costs: the reason is the time that decodes and drafts take in a long answer.
+    What follows a semicolon are the figures behind it. by_costs: the reason is the time that decodes and
+    drafts take in a long answer.
     """
 
     reason: str = ""
@@ -103,14 +104,13 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     limits = break_evens(planner.costs, steps.predict(1) if model else 0.0)
     need = easiest(limits)
     if need is None:
-        return "drafts were not expected to pay; decodes of several rows were not timed yet"
-    text = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's here"
+        return "drafts were not expected to pay, though decodes of several rows were not timed yet"
+    costs = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's here"
     if model:
-        text += f" and a token of the {model} {need.step:.2f} x"
+        costs += f", a token of the {model} {need.step:.2f} x"
     if need.acceptance >= 1:
-        return f"{text}, so that {'its drafts' if model else 'drafts'} cannot pay"
-    who = "its drafts pay" if model else "a draft pays"
-    text += f", {who} from an acceptance of {_percent(need.acceptance)}"
+        return f"drafts cannot pay{f' with this {model}' if model else ''}; {costs}"
+    least, whose = _percent(need.acceptance), f"the tokens of the {model}" if model else "copied tokens"
     offers = stats.offers_of(name)
     n, right = (offers.drafted, offers.right) if model else (stats.free_drafted, stats.free_right)
     seen = right / n if n >= _MIN_TOKENS else None
@@ -119,12 +119,13 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
         tables = [learnt[name] for name in names if learnt[name].n_seen >= _MIN_TOKENS]
         seen = tables[0].rate if tables else None
     if seen is None:
-        return text
-    text += f"; {_percent(seen)} was seen"
-    if seen >= need.acceptance:
-        spent = planner.budget.max_round_loss < need.decode - 1
-        text += f", but {'the budget for losses is spent' if spent else 'no draft was confident enough'}"
-    return text
+        return f"drafts were not expected to pay, as {least} of {whose} have to be right; {costs}"
+    right_ones = f"{_percent(seen)} of {whose} were right and {least} have to be"
+    if seen < need.acceptance:
+        return f"drafts would not have paid, as {right_ones}; {costs}"
+    spent = planner.budget.max_round_loss < need.decode - 1
+    why = "earlier drafts had cost too much time" if spent else "no draft was confident enough"
+    return f"{why}, although {right_ones}; {costs}"
 
 
 def _percent(share: float) -> str:

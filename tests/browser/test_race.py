@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from specllama.core.gain import PlainRate, gain
+from specllama.core.gain import Gain, PlainRate, gain
 from specllama.core.stats import RunStats
 from tests.support.browser import ENDLESS, Page, browser, needs_chromium
 from tests.support.serving import Server
@@ -134,6 +134,8 @@ def test_the_verdict_is_honest(page: Page) -> None:
         "none accepted": pairs_of(*[(10, 11), (10, 11.1), (10, 11.2)], rounds=100),
         "too fast": pairs_of(*sure, rounds=85),
         "differing": pairs_of(*sure, text="abd", near_ties=1),
+        "limited": pairs_of((10, 12), (10, 12.1), (10, 12.2), rounds=85),
+        "busy": pairs_of(*sure, busy=True),
     }
     found = page.driver.execute_async_script(_JUDGED, list(cases.values()))
     said, verdicts, details = (dict(zip(cases, parts, strict=True)) for parts in zip(*found, strict=True))
@@ -142,15 +144,21 @@ def test_the_verdict_is_honest(page: Page) -> None:
     assert said["faster"].endswith(f", over 3 pairs of runs. {same}")
     assert details["faster"].endswith("plain 10 s (10 tokens/s), speculative 6.25 s (16 tokens/s): 1.60 ×.")
     assert details["undrafted"] == "3 pairs of runs, alternating."
-    assert said["slower"].startswith("Plain decoding won: speculation had 0.63 × (0.6")
+    assert said["slower"].startswith("Plain decoding won: speculation had 0.63 × (0.59 – 0.67) its speed")
     assert re.match(
         r"No winner: 1\.\d\d × \(0\.\d\d – 1\.\d\d\) is too close to call, over 3 pairs of runs\. ",
         said["noise"],
     )
     assert said["few"].startswith("No winner: an interval needs 3 pairs of runs, and there are 2.")
     assert said["undrafted"] == f"No winner: nothing was drafted: no draft pays. {same}"
-    assert said["none accepted"].startswith("No winner: 1.00 × ")
-    assert said["too fast"].startswith("No winner: plain decodes took longer than those with drafts.")
+    assert said["none accepted"].startswith("No winner: at most 1.00 × ")
+    limited = "limited to the tokens of a round, over 3 pairs of runs."
+    figure = r"at most 1\.18 × \(\d\.\d\d – 1\.18\)"
+    assert re.match(rf"No winner: {figure} is too close to call, {limited}", said["too fast"])
+    assert re.match(rf"Speculation won: {figure}, {limited}", said["limited"])
+    assert details["limited"].endswith(": 1.21 ×, more than the tokens of a round allow.")
+    assert "Something else kept the machine busy" in said["busy"]
+    assert "busy" not in said["faster"]
     assert said["differing"].endswith(
         "The texts differ from character 3 on, where two tokens were almost equally likely."
     )
@@ -167,7 +175,7 @@ const [cases, done] = arguments;
 const both = [import('/page/gain.js'), import('/page/figures.js')];
 Promise.all(both).then(([{compared}, {verdictOf}]) => done(cases.map(([speedup, tokens]) => {
   const found = compared(Array(4).fill([10, 10 * speedup]), {tokens, drafted: 5});
-  return [found.speedup, found.verdict, verdictOf(found.speedup, found.low, found.high)];
+  return [found.speedup, found.verdict, verdictOf(found.speedup, found.low, found.high), found.limited];
 })));
 """
 
@@ -181,12 +189,71 @@ def test_the_rule_is_that_of_the_server(page: Page) -> None:
         )
     ]
     found = page.driver.execute_async_script(_COMPARED, cases)
-    for (speedup, tokens), (shown, verdict, again) in zip(cases, found, strict=True):
+    for (speedup, tokens), (shown, verdict, again, limited) in zip(cases, found, strict=True):
         stats = RunStats(n_predict=101, rounds=round(100 / tokens), decode_seconds=10 / speedup, n_drafted=9)
         here = gain(stats, PlainRate(10, "run", 50))
         assert verdict == again == here.verdict, (speedup, tokens)
-        assert (shown is None) == (here.speedup is None)
-        assert shown is None or abs(shown - here.speedup) < 0.01  # rounds are whole
+        assert here.speedup is not None
+        assert abs(shown - here.speedup) < 0.01  # rounds are whole
+        assert limited == here.limited or abs(speedup / tokens - 1) < 0.01
+
+
+_IN_WORDS = """
+const [cases, done] = arguments;
+import('/page/figures.js').then(({gainInWords}) => done(cases.map(
+  ([speedup, low, high, why, limited, verdict]) =>
+    gainInWords({speedup, low, high, verdict, limited, source: 'none', why, drafted: 1}))));
+"""
+
+
+def test_the_words_are_those_of_run(page: Page) -> None:
+    busy = "the machine was busy with something else"
+    gains = [
+        Gain(1.63, 1.48, 1.79), Gain(0.8, 0.7, 0.9, busy), Gain(1.0, 0.95, 1.05), Gain(1.0, 0.8, 1.25),
+        Gain(1.5, 1.2, 1.5, limited=True), Gain(3.0, 1.1, 8.0, busy), Gain(0.3, 0.1, 0.9),
+        Gain(1, 0.9, 1, busy, True),
+        Gain(reason="the answer was too short"), Gain(),
+    ]  # fmt: skip
+    cases = [[g.speedup, g.low, min(g.high, 1e9), g.reason, g.limited, g.verdict] for g in gains]
+    found = page.driver.execute_async_script(_IN_WORDS, cases)
+    assert [text.replace("×", "x").replace("–", "-") for text in found] == [g.in_words() for g in gains]
+
+
+_RACES = """
+const [spreads, n, done] = arguments;
+import('/page/gain.js').then(({compared, isSettled, LEAST_PAIRS, MOST_OF_RACE, MOST_OF_TASK}) => {
+  let state = 1; // mulberry32
+  const uniform = () => {
+    state = (state + 0x6D2B79F5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+  const normal = () => Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
+  const wins = (spread, most) => {
+    const pairs = [];
+    for (;;) {
+      pairs.push([10, 10 * Math.exp(spread * normal())]);
+      if (pairs.length < LEAST_PAIRS) continue;
+      const found = compared(pairs, {tokens: 3, drafted: 9, most});
+      if (isSettled(found) || pairs.length === most) return ['faster', 'slower'].includes(found.verdict);
+    }
+  };
+  const share = (spread, most) => {
+    let won = 0;
+    for (let i = 0; i < n; i++) won += wins(spread, most);
+    return won / n;
+  };
+  done(spreads.flatMap((spread) => [MOST_OF_RACE, MOST_OF_TASK].map((most) => share(spread, most))));
+});
+"""
+
+
+def test_no_more_than_one_race_in_twenty_has_a_winner_by_chance(page: Page) -> None:
+    """Made-up races and tasks of a card without any difference, by the spread of the log ratios."""
+    won = page.driver.execute_async_script(_RACES, [0.02, 0.05, 0.1, 0.2], 10_000)
+    assert max(won) <= 0.055, won  # 5 %, and two standard errors of 10,000 races
+    assert max(won) > 0.03, won
 
 
 _SHARED = """

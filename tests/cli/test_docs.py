@@ -222,7 +222,7 @@ def test_the_first_answer_is_the_one_that_is_shown(command: Command, demo: dict[
     shown = next(block for page, block in blocks("text") if page == "README.md")
     assert RUN[0].page == "README.md"
     assert RUN[0].text.startswith("scripts/specllama ")
-    done = command(*shlex.split(RUN[0].text)[1:], env=demo)
+    done = command(*shlex.split(RUN[0].text)[1:], "-v", env=demo)
     first, answer = shown.split("\n", 1)
     assert first in done.err
     assert answer.strip() == done.raw.decode().strip()

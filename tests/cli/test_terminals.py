@@ -73,7 +73,7 @@ def test_errors_of_templates_are_filtered(shared: Command) -> None:
 
 def test_fields_of_a_model_and_its_log_are_filtered(shared: Command, evil: Path) -> None:
     args = ("-m", str(evil), "-md", str(evil), "-n", "2", "-p", "x", "--no-calibrate")
-    needles = ("general.name", "draft \\x1b]0;ab\\x07\\x9b2 F32", "n_predict = 2")
+    needles = ("general.name", "draft \\x1b]0;ab\\x07\\x9b2 F32", "2 tokens at ")
     log = ("--log-file", "/dev/stderr")
     shown(shared, "run", *args, *log, code=0, needles=needles)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -84,9 +85,8 @@ class TestSignals:
         text, printed = (first + out).decode(), err.decode()
         assert front.returncode == 130
         assert text.endswith("\n")
-        n_predict = int(printed.split("n_predict = ")[1].split()[0])
+        n_predict = int(re.search(r"^(\d+) tokens at", printed, re.M)[1])
         assert 0 < n_predict < 200_000
-        assert "decoded" in printed
         assert "Traceback" not in printed
         assert is_gone(engine)
         plain = command.generate(

@@ -15,10 +15,9 @@ def turn_line(answer: GenerationResult) -> str:
     """Rate, speed-up, acceptance, prompt tokens evaluated and reused, time to first token, if measured."""
     stats = answer.stats
     measured = gain(stats, answer.plain)
-    stored = " (stored)" if answer.plain.source == "stored" else ""
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
-        f"{measured.speedup:.2f}x plain{stored}" if measured.speedup is not None else measured.reason,
+        measured.in_words(),
         f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
         if stats.n_drafted
         else "",

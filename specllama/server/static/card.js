@@ -3,12 +3,11 @@
 import { openDialog } from "./dialog.js";
 import { announce, button, counted, element, inSentences, keepFocus } from "./dom.js";
 import { cardOf } from "./exhibit.js";
-import { LEAST_PAIRS, isSettled } from "./gain.js";
-import { aboutServer, alternating, busySlots, comparedPairs, sameText, whyNot } from "./race.js";
+import { LEAST_PAIRS, LIMITED, MOST_OF_TASK, isSettled } from "./gain.js";
+import { BUSY_MACHINE, aboutServer, alternating, busySlots, comparedPairs, sameText, wasBusy, whyNot } from "./race.js";
 import { results, share } from "./results.js";
 
 const SECONDS = 180; // after which nothing further begins
-const MOST_PAIRS = 5;
 const [SHORTEST, FIRST, LONGEST] = [24, 48, 128]; // tokens of a run
 const UNCLEAR = "cannot tell";
 const NARROW = 0.1; // half width of an interval, as a log
@@ -132,13 +131,13 @@ function lengthFor(rate) {
 
 /** The task of the next pair: each in turn until it has an interval, then the one with the fewest. */
 export function next(tasks) {
-	const open = tasks.filter(({ done, pairs }) => !done && pairs.length < MOST_PAIRS);
+	const open = tasks.filter(({ done, pairs }) => !done && pairs.length < MOST_OF_TASK);
 	return open.find(({ pairs }) => pairs.length < LEAST_PAIRS) ?? open.sort((a, b) => a.pairs.length - b.pairs.length)[0];
 }
 
 function isDone(pairs) {
 	const drafted = pairs.some(({ speculative }) => speculative.drafted);
-	return (pairs.length >= 2 && !drafted) || (pairs.length >= LEAST_PAIRS && isSettled(comparedPairs(pairs)));
+	return (pairs.length >= 2 && !drafted) || (pairs.length >= LEAST_PAIRS && isSettled(comparedPairs(pairs, MOST_OF_TASK)));
 }
 
 export function cardData(tasks, model, props, note) {
@@ -150,11 +149,12 @@ export function cardData(tasks, model, props, note) {
 	const differ = measured.filter(differs).map(({ name }) => name);
 	const n = measured.reduce((sum, { pairs }) => sum + pairs.length, 0);
 	const of = `${counted(n, "pair")} of runs of ${measured.length} of the ${tasks.length} tasks`;
+	const busy = measured.some(({ pairs }) => wasBusy(pairs)) ? [`${BUSY_MACHINE}.`] : [];
 	const same = differ.length ? `Texts differ in: ${differ.join(", ")}; compared: ${of}.` : `Identical text with and without drafts in ${of}.`;
 	return {
 		sentence: sentenceOf(known),
 		tasks: rows,
-		about: [same, ...(note ? [note] : []), "Times plain decoding's speed, with 95 % intervals; the dashed line is plain decoding.", ...aboutServer(props, model)],
+		about: [same, ...busy, ...(note ? [note] : []), "Times plain decoding's speed, with 95 % intervals; the dashed line is plain decoding.", ...aboutServer(props, model)],
 	};
 }
 
@@ -173,14 +173,15 @@ export function rowOf(name, pairs) {
 	if (!drafted && !pairs.some(({ speculative }) => speculative.drafted)) {
 		return { ...unknown, said: "not drafted", note: reason };
 	}
-	const found = comparedPairs(pairs);
+	const found = comparedPairs(pairs, MOST_OF_TASK);
 	if (found.speedup === null) return { ...unknown, said: UNCLEAR, note: found.reason };
 	const { speedup, low, high, verdict } = found;
-	const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${counted(pairs.length, "pair")}`;
+	const limit = found.limited ? `, ${LIMITED}` : "";
+	const range = `${low.toFixed(2)} – ${high.toFixed(2)}, ${counted(pairs.length, "pair")}${limit}`;
 	// Where the interval holds 1, only a narrow one says that drafts gain nothing.
 	if (verdict === "alike" && Math.log(high / low) / 2 > NARROW) {
 		return { name, speedup: null, low, high, said: UNCLEAR, note: range };
 	}
 	const note = verdict === "alike" ? `too close to call: ${range}` : range;
-	return { name, speedup, low, high, said: `${speedup.toFixed(1)} ×`, note };
+	return { name, speedup, low, high, said: `${found.limited ? "at most " : ""}${speedup.toFixed(1)} ×`, note };
 }

@@ -6,7 +6,7 @@ export const TEXTS = {
 	gain:
 		"Speed over plain decoding: tokens per second of this answer, over those of the model without drafts. That speed is " +
 		"taken from rounds without a draft in this answer or, where they are few, from a time measured before. It is too " +
-		"close to call where the 95 % interval holds 1.",
+		"close to call where the 95 % interval holds 1, and at most the tokens a round.",
 	accepted:
 		"Acceptance rate: the share of verified draft tokens that the target chose too. Those that it did not choose are " +
 		"discarded; the text stays the target's.",

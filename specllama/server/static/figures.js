@@ -12,14 +12,16 @@ export function verdictOf(speedup, low, high) {
 	return high < 1 ? "slower" : "alike";
 }
 
+const [NARROW, CLEAR] = [0.1, 0.25]; // half widths, as logs, of an interval that tells that, and how much, drafts gain
+
 const number = (value) => (Number.isFinite(value) ? value : null);
 
 /**
  * The figures of an answer, complete or not: {n, rounds, drafted, accepted, forced, seconds, rate, speedup, low, high,
- * verdict, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding; rate: tokens per second.
- * speedup: over plain decoding, null for why; plain: its tokens per second, source: where they are from. counted, stepped:
- * tokens, and timed ones, of parts whose rounds are known. reason: why nothing was drafted. first: seconds to the first
- * token. prompt: {n, cached, rate}: tokens evaluated, not evaluated, per second.
+ * verdict, limited, why, plain, source, reason, first, prompt, ended}. n: tokens. seconds: of decoding; rate: tokens per
+ * second. speedup: over plain decoding; limited: more was measured than can be; why: it is null, or known no better;
+ * plain: its tokens per second, source: where they are from. counted, stepped: tokens, and timed ones, of parts whose
+ * rounds are known. reason: why nothing was drafted. first: seconds to the first token. prompt: {n, cached, rate}: tokens evaluated, not evaluated, per second.
  */
 export function figuresOf(answer) {
 	if (answer.summed) return answer.summed;
@@ -63,6 +65,7 @@ function partOf(answer) {
 		rate: timings?.predicted_per_second || answer.rate,
 		speedup: number(figures?.speedup), low, high,
 		verdict: figures?.verdict ?? "unknown",
+		limited: figures?.speedup_limited ?? false,
 		why: figures?.speedup_reason ?? "",
 		plain: number(figures?.plain_tps),
 		source: figures?.plain_source ?? "none",
@@ -77,21 +80,30 @@ function partOf(answer) {
 function gainOf(parts) {
 	const drafted = parts.filter((one) => one.drafted || one.forced);
 	const unknown = drafted.find((one) => !Number.isFinite(one.speedup));
-	if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", why: unknown?.why ?? "" };
+	if (!drafted.length || unknown) return { speedup: null, low: 0, high: Infinity, verdict: "unknown", limited: false, why: unknown?.why ?? "" };
 	const seconds = sumOf(parts, (one) => one.seconds);
 	const over = (what) => sumOf(parts, (one) => one.seconds * (one[what] && Number.isFinite(one.speedup) ? one[what] : 1)) / seconds;
 	const [speedup, low, high] = ["speedup", "low", "high"].map(over);
-	return { speedup, low, high, verdict: verdictOf(speedup, low, high), why: "" };
+	const limited = drafted.some((one) => one.limited);
+	return { speedup, low, high, verdict: verdictOf(speedup, low, high), limited, why: drafted.find((one) => one.why)?.why ?? "" };
 }
 
-/** What drafting gained, in a few words; "" where nothing is known. */
-export function gainInWords({ speedup, verdict, source, why, drafted, forced }) {
+/** What drafting gained, as Gain.in_words of specllama/core/gain.py says it; "" where nothing is known. */
+export function gainInWords({ speedup, low, high, verdict, limited, source, why, drafted, forced }) {
 	if (!(drafted || forced)) return "";
 	if (!Number.isFinite(speedup)) return why ? `gain unknown: ${why}` : "";
-	const over = `${speedup.toFixed(2)}× plain`;
 	const from = FROM[source] ? `, plain ${FROM[source]}` : "";
-	return verdict === "alike" ? `${over}: too close to call${from}` : `${over}${from}`;
+	const because = why ? `; ${why}` : "";
+	if (isClear({ low, high, verdict })) {
+		const head = verdict === "alike" ? "about as fast" : verdict;
+		return `${head}: ${limited ? "at most " : ""}${speedup.toFixed(2)}× plain (${low.toFixed(2)} – ${high.toFixed(2)})${because}${from}`;
+	}
+	const head = verdict === "alike" ? "unclear" : `${verdict}, by how much is unclear`;
+	return `${head}: between ${low.toFixed(2)}× and ${high.toFixed(2)}× plain${because}${from}`;
 }
+
+/** Whether an interval tells how much faster or slower, or that there is hardly a difference. */
+const isClear = ({ low, high, verdict }) => low > 0 && Math.log(high / low) / 2 <= (verdict === "alike" ? NARROW : CLEAR);
 
 /** The figures as [text, name of its explanation]. */
 export function inParts(figures) {

@@ -187,7 +187,7 @@ function gain(f, stored, live, tokens) {
 	if (Number.isFinite(f.speedup)) {
 		const range = Number.isFinite(f.high) ? `${f.low.toFixed(2)} – ${f.high.toFixed(2)}, ` : "";
 		const close = f.verdict === "alike" ? "too close to call, " : "";
-		return [`${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}`];
+		return [`${f.limited ? "at most " : ""}${f.speedup.toFixed(2)}×`, `${close}${range}${SOURCES[f.source] ?? ""}${f.why ? `; ${f.why}` : ""}`];
 	}
 	if (!live) return ["–", f.why];
 	const estimate = stored && f.rate && f.drafted ? f.rate / stored : null;

@@ -4,7 +4,7 @@ import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { announce, button, counted, duration, element, inSentences, keepFocus, numeral } from "./dom.js";
 import { lanesOf, replay } from "./exhibit.js";
-import { LEAST_PAIRS, compared, inFigures, isSettled } from "./gain.js";
+import { LEAST_PAIRS, LIMITED, MOST_OF_RACE, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
 import { deviceInWords, draftNames } from "./panel.js";
 import { results, share } from "./results.js";
@@ -12,8 +12,8 @@ import { loadStyle } from "./styles.js";
 
 loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
-const MOST_PAIRS = 9;
 const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
+export const BUSY_MACHINE = "Something else kept the machine busy, so these times are uncertain";
 const LONGEST = 120; // seconds after which no further pair begins
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
@@ -50,7 +50,7 @@ export function openRace({ prompt, system, model, settings, props }) {
 		[
 			element("p", { class: "hint" },
 				"The same prompt and seed without and with drafts, in turn, until it is certain which is faster or " +
-					`${MOST_PAIRS} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
+					`${MOST_OF_RACE} pairs of runs have not told; then both at their true pace. No run drafts from earlier answers.`),
 			element(
 				"form",
 				{ class: "race-form", on: { submit: run } },
@@ -100,6 +100,7 @@ export function runOf(answer) {
 		drafted: (figures?.n_drafted ?? 0) + (figures?.forced_tokens ?? 0),
 		reason: figures?.reason ?? "",
 		near_ties: figures?.near_ties ?? 0,
+		busy: figures?.busy ?? false,
 		text: answer.reasoning + answer.content,
 		parts: [...answer.reasoningTrace.parts(answer.reasoning), ...answer.trace.parts(answer.content)],
 		times: answer.times.map(([seconds, n]) => [Math.max(0, seconds - first) * scale, n]),
@@ -125,13 +126,13 @@ export async function* alternating({ messages, system, model, settings }, { sign
 	}
 }
 
-/** How pairs of runs compare, as in gain.js. */
-export function comparedPairs(pairs) {
+/** How pairs of runs compare, as in gain.js. most: pairs after which no more follow. */
+export function comparedPairs(pairs, most = MOST_OF_RACE) {
 	const all = pairs.map(({ speculative }) => speculative);
 	const sum = (what) => all.reduce((total, run) => total + run[what], 0);
 	const written = all.reduce((total, { n }) => total + n - 1, 0); // the first token is of the prompt's decode
 	const tokens = Math.max(1, written / Math.max(1, sum("rounds")));
-	return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted") });
+	return compared(pairs.map(({ plain, speculative }) => [plain.rate, speculative.rate]), { tokens, drafted: sum("drafted"), most });
 }
 
 /** Why a comparison with drafts would tell nothing, as sentences; "" where it can. */
@@ -167,7 +168,7 @@ async function race({ prompt, system, model, settings, props }, put, signal) {
 			busy ||= await busySlots(model);
 			const seconds = (performance.now() - began) / 1000;
 			if (!pair.speculative.drafted && pairs.length === 1) break; // more runs would tell no more
-			if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_PAIRS) break;
+			if (isSettled(comparedPairs(pairs)) || pairs.length >= MOST_OF_RACE) break;
 			if (pairs.length >= LEAST_PAIRS && seconds > LONGEST) break;
 		}
 	} catch (error) {
@@ -232,22 +233,28 @@ export function judge(pairs) {
 	const found = comparedPairs(pairs);
 	const { plain, speculative } = typicalOf(pairs);
 	const many = `${counted(pairs.length, "pair")} of runs`;
-	const over = `over ${many}`;
+	const over = `${found.limited ? `${LIMITED}, ` : ""}over ${many}`;
 	const reason = speculative.reason ? `: ${speculative.reason}` : "";
 	let verdict = `No winner: ${found.reason}.`;
 	if (!speculative.drafted) verdict = `No winner: nothing was drafted${reason}.`;
 	else if (found.verdict === "faster") verdict = `Speculation won: ${inFigures(found)}, ${over}.`;
-	else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} of its speed, ${over}.`;
+	else if (found.verdict === "slower") verdict = `Plain decoding won: speculation had ${inFigures(found)} its speed, ${over}.`;
 	else if (found.verdict === "alike") verdict = `No winner: ${inFigures(found)} is too close to call, ${over}.`;
 	const same = sameText(pairs);
 	const [before, after] = [plain, speculative].map(({ seconds, rate }) => `${duration(seconds)} (${numeral(rate)} tokens/s)`);
-	const shown = `times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${before}, speculative ${after}: ${ratio({ plain, speculative }).toFixed(2)} ×.`;
+	const one = ratio({ plain, speculative });
+	const more = found.limited && one > found.speedup ? ", more than the tokens of a round allow" : "";
+	const shown = `times are those of decoding, in brackets a 95 % interval. Shown: the pair in the middle, plain ${before}, speculative ${after}: ${one.toFixed(2)} ×${more}.`;
+	const busy = wasBusy(pairs) ? ` ${BUSY_MACHINE}.` : "";
 	return {
 		found,
-		verdict: `${verdict} ${same}`,
+		verdict: `${verdict}${busy} ${same}`,
 		details: `${many}, alternating${speculative.drafted ? `; ${shown}` : "."}`,
 	};
 }
+
+/** Whether rounds of any of these runs stalled for much of its time. */
+export const wasBusy = (pairs) => pairs.some(({ plain, speculative }) => plain.busy || speculative.busy);
 
 /** Whether all texts are the same, in a sentence. */
 export function sameText(pairs) {

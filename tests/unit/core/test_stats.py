@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.gain import Gain, PlainRate, gain, plain_rate, was_busy
+from specllama.core.gain import PlainRate, compared_rate, gain, plain_rate, was_busy
 from specllama.core.policy.base import Draft, Round, VerifyResult
 from specllama.core.stats import RunStats
 
@@ -40,7 +41,6 @@ def test_rates_are_tokens_per_second():
         (7, None, "none", None),  # too few to be called a rate
         (0, None, "none", None),
         (4, 0.011, "stored", 8 / (4 * 0.01 + 4 * 0.011)),
-        (4, 0.02, "none", None),  # the plain rounds disagree with it
         (0, 0.02, "stored", 50),
     ],
 )
@@ -104,12 +104,37 @@ def test_time_shares_add_up():
 
 
 def test_a_stored_time_does_not_count_where_decodes_take_longer_now():
-    stats = RunStats(n_predict=41, rounds=20, decode_seconds=0.2)
-    assert plain_rate(stats, 0.01, 1.1).source == "stored"
+    stats = RunStats(n_predict=41, rounds=20, decode_seconds=0.3, verify_seconds=0.3)
+    assert plain_rate(stats, 0.01, 1.1).error == 0.1
     slow, fast = plain_rate(stats, 0.01, 1.3), plain_rate(stats, 0.01, 0.7)
-    assert (slow.tps, slow.reason) == (None, "decodes were slower than at other times")
-    assert (fast.tps, fast.reason) == (None, "decodes were faster than at other times")
-    assert gain(stats, slow) == Gain(reason=slow.reason)
+    assert (slow.tps, fast.tps) == (pytest.approx(100 / 1.3**0.5), pytest.approx(100 / 0.7**0.5))
+    assert slow.reason == "decodes were slower than at other times"
+    assert fast.reason == "decodes were faster than at other times"
+    assert slow.error == pytest.approx(1.1 * 1.3 - 1)  # half of what they differ beyond both, and that of any
+    gained = gain(stats, slow)
+    assert gained.speedup == pytest.approx(40 / 0.3 / slow.tps)
+    assert (gained.low, gained.high) == (pytest.approx(40 / 0.3 / 100 * 1.3**-0.5 / 1.1), pytest.approx(2))
+    assert (gained.verdict, gained.reason) == ("faster", slow.reason)
+
+
+def test_a_stored_time_that_the_plain_rounds_of_a_run_contradict_is_uncertain():
+    stats = RunStats(n_predict=41, rounds=10, steady_rounds=4, steady_seconds=0.04)
+    stats.decode_seconds = stats.verify_seconds = 0.1
+    rate = plain_rate(stats, 0.02)
+    assert rate.reason == "decodes were faster than at other times"
+    assert rate.tps / (1 + rate.error) < 50 < 100 < rate.tps * (1 + rate.error)
+    assert gain(stats, rate).in_words().startswith("faster, by how much is unclear: between ")
+
+
+def test_what_is_known_does_not_depend_on_how_much_was_gained():
+    """A clear gain in few rounds that do not fit the stored time has a verdict, as a small one has."""
+    stats = RunStats(n_predict=101, rounds=3, n_drafted=99, decode_seconds=100 / 415)
+    rate = plain_rate(stats, 1 / 5, 0.5)
+    assert gain(stats, rate).verdict == "faster"
+    assert re.fullmatch(
+        r"faster, by how much is unclear: between \d+\.\d\dx and 33\.33x plain; decodes were .+",
+        gain(stats, rate).in_words(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +148,8 @@ def test_a_stored_time_that_the_decodes_of_a_run_rule_out_does_not_count(t1, rea
     stats = RunStats(n_predict=40, rounds=36, plain_rounds=32, n_drafted=5)
     stats.round_seconds, stats.decode_seconds = {4: (36, 0.037)}, 0.042
     rate = plain_rate(stats, t1)
-    assert (rate.tps, rate.source, rate.reason) == (None, "none", reason)
+    assert (rate.source, rate.reason) == ("stored", reason)
+    assert rate.error > 0.3
     assert plain_rate(stats, 0.001).source == "stored"
 
 
@@ -133,7 +159,9 @@ def test_no_answer_is_faster_than_its_tokens_per_decode(source):
     stats = RunStats(n_predict=41, rounds=20, plain_rounds=10, decode_seconds=0.2)
     assert gain(stats, PlainRate(105, source, 10)).verdict == "faster"
     gained = gain(stats, PlainRate(20, source, 10))
-    assert gained == Gain(reason="plain decodes took longer than those with drafts")
+    assert (gained.speedup, gained.high, gained.limited) == (pytest.approx(2), pytest.approx(2), True)
+    assert gained.low < 2 / 5, "the interval is wider by as much as cannot be"
+    assert (gained.is_clear, gained.reason) == (False, "plain decodes took unusually long")
 
 
 def rounds_of(*seconds: float, width: int = 1) -> RunStats:
@@ -153,7 +181,10 @@ def test_the_interval_is_that_of_the_plain_rounds():
     assert plain_rate(even, None).error == 0.02
     assert plain_rate(uneven, None).error == pytest.approx(2 * 0.008 / 38**0.5 / 0.01, rel=0.05)
     few = rounds_of(0.01, 0.01, *[0.0001] * 7, 0.013)  # one long round among few: as wide as itself
-    assert gain(few, plain_rate(few, None)).reason == "the plain rounds took too different times"
+    gained = gain(few, plain_rate(few, None))
+    assert gained.reason == "the plain rounds took too different times"
+    assert gained.low < 1 < gained.high
+    assert not gained.is_clear
 
 
 def test_rounds_that_stall_do_not_count():
@@ -164,10 +195,23 @@ def test_rounds_that_stall_do_not_count():
     assert gained.speedup == pytest.approx((len(range(61)) + 3) / 0.62 / 100)
     assert gained.verdict == "faster"
     busy = rounds_of(*[0.01] * 20, 0.2)
-    assert gain(busy, plain_rate(busy, None)).reason == "the machine was busy with something else"
+    gained = gain(busy, plain_rate(busy, None))
+    assert gained.reason == "the machine was busy with something else"
+    assert gained.low < busy.decode_tps / 100 < 1 < gained.high, "with the stalls and without"
     assert was_busy([stats, busy])
     assert not was_busy([stats])
     assert not was_busy([])
+
+
+def test_stalls_of_the_answer_that_is_compared_with_do_not_count_either():
+    plain, busy = rounds_of(*[0.01] * 60, 0.05), rounds_of(*[0.01] * 20, 0.2)
+    quiet = compared_rate(plain)
+    assert quiet.tps == pytest.approx((plain.n_predict - 1) / (plain.decode_seconds - 0.04))
+    assert (quiet.error, quiet.reason) == (0.02, "")
+    rate = compared_rate(busy)
+    assert rate.reason == "the machine was busy with something else"
+    low, high = rate.tps / (1 + rate.error), rate.tps * (1 + rate.error)
+    assert low < busy.decode_tps < (busy.n_predict - 1) / 0.22 < high
 
 
 def test_a_first_round_that_stalled_is_found_out_later():

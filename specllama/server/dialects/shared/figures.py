@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict
 
-from specllama.core.gain import Gain, gain
+from specllama.core.gain import Gain, gain, was_busy
 from specllama.core.stats import RunStats
 from specllama.server.dialects.shared.trace import AnswerTrace
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
@@ -64,10 +64,11 @@ class VllmFigures(TypedDict):
 
 class SpeculationFigures(AnswerTrace):
     """specllama's own, and the trace of the last chunk if one is asked for. speedup: the first choice's
-    decode rate relative to plain decoding, None if unknown; speedup_reason: why, "" where nothing was
-    drafted. plain_rounds: rounds of this answer on which plain_tps is based. reason: why nothing was drafted,
-    "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding, by
-    activity. decodes: by number of rows, the number of decodes and their seconds. Fields about one choice
+    decode rate relative to plain decoding, None if unknown; speedup_reason: why, or why its interval is wide;
+    speedup_limited: more was measured than the tokens that a round wrote. busy: rounds stalled for much of
+    the time. plain_rounds: rounds of this answer on which plain_tps is based. reason: why nothing was
+    drafted, "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding,
+    by activity. decodes: by number of rows, the number of decodes and their seconds. Fields about one choice
     are None for several.
     """
 
@@ -85,6 +86,8 @@ class SpeculationFigures(AnswerTrace):
     speedup: float | None
     speedup_range: tuple[float, float] | None
     speedup_reason: str
+    speedup_limited: bool
+    busy: bool
     verdict: str
     plain_tps: float | None
     plain_source: str
@@ -243,6 +246,8 @@ def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
         "speedup": first_gain.speedup,
         "speedup_range": first_gain.range,
         "speedup_reason": first_gain.reason,
+        "speedup_limited": first_gain.limited,
+        "busy": was_busy(e.stats for e in all_),
         "verdict": first_gain.verdict,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
