@@ -40,8 +40,8 @@ def test_a_schema_is_obeyed_and_drafts_change_nothing(shared: Command) -> None:
 
 
 def test_the_summary_counts_forced_tokens(shared: Command) -> None:
-    result = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7")
-    assert "+ grammar + copy, length up to 7" in result.lines[0]
+    result = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7", "-v")
+    assert "+ grammar + copy, length up to 7" in result.err
     assert any(line.startswith("n_forced  = ") and "of the text" in line for line in result.lines)
     answer = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7", "--json").json
     assert answer["n_forced"] >= answer["n_forced_accept"] > 0
