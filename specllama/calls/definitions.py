@@ -15,6 +15,8 @@ from specllama.json_types import JsonObject
 
 MAX_NAME = 128
 _NAME = re.compile(rf"[\w.:/@-]{{1,{MAX_NAME}}}")
+_HALF, _OTHER = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rf"\\[^u]|{_HALF}{_OTHER}|({_HALF}|{_OTHER})", re.DOTALL)  # the group: half a character
 
 
 def tool(
@@ -109,7 +111,8 @@ def cut_off_arguments(text: str) -> JsonObject | None:
     else:
         return None
     try:
-        arguments = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        whole = _ESCAPE.sub(lambda escape: r"\ufffd" if escape[1] else escape[0], text)
+        arguments = from_json(whole, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         return None
     return arguments if isinstance(arguments, dict) else None

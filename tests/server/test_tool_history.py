@@ -17,7 +17,6 @@ ARGUMENTS: dict[str, Any] = {
     "number": "3",
     "nested": "[" * 100_000,
     "two": '{"a": 1}{"b": 2}',
-    "surrogate": '{"a": "\\ud800"}',
     "python": "{'city': 'Paris'}",
 }
 FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}

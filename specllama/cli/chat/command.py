@@ -16,7 +16,7 @@ from specllama.cli.chat.commands import completions, run_command
 from specllama.cli.chat.continuing import chosen, options_of, with_options
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
-from specllama.cli.chat.file import clean, read
+from specllama.cli.chat.file import read
 from specllama.cli.chat.full_context import FullContext
 from specllama.cli.chat.input import InputReader, LineReader, UserInput
 from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
@@ -31,6 +31,7 @@ from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, SpecllamaError, UsageError
+from specllama.text.surrogates import without_lone_surrogates
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
 from specllama.wording import counted
@@ -77,7 +78,7 @@ def chat(given: Mapping[str, Any]) -> int:
             options_of(given, values),
             may_rescue=not values.get("no_save", False),
             flags=dict(params),
-            system=clean(values["system_prompt"]) if "system_prompt" in values else None,
+            system=without_lone_surrogates(values["system_prompt"]) if "system_prompt" in values else None,
         )  # fmt: skip
         engine.load(session.structured)
         if saved is not None:

@@ -26,6 +26,7 @@ from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.json_types import JsonObject
+from specllama.text.surrogates import without_lone_surrogates
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
@@ -140,7 +141,7 @@ def from_text(text: str, path: Path) -> Saved:
         raise UsageError(f"{path}: models must be an object, not {_short(models)}")
     given = {name: getattr(used, name) for name, value in params.items() if value is not None}
     conversation = Conversation(
-        clean(system),
+        without_lone_surrogates(system),
         _turns(path, data.get("messages"), "messages"),
         dropped=_turns(path, data.get("dropped", []), "dropped"),
         tokens=_tokens(path, data.get("tokens")),
@@ -150,12 +151,7 @@ def from_text(text: str, path: Path) -> Saved:
         raise UsageError(f"{path}: name must be a text, not {_short(name)}")
     if not isinstance(options, dict) or not all(isinstance(v, (str, int)) for v in options.values()):
         raise UsageError(f"{path}: options must be an object with texts and numbers, not {_short(options)}")
-    return Saved(conversation, given, models, clean(name), options)
-
-
-def clean(text: str) -> str:
-    """The text without lone surrogates, which no tokenizer accepts."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return Saved(conversation, given, models, without_lone_surrogates(name), options)
 
 
 def _path(name: str) -> Path:
@@ -203,7 +199,7 @@ def _turns(path: Path, messages: Any, key: str) -> list[Turn]:
         answers = bool(turns) and turns[-1].answer is None and turns[-1].complete
         role = "assistant" if answers else "tool" if calls or (turns and not turns[-1].complete) else "user"
         _check(f"{path}: {key}[{i}]", message, role)
-        text = clean(message["content"])
+        text = without_lone_surrogates(message["content"])
         if role == "assistant":
             turns[-1].answer, turns[-1].calls = text, _calls(f"{path}: {key}[{i}]", message)
             turns[-1].cut = message.get("finish_reason", "")

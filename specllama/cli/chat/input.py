@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from specllama.cli import console
-from specllama.cli.chat.file import clean
 from specllama.config.text_file import CUT, CUT_HINT, MAX_BYTES, checked_text, decoded, is_cut
 from specllama.errors import UsageError
+from specllama.text.surrogates import without_lone_surrogates
 
 PROMPT, CONTINUED = "> ", ". "
 QUOTES = '"""'
@@ -48,7 +48,7 @@ def is_open(text: str) -> bool:
 
 def parse_input(text: str) -> UserInput:
     """A typed text as an input, without the quotation marks around it."""
-    text = clean(text)
+    text = without_lone_surrogates(text)
     if not text.lstrip().startswith(QUOTES):
         return UserInput(text.strip("\n"))
     inner = text.strip()[len(QUOTES) :]

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from specllama.cli.chat.file import Saved, clean, read
+from specllama.cli.chat.file import Saved, read
 from specllama.cli.formatting import nearest
 from specllama.config.places import close_to_others, data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
 from specllama.regular_file import read_regular
+from specllama.text.surrogates import without_lone_surrogates
 
 MAX_NAME = 80  # characters
 _FROM_QUESTION = 48  # characters of a name that is made from a question
@@ -226,7 +227,7 @@ def name_from(text: str) -> str:
 
 def as_name(text: str) -> str:
     """The text as a name: a line without control characters and without blanks around it; may be empty."""
-    text = unicodedata.normalize("NFC", clean(text))
+    text = unicodedata.normalize("NFC", without_lone_surrogates(text))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_NAME].rstrip()
 
 
@@ -239,7 +240,7 @@ def _name_in(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         match = _NAME.match(read_regular(path, _HEAD_BYTES))
         if match is not None:
-            return clean(str(json.loads(match[1])))
+            return without_lone_surrogates(str(json.loads(match[1])))
     return path.stem
 
 

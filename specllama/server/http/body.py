@@ -18,6 +18,7 @@ from specllama.errors import BusyError, UsageError
 from specllama.json_types import JsonObject
 from specllama.server.http.decoding import Decoder
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
+from specllama.text.surrogates import without_lone_surrogates
 
 MAX_DEPTH = 64
 MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
@@ -87,7 +88,9 @@ def _counted(size: int) -> int:
 
 
 def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
-    """Parse bytes as a JSON object. what: the subject of messages. Raises UsageError."""
+    """Parse bytes as a JSON object; surrogates without their other half become U+FFFD. what: the subject of
+    messages. Raises UsageError.
+    """
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -101,7 +104,9 @@ def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
         raise UsageError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{what} must be a JSON object")
-    check_values(data, _SURROGATE.search(body) is not None, what)
+    check_depth(data, what)
+    if _SURROGATE.search(body):
+        _repair_texts(data)
     return data
 
 
@@ -135,10 +140,8 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
     return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
 
 
-def check_values(data: JsonObject, surrogates: bool, what: str) -> None:
-    """Check the depth of parsed JSON and, if `surrogates`, each text. what: the subject of messages. Raises
-    UsageError.
-    """
+def check_depth(data: JsonObject, what: str) -> None:
+    """Check the depth of parsed JSON. what: the subject of messages. Raises UsageError."""
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()
@@ -146,18 +149,22 @@ def check_values(data: JsonObject, surrogates: bool, what: str) -> None:
             raise _too_deep(what)
         inside = value.values() if isinstance(value, dict) else value
         todo += [(item, level + 1) for item in inside if isinstance(item, (dict, list))]
-        if surrogates:
-            _check_texts(inside, what)
-            _check_texts(value, what)
 
 
-def _check_texts(values: Any, what: str) -> None:
-    for value in values:
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise UsageError(f"a text in {what} has a lone surrogate, which is no character") from None
+def _repair_texts(data: JsonObject) -> None:
+    """Replace lone surrogates in all texts of parsed JSON, names included, in place."""
+    todo: list[Any] = [data]
+    while todo:
+        value = todo.pop()
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for place, item in items:
+            if isinstance(item, str):
+                value[place] = without_lone_surrogates(item)
+            elif isinstance(item, (dict, list)):
+                todo.append(item)
+        if isinstance(value, dict):
+            for name in [name for name in value if not name.isascii()]:
+                value[without_lone_surrogates(name)] = value.pop(name)
 
 
 def _too_deep(what: str) -> UsageError:

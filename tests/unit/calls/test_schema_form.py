@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.calls.answer_schema import answer_schema
+from specllama.calls.definitions import tool
 from specllama.calls.schema import arguments
 from specllama.calls.schema_form import fault, without_nulls
 from specllama.calls.tools import Tools
-from specllama.server.dialects.shared.fields import FieldError
-from specllama.server.dialects.shared.tool_choice import tool_of
+from specllama.errors import UsageError
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["string", "object", "x"]),
@@ -64,10 +64,10 @@ def test_what_is_none(schema: dict[str, Any], path: str) -> None:
     problem = fault(schema, "s")
     assert problem is not None
     assert problem[0] == path
-    with pytest.raises(FieldError) as error:
-        tool_of("f", None, {"properties": {"x": schema}}, field="t")
+    with pytest.raises(UsageError) as error:
+        tool("f", None, {"properties": {"x": schema}}, field="t")
     assert error.value.details == {"param": path.replace("s", "t.parameters.properties.x", 1)}
-    assert tool_of("f", None, {"properties": {"x": schema}}, field="t", any_form=True).name == "f"
+    assert tool("f", None, {"properties": {"x": schema}}, field="t", any_form=True).name == "f"
 
 
 @given(st.dictionaries(st.sampled_from(["type", "properties", "items", "anyOf", "required"]), VALUES))
@@ -101,9 +101,9 @@ WITHOUT: dict[str, Any] = {
 
 def test_keywords_that_are_null_are_absent_for_tools_and_answers() -> None:
     assert without_nulls(NULLS) == WITHOUT
-    tool = tool_of("f", None, NULLS, field="tools[0].function")
-    assert tool.parameters == {**WITHOUT, "type": "object"}
-    assert arguments(Tools([tool]))[0].problem == ""
+    one = tool("f", None, NULLS, field="tools[0].function")
+    assert one.parameters == {**WITHOUT, "type": "object"}
+    assert arguments(Tools([one]))[0].problem == ""
     assert answer_schema(json.dumps(NULLS), True, False) == answer_schema(json.dumps(WITHOUT), True, False)
 
 

@@ -6,10 +6,10 @@ Calls of tools that ran on Anthropic's servers are converted too, followed by th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
@@ -18,6 +18,7 @@ from specllama.server.dialects.shared.parts import (
     ContentPart,
     MessageFields,
     ReadContent,
+    as_result,
     read,
     read_part,
     with_images,
@@ -28,6 +29,8 @@ _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
 _HEADER = re.compile(rf"x-anthropic-billing-header:(?:{_PAIR}){{0,16}}[ \t]{{0,8}}\n?", re.MULTILINE)
 _LEFT_OUT = ("compaction", "mcp_tool_listing", "tool_addition", "tool_removal", "fallback")
 _USES = ("server_tool_use", "mcp_tool_use")
+_RESULTS_OF_CLIENTS = ("tool_result", "mcp_tool_result")
+_PARTS_OF_RESULTS = ("tool_reference", "web_search_result", "web_fetch_result")
 _RESULT = "_tool_result"  # end of the types of results of a server's tools
 
 
@@ -60,6 +63,13 @@ class ContentBlock(ContentPart):
     tool_use_id: Annotated[str, Field(max_length=MAX_ID)] = ""
     content: ResultContent | None = None  # type: ignore[assignment]
     is_error: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_content(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("type") not in _RESULTS_OF_CLIENTS:
+            return data
+        return {**data, "content": as_result(data.get("content"), _PARTS_OF_RESULTS)}
 
 
 class MessageTurn(MessageFields):
@@ -112,8 +122,7 @@ def _add_user(
     said, has_results = ReadContent(), False
     for i, block in enumerate(blocks):
         here = f"{path}[{i}]"
-        if block.type == "tool_result" or block.type == "mcp_tool_result":
-            _require(block, "tool_use_id", here)
+        if block.type in _RESULTS_OF_CLIENTS:
             _add_result(conversation, block, here)
             has_results = True
         elif block.type in _LEFT_OUT:
@@ -158,12 +167,10 @@ class _AnswerReader:
 
     def _block(self, block: ContentBlock, path: str) -> None:
         if block.type in ("tool_use", *_USES):
-            _require(block, "id", path)
             _require(block, "name", path)
-            self._calls.append(GivenCall(block.id, block.name, block.input, f"{path}.input"))
+            self._calls.append(GivenCall(block.id or None, block.name, block.input, f"{path}.input"))
             self._texts.append("")
         elif block.type != "tool_result" and block.type.endswith(_RESULT):
-            _require(block, "tool_use_id", path)
             if self._has_more:
                 self._end()
             _add_result(self._conversation, block, path)
@@ -178,7 +185,8 @@ class _AnswerReader:
 
 
 def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
-    here, id_path, result = f"{path}.content", f"{path}.tool_use_id", ReadContent()
+    id_path = f"{path}.tool_use_id" if block.tool_use_id else path
+    here, result = f"{path}.content", ReadContent()
     content = block.content
     if isinstance(content, str):
         result.texts.append(content)
@@ -187,7 +195,7 @@ def _add_result(conversation: ConversationReader, block: ContentBlock, path: str
         for i, part in enumerate(parts):
             _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, result)
     failed = bool(block.is_error)
-    conversation.result(block.tool_use_id, result, here, failed=failed, id_path=id_path)
+    conversation.result(block.tool_use_id or None, result, here, failed=failed, id_path=id_path)
 
 
 def _read_result(part: ResultPart, path: str, result: ReadContent) -> None:

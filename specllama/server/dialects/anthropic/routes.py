@@ -17,8 +17,6 @@ async def messages(api: ApiRequest) -> Response:
     api.check_model(body.model)
     request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_chat(request)
-    if body.dropped:
-        api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
     speculation = body.speculation
     model, ignored = body.model or api.service.name, body.ignored_fields
     writer = MessageWriter(model, speculation.enabled, bool(speculation.trace), api.id, ignored)

@@ -34,7 +34,6 @@ class NativeOptions:
 
     model: str
     stream: bool = False
-    n_probs: int = 0
     final_probs: bool = False
     return_tokens: bool = False
     return_progress: bool = False

@@ -11,7 +11,7 @@ from pydantic import Field
 from specllama.client import protocol
 from specllama.server.dialects.shared.fields import WHOLE_ITEMS, AtMost, Body, FieldError
 from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
@@ -34,7 +34,6 @@ _ALIASES = {
     "ban_eos_token": "ignore_eos",
     "grammar_string": "grammar",
     "n": "n_cmpl",
-    "logprobs": "n_probs",
 }
 """Names of other front ends, and older ones of llama-server, with those that count if both are given."""
 
@@ -51,13 +50,11 @@ Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1),
 
 class NativeRequest(SamplingFields):
     """prompt: a text, ids, a list mixing texts and ids, or a list of such prompts with an answer each.
-    n_cmpl: answers per prompt. n_probs: likeliest tokens shown with each token, 0 for none. response_fields:
-    those of the answer to send, "a/b" for field b of object a.
+    n_cmpl: answers per prompt. response_fields: those of the answer to send, "a/b" for field b of object a.
     """
 
     prompt: str | Ids | PromptObject | Prompts
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     post_sampling_probs: bool = False
     return_tokens: bool = False
     response_fields: (
@@ -71,9 +68,8 @@ class NativeRequest(SamplingFields):
 
     def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
         """The engine's request for each prompt. defaults: of the server. Raises FieldError."""
-        n_probs = self.n_probs or None
         limits = self.limits
-        params = {**defaults, **self.sampling(logprobs=n_probs, **limits.params)}
+        params = {**defaults, **self.sampling(logprobs=self.n_logprobs, **limits.params)}
         inputs = self.inputs()
         if len(inputs) > MAX_PROMPTS or len(inputs) * self.n_cmpl > MAX_CHOICES:
             most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"

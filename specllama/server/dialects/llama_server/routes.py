@@ -48,7 +48,6 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     options = NativeOptions(
         model=body.model or api.service.name,
         stream=body.stream,
-        n_probs=body.n_probs,
         final_probs=body.post_sampling_probs,
         return_tokens=body.return_tokens,
         return_progress=body.return_progress,

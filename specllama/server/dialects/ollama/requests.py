@@ -7,18 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.json_types import JsonObject
-from specllama.server.dialects.ollama.history import OllamaMessage, conversation_of, no_images
 from specllama.server.dialects.ollama.options import OllamaOptions
 from specllama.server.dialects.shared.answer_forms import Format
+from specllama.server.dialects.shared.chat_messages import Message, conversation_of
 from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.shared.fields import (
     SMALL,
     WHOLE_ITEMS,
     AtMost,
-    Body,
     CacheChoice,
     FieldError,
     RequestBody,
@@ -26,55 +24,18 @@ from specllama.server.dialects.shared.fields import (
 from specllama.server.dialects.shared.keep_alive import KeepAlive
 from specllama.server.dialects.shared.parts import MAX_IMAGES
 from specllama.server.dialects.shared.restriction import RestrictingField
-from specllama.server.dialects.shared.sampling_fields import MAX_TOP
+from specllama.server.dialects.shared.sampling_fields import LogprobFields
 from specllama.server.dialects.shared.sibling_names import as_options
 from specllama.server.dialects.shared.speculation import Speculation
 from specllama.server.dialects.shared.structured import StructuredFields
 from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tool_choice import (
-    MAX_TOOLS,
-    Description,
-    Name,
-    ParallelFields,
-    Schema,
-    tool_of,
-    tools_of,
-)
+from specllama.server.dialects.shared.tools import ToolFields
 from specllama.server.http.body import MAX_VALUES
 
 ModelName = Annotated[str, Field(max_length=512)]
 
 
-class OllamaFunction(Body):
-    """parameters: the JSON schema of its arguments."""
-
-    name: Name
-    description: Description | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-
-class OllamaTool(Body):
-    """A function that the model may call."""
-
-    type: Literal["function"] | None = None
-    function: OllamaFunction
-
-
-class ChosenFunction(Body):
-    """A function by its name."""
-
-    name: Name
-
-
-class OllamaToolChoice(Body):
-    """A function that must be called."""
-
-    type: Literal["function"] | None = None
-    function: ChosenFunction
-
-
-class OllamaRequest(ThinkingFields, StructuredFields):
+class OllamaRequest(ThinkingFields, StructuredFields, LogprobFields):
     """Fields of both routes that generate text.
 
     think: whether to reason, or how much. format: "json", or the schema of the text. keep_alive: seconds, or
@@ -86,8 +47,6 @@ class OllamaRequest(ThinkingFields, StructuredFields):
     format: Format | None = None
     options: OllamaOptions = OllamaOptions()
     keep_alive: KeepAlive = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     truncate: bool | None = None
     shift: bool | None = None
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
@@ -122,8 +81,6 @@ class OllamaRequest(ThinkingFields, StructuredFields):
             raise FieldError(
                 f'format must be "", "json" or a JSON schema, not {self.format[:40]!r}', "format"
             )
-        if self.top_logprobs and not self.logprobs:
-            raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
@@ -132,11 +89,11 @@ class OllamaRequest(ThinkingFields, StructuredFields):
 
     def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
         """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
-        limits, top = self.limits, (self.top_logprobs or 0) if self.logprobs else None
+        limits = self.limits
         return protocol.Generate(
             -1,
             prompt,
-            params={**defaults, **self.options.sampling(logprobs=top, **limits.params)},
+            params={**defaults, **self.options.sampling(logprobs=self.n_logprobs, **limits.params)},
             strict_schema=limits.strict,
             **self.options.engine_fields(),
             **self.speculation.engine_fields(),
@@ -147,22 +104,17 @@ class OllamaRequest(ThinkingFields, StructuredFields):
         return {**defaults, **self.thinking_variables()}
 
 
-class OllamaChatRequest(OllamaRequest, ParallelFields):
-    """The body of /api/chat. Without messages, loads the model. tool_choice: as in OpenAI's API; Ollama's
-    own has none.
-    """
+class OllamaChatRequest(OllamaRequest, ToolFields):
+    """The body of /api/chat. Without messages, loads the model. tool_choice: Ollama's own API has none."""
 
-    messages: Annotated[list[OllamaMessage], AtMost(MAX_MESSAGES)] = Field([])
-    tools: Annotated[list[OllamaTool], AtMost(MAX_TOOLS)] = Field([])
-    tool_choice: Literal["auto", "none", "required"] | OllamaToolChoice = "auto"
+    messages: Annotated[list[Message], AtMost(MAX_MESSAGES)] = Field([])
+    any_form: ClassVar[bool] = True  # Ollama reads only names and descriptions
     _conversation: ReadConversation
-    _tools: Tools | None
 
     def model_post_init(self, _context: Any) -> None:
         """Raises FieldError."""
         self.check()
         self._conversation = conversation_of(self.messages).read(open_calls=True)
-        self._tools = self._allowed_tools()
 
     @property
     def turns(self) -> ReadConversation:
@@ -171,24 +123,7 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
 
     @property
     def has_tools(self) -> bool:
-        return self._tools is not None
-
-    def _allowed_tools(self) -> Tools | None:
-        functions = [tool.function for tool in self.tools]
-        tools = [
-            tool_of(
-                f.name,
-                f.description,
-                f.parameters,
-                f.strict,
-                field=f"tools[{i}].function",
-                any_form=True,  # Ollama reads only names and descriptions
-            )
-            for i, f in enumerate(functions)
-        ]
-        if isinstance(self.tool_choice, OllamaToolChoice):
-            return tools_of(tools, "required", [self.tool_choice.function.name], parallel=False)
-        return tools_of(tools, self.tool_choice, parallel=self.parallel)
+        return self.request_tools.allowed is not None
 
     def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. sampling, variables: of the server. Raises FieldError."""
@@ -196,7 +131,7 @@ class OllamaChatRequest(OllamaRequest, ParallelFields):
         chat = protocol.ChatInput(
             conversation.messages,
             self.variables(variables),
-            self._tools,
+            self.request_tools.allowed,
             conversation.prefix,
             conversation.thought,
         )
@@ -219,7 +154,9 @@ class OllamaGenerateRequest(OllamaRequest):
     def model_post_init(self, _context: Any) -> None:
         """Raises FieldError."""
         self.check()
-        no_images(self.images, "images")
+        if self.images:
+            message = "images: this model reads text only and could not process image input"
+            raise FieldError(message, "images")
         if self.template:
             raise FieldError("template: the template is set where the server is started", "template")
         if self.context:

@@ -114,9 +114,8 @@ async def _loaded(api: ApiRequest, writer: OllamaWriter, body: OllamaRequest) ->
 
 
 def _options(api: ApiRequest, body: OllamaRequest, chat: bool) -> OllamaResponseOptions:
-    return OllamaResponseOptions(
-        body.model or api.service.name, chat, body.logprobs, body.speculation.enabled, body.ignored_fields
-    )
+    name, logprobs = body.model or api.service.name, body.n_logprobs is not None
+    return OllamaResponseOptions(name, chat, logprobs, body.speculation.enabled, body.ignored_fields)
 
 
 _HERE = "models are managed by the commands of specllama"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from specllama.client import protocol
 from specllama.server.dialects.shared.fields import AtMost, FieldError
 from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.shared.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
 
 
 class CompletionRequest(SamplingFields):
@@ -19,7 +19,7 @@ class CompletionRequest(SamplingFields):
     """
 
     prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    zero_logprobs: ClassVar[int | None] = 0
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
@@ -28,7 +28,7 @@ class CompletionRequest(SamplingFields):
         if self.best_of not in (None, self.n):
             raise FieldError("best_of must be n, or absent", "best_of")
         limits = self.limits
-        params = {**defaults, **self.sampling(logprobs=self.logprobs, **limits.params)}
+        params = {**defaults, **self.sampling(logprobs=self.n_logprobs, **limits.params)}
         prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         if isinstance(prompts[0], int):
             prompts = [self.prompt]

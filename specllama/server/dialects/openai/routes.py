@@ -25,7 +25,7 @@ async def chat(api: ApiRequest) -> Response:
     _set_defaults(api, body)
     request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_chat(request)
-    writer = ChatWriter(_options(api, body, body.logprobs))
+    writer = ChatWriter(_options(api, body, body.n_logprobs is not None))
     specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
     return await api.answer(specs, writer, body, n=body.n)
 
@@ -36,7 +36,7 @@ async def completions(api: ApiRequest) -> Response:
     _set_defaults(api, body)
     requests = body.generations(api.settings.sampling)
     api.log_prompt(body.prompt)
-    writer = CompletionWriter(_options(api, body, body.logprobs is not None))
+    writer = CompletionWriter(_options(api, body, body.n_logprobs is not None))
     specs = [CompletionSpec(one, i, fields=body.limits.fields) for i, one in enumerate(requests)]
     return await api.answer(specs, writer, body, n=body.n)
 

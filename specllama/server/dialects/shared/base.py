@@ -23,6 +23,7 @@ from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
 from specllama.server.dialects.shared.generating_body import GeneratingBody
 from specllama.server.dialects.shared.recent_items import RecentItems
+from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
@@ -119,9 +120,9 @@ class ApiRequest:
         bodies, seconds = self._shared.bodies, self.settings.client_seconds
         body = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
         self._note(body.ignored_fields)
-        turns = getattr(body, "turns", None)
-        if isinstance(turns, ReadConversation) and turns.note:
-            self.say(turns.note)
+        for read in (getattr(body, "turns", None), getattr(body, "request_tools", None)):
+            if isinstance(read, (ReadConversation, RequestTools)) and read.note:
+                self.say(read.note)
         await self.models.look_up(getattr(body, "model", None) or None)
         return body
 

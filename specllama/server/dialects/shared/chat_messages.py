@@ -1,19 +1,19 @@
-"""The messages of /v1/chat/completions and /apply-template, and the conversation that they make for chat
-templates.
+"""The messages of /v1/chat/completions, /apply-template and /api/chat, and the conversation that they make
+for chat templates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
 from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
-from specllama.server.dialects.shared.parts import Content, MessageFields, read, with_images
-from specllama.server.dialects.shared.tool_choice import MAX_CALLS, Name
+from specllama.server.dialects.shared.parts import Content, MessageFields, as_result, read, with_images
+from specllama.server.dialects.shared.tools import MAX_CALLS, Name
 
 
 class CustomCall(Body):
@@ -28,30 +28,32 @@ class MessageToolCall(Body):
 
     unnamed = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
 
-    id: CallId
+    id: CallId | None = None
     type: Literal["function", "custom"] = "function"
     function: CalledFunction | None = None
     custom: CustomCall | None = None
 
     def given(self, path: str) -> GivenCall:
         """The call. path: its field. Raises FieldError."""
-        if self.type == "custom" and self.custom is not None:
-            return GivenCall(self.id, self.custom.name, {"input": self.custom.input}, f"{path}.custom.input")
+        id_, custom = self.id or None, self.custom
+        if self.type == "custom" and custom is not None:
+            return GivenCall(id_, custom.name, {"input": custom.input}, f"{path}.custom.input")
         if self.type == "custom" or self.function is None:
             raise FieldError(f"{path}.{self.type} is missing", f"{path}.{self.type}")
-        return GivenCall(self.id, self.function.name, self.function.arguments, f"{path}.function.arguments")
+        function = self.function
+        return GivenCall(id_, function.name, function.arguments, f"{path}.function.arguments")
 
 
 class Message(MessageFields):
     """One message. reasoning_content: the reasoning of an answer, for templates that show it.
-    tool_call_id: of the call that a tool's message answers. images: as in Ollama's API.
+    tool_call_id, tool_name, name: of the call that a tool's message answers; without them, the next one.
     """
 
     unnamed = frozenset(
         {
             "annotations", "audio", "parsed", "id", "object", "type", "status", "index", "finish_reason",
             "created", "created_at", "timestamp", "model", "usage", "metadata", "cache_control",
-            "provider_specific_fields", "extra_content", "tool_name", "encrypted_content", "phase",
+            "provider_specific_fields", "extra_content", "encrypted_content", "phase", "done", "done_reason",
         }
     )  # fmt: skip
 
@@ -61,20 +63,26 @@ class Message(MessageFields):
     refusal: str | None = None
     tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
+    tool_name: Annotated[str, Field(max_length=256)] | None = None
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_result(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("role") != "tool":
+            return data
+        return {**data, "content": as_result(data.get("content"))}
 
     def add_to(self, conversation: ConversationReader, path: str) -> None:
         """Add the message to a conversation. path: its field. Raises FieldError."""
-        called, result_of, here = f"{path}.tool_calls", f"{path}.tool_call_id", f"{path}.content"
+        called, here = f"{path}.tool_calls", f"{path}.content"
         if self.tool_calls and self.role != "assistant":
             raise FieldError(f"{called}: only an assistant message has calls", called)
         content = with_images(read(self.content or self.refusal, here), self.images, path)
         if self.role == "tool":
-            if self.tool_call_id is None:
-                raise FieldError(
-                    f"{result_of} is missing: the id of the call that has this result", result_of
-                )
-            conversation.result(self.tool_call_id, content, here, self.name, id_path=result_of)
+            id_, name = self.tool_call_id or None, self.tool_name or self.name or None
+            id_path = f"{path}.tool_call_id" if id_ else path
+            conversation.result(id_, content, here, name, id_path=id_path)
         elif self.role == "assistant":
             calls = [call.given(f"{called}[{j}]") for j, call in enumerate(self.tool_calls or [])]
             conversation.answer(content, here, self.reasoning_content or "", calls, self.name)

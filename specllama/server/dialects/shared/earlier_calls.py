@@ -10,7 +10,7 @@ from specllama.calls.definitions import cut_off_arguments
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import FieldError
-from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_values, parse
+from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, parse
 
 
 class EarlierCalls:
@@ -44,13 +44,13 @@ class EarlierCalls:
     def answered(self, id_: str | None, name: str | None) -> tuple[str, str] | None:
         """The id and name of the call that a result belongs to: the first open call with that id, otherwise
         with that name, otherwise, for a result without a name, the first one; a result with an id matches by
-        name only calls without an id. A result without an id that matches none stands for itself if there are
-        any calls. None: no such call.
+        name only calls without an id, and one without an id matches those first. A result without an id that
+        matches none stands for itself if there are any calls. None: no such call.
         """
         if id_ is not None:
             call = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
             return call or ((id_, self._names[id_]) if id_ in self._names else None)
-        call = self._first(*self._all.of(name))
+        call = self._first(*self._without_id.of(name), *self._all.of(name))
         return call or ((self._new_id(None), name or "") if self._names else None)
 
     def _first(self, *queues: deque[int]) -> tuple[str, str] | None:
@@ -99,7 +99,7 @@ class CallArguments:
         if arguments.strip() in ("", "null"):
             return {}
         try:
-            parsed = parse(arguments.encode("utf-8", "surrogatepass"), field)
+            parsed = parse(arguments.encode(), field)
         except UsageError as error:
             cut_off = cut_off_arguments(arguments)
             if cut_off is None:
@@ -110,7 +110,7 @@ class CallArguments:
 
     def _checked(self, arguments: JsonObject, field: str) -> JsonObject:
         try:
-            check_values(arguments, True, field)
+            check_depth(arguments, field)
         except UsageError as error:
             raise FieldError(error.message, field) from None
         return arguments

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import AtMost, Body
-from specllama.server.dialects.shared.tool_choice import Name
+from specllama.server.dialects.shared.tools import Name
 
 MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
 CallId = Annotated[str, Field(max_length=512)]

@@ -6,7 +6,8 @@ in parts, or in fields next to the content. Knows no conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -26,6 +27,8 @@ _MEDIA = {
     "file": "file", "input_file": "file", "document": "file", "container_upload": "file", "file_url": "file",
 }  # fmt: skip
 """Types of parts to what they are."""
+_PAYLOADS = ("source", "data", "file", "file_id", "file_data", "file_url")
+"""Fields of which a part that is media has one, besides that of its type's name."""
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
 Name = Annotated[str, Field(max_length=512)]
 
@@ -142,6 +145,36 @@ class ReadContent:
     def with_more(self, other: ReadContent) -> ReadContent:
         """This content followed by another."""
         return ReadContent(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
+
+
+def as_result(value: Any, known: Collection[str] = ()) -> Any:
+    """The content of a tool's result in the forms of `Content`: what is neither a text nor parts, such as the
+    value that a function returned, as its JSON text. known: further types of parts.
+    """
+    if value is None or isinstance(value, str) or value == []:
+        return value
+    if _is_part(value, known):
+        return [value]
+    if isinstance(value, list) and any(_is_part(one, known) for one in value):
+        return [one if _is_part(one, known) else {"type": "text", "text": _json_text(one)} for one in value]
+    return _json_text(value)
+
+
+def _is_part(value: Any, known: Collection[str]) -> bool:
+    """Whether a value in a result is a part of a content, not data that has a type too."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str):
+        return False
+    if kind in _TEXTS or kind in _THOUGHTS:
+        return any(isinstance(value.get(name), str) for name in ("text", "refusal", kind))
+    if kind in _MEDIA:
+        inside = (*_PAYLOADS, kind, *(["content"] if kind == "document" else []))
+        return kind.startswith("input_") or any(name in value for name in inside)
+    return kind in _IGNORED_TYPES or kind == "search_result" or kind in known
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def placeholder(kind: str, name: str = "") -> str:

@@ -29,9 +29,10 @@ from specllama.server.dialects.shared.sibling_names import renamed, with_options
 from specllama.server.dialects.shared.speculation import Speculation, SpeculationSettings
 from specllama.server.dialects.shared.structured import StructuredFields
 
-MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 256, 1024, MAX_LOGPROBS
+MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 4096, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
 SamplerName = Annotated[str, Field(max_length=64)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
 ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
@@ -189,7 +190,33 @@ class ParameterReader(ParameterFields):
         return biases
 
 
-class SamplingFields(ParameterReader, StructuredFields):
+class LogprobFields(RequestBody):
+    """logprobs: whether tokens are sent with their log probabilities; or, as top_logprobs and n_probs, how
+    many of the likeliest tokens are sent with each. zero_logprobs: what the number 0 in `logprobs` means,
+    None for nothing.
+    """
+
+    logprobs: bool | TopLogprobs | None = None
+    top_logprobs: TopLogprobs | None = None
+    n_probs: TopLogprobs | None = None
+    zero_logprobs: ClassVar[int | None] = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are sent, None to send no log probabilities. Raises FieldError."""
+        most = self.top_logprobs or self.n_probs or 0
+        if self.logprobs is True:
+            return most
+        if self.logprobs is False:
+            if most:
+                name = "top_logprobs" if self.top_logprobs else "n_probs"
+                raise FieldError(f"{name} is {most}, but logprobs is false", name)
+            return None
+        given = None if self.logprobs is None else self.logprobs or self.zero_logprobs
+        return given if not most else max(most, given or 0)
+
+
+class SamplingFields(ParameterReader, StructuredFields, LogprobFields):
     """How to generate, without the prompt.
 
     n_predict: 0 only evaluates the prompt, for later requests. num_ctx: context size that the client expects,

@@ -7,18 +7,16 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.chat_messages import Message, conversation_of
-from specllama.server.dialects.shared.chat_tools import ToolChoice, ToolList, requested_tools
 from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.shared.fields import AtMost, FieldError
 from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tool_choice import ParallelFields
+from specllama.server.dialects.shared.tools import ToolFields
 
 
-class TemplateInput(ThinkingFields, ParallelFields):
+class TemplateInput(ThinkingFields, ToolFields):
     """A conversation with its tools, and the variables of its chat template."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -26,23 +24,14 @@ class TemplateInput(ThinkingFields, ParallelFields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: ToolList | None = None
-    tool_choice: ToolChoice | None = None
     _conversation: ReadConversation = PrivateAttr()
-    _allowed: Tools | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _convert(self) -> Self:
         """In a validator, so that large bodies are converted in the thread that validates them."""
         self._check_continuation()
         self._conversation = conversation_of(self.messages).read(self._continues)
-        self._allowed = requested_tools(self.tools or (), self.tool_choice, self.parallel)
         return self
-
-    @property
-    def allowed(self) -> Tools | None:
-        """The tools and which may be called; None without tools."""
-        return self._allowed
 
     @property
     def turns(self) -> ReadConversation:
@@ -73,5 +62,5 @@ class TemplateInput(ThinkingFields, ParallelFields):
 
     def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. server: the server's variables. Raises FieldError."""
-        turns, variables = self.turns, {**server, **self.variables()}
-        return protocol.ChatInput(turns.messages, variables, self.allowed, turns.prefix, turns.thought)
+        turns, tools, variables = self.turns, self.request_tools.allowed, {**server, **self.variables()}
+        return protocol.ChatInput(turns.messages, variables, tools, turns.prefix, turns.thought)

@@ -114,26 +114,6 @@ def test_unreadable_conversations_are_errors(api: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("api", "calls"),
-    [
-        ("chat", [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]),
-        ("messages", [{"type": "tool_use", "name": "f", "input": {}}]),
-        ("responses", [{"type": "function_call", "name": "f", "arguments": "{}"}]),
-    ],
-)
-def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
-    """Ollama's API has none, and pairs by order."""
-    for given in (calls, calls * 2):
-        if api == "responses":
-            body = with_turns(api, turns(api)[0], *given)
-        else:
-            where = "tool_calls" if api == "chat" else "content"
-            body = with_turns(api, turns(api)[0], {"role": "assistant", where: given}, turns(api)[0])
-        with pytest.raises(FieldError, match="id is missing"):
-            asked(api, body)
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"messages": []}, "messages: must have at least 1 item, not 0"),
@@ -146,7 +126,7 @@ def test_calls_without_ids(api: str, calls: list[dict[str, Any]]) -> None:
         ({"max_tokens": 2**40}, "max_tokens: must be less than 2147483648"),
         ({"think": 5}, "think: must be a valid boolean or a valid string"),
         ({"thinking": 5}, "thinking: must be a valid boolean or an object"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name is missing"),
         ({"user": 5, "stop": "\ud800"}, "stop: must be valid Unicode"),
     ],
 )  # fmt: skip

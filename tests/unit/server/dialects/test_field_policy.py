@@ -68,7 +68,7 @@ def test_fields_that_clients_always_send_are_not_named(api: str) -> None:
 def test_fields_of_hosted_tools_are_not_named() -> None:
     """Agents send it with every request, and it is left out as a whole."""
     hosted = [{"type": "mcp", "server_label": "x", "headers": {"a": "b"}}, {"type": "file_search", "x": 1}]
-    assert body("responses", tools=hosted).ignored_fields == ()
+    assert body("responses", tools=[*hosted, {"name": "f"}]).ignored_fields == ()
     searches = [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
     assert body("messages", tools=searches).ignored_fields == ()
     assert body("messages", context_management={"edits": [{"type": "x"}]}).ignored_fields == ()

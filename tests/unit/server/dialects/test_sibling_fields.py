@@ -21,7 +21,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         SCHEMA,
         "response_format.json_schema.schema",
     ),
-    "chat's for any object": ({"response_format": {"type": "json_object"}}, ANY, "response_format.schema"),
+    "chat's for any object": ({"response_format": {"type": "json_object"}}, ANY, "response_format"),
     "huggingface_hub's": ({"response_format": HUGGINGFACE}, SCHEMA, "response_format.value"),
     "responses'": ({"text": RESPONSES}, SCHEMA, "text.format.schema"),
     "responses' for any object": ({"text": {"format": {"type": "json_object"}}}, ANY, "text.format"),

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
 from specllama.server.dialects.shared.given_calls import Arguments, CallId
@@ -21,17 +20,19 @@ from specllama.server.dialects.shared.parts import (
     ContentPart,
     MessageFields,
     ReadContent,
+    as_result,
     read,
     read_part,
     with_images,
 )
 from specllama.server.dialects.shared.recent_items import is_reference
-from specllama.server.dialects.shared.tool_choice import Name
+from specllama.server.dialects.shared.tools import Name, flat_name
 
 MAX_ITEMS = 4096
 _MAX_FIELDS = 256  # of an object of a provider's own form
+_RESULTS_OF_CLIENTS = ("function_call_output", "custom_tool_call_output")
 _RESULTS = (
-    "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+    *_RESULTS_OF_CLIENTS, "local_shell_call_output", "shell_call_output",
     "apply_patch_call_output", "computer_call_output",
 )  # fmt: skip
 _LEFT_OUT = (
@@ -99,6 +100,8 @@ class InputItem(MessageFields):
             if str(data.get("id")).startswith(_WITHOUT_TEXT):
                 return {"type": "item_reference", "id": data["id"]}
             raise ValueError("the item of this item_reference is not held (any more): send the item itself")
+        if kind in _RESULTS_OF_CLIENTS:
+            return {**data, "output": as_result(data.get("output"))}
         if kind is None or (isinstance(kind, str) and kind in _READERS):
             return data
         if not isinstance(kind, str) or not (kind in _LEFT_OUT or kind.endswith(_OF_TOOLS)):
@@ -176,19 +179,17 @@ class _ItemReader:
                 return
 
     def function_call(self, item: InputItem, path: str) -> None:
-        call_id, name = _needed(item.call_id, f"{path}.call_id"), _needed(item.name, f"{path}.name")
-        incomplete = item.status == "incomplete"
-        self._call(call_id, flat_name(item.namespace, name), item.arguments, path, incomplete)
+        name, incomplete = _needed(item.name, f"{path}.name"), item.status == "incomplete"
+        self._call(item.call_id, flat_name(item.namespace, name), item.arguments, path, incomplete)
 
     def custom_tool_call(self, item: InputItem, path: str) -> None:
         name = flat_name(item.namespace, _needed(item.name, f"{path}.name"))
-        self._call(_needed(item.call_id, f"{path}.call_id"), name, {"input": item.input}, path)
+        self._call(item.call_id, name, {"input": item.input}, path)
 
     def action_call(self, item: InputItem, path: str) -> None:
         """A call of a tool named by the type of the item."""
         name = item.kind.removesuffix("_call")
-        call_id = _needed(item.call_id or item.id, f"{path}.call_id")
-        self._call(call_id, name, item.action or item.operation or {}, path)
+        self._call(item.call_id or item.id, name, item.action or item.operation or {}, path)
 
     def mcp_call(self, item: InputItem, path: str) -> None:
         id_ = item.id or f"mcp{path}"
@@ -201,22 +202,21 @@ class _ItemReader:
         self._result(id_, item.outputs or "", path)
 
     def result(self, item: InputItem, path: str) -> None:
-        call_id = _needed(item.call_id or item.id, f"{path}.call_id")
-        if item.output is None and item.kind != "apply_patch_call_output":
-            raise FieldError(f"{path}.output is missing", f"{path}.output")
-        self._result(call_id, item.output if item.output is not None else (item.status or ""), path)
+        call_id = item.call_id or (None if item.kind in _RESULTS_OF_CLIENTS else item.id)
+        status = item.status if item.kind == "apply_patch_call_output" else None
+        self._result(call_id, item.output if item.output is not None else (status or ""), path)
 
     def _call(
         self,
-        id_: str,
+        id_: str | None,
         name: str,
         arguments: str | Mapping[str, Any] | None,
         path: str,
         incomplete: bool = False,
     ) -> None:
-        self._calls.append(GivenCall(id_, name, arguments, f"{path}.arguments", incomplete))
+        self._calls.append(GivenCall(id_ or None, name, arguments, f"{path}.arguments", incomplete))
 
-    def _result(self, id_: str, output: Output, path: str) -> None:
+    def _result(self, id_: str | None, output: Output, path: str) -> None:
         self.end_turn()
         content, here = ReadContent(), f"{path}.output"
         if isinstance(output, str):
@@ -226,7 +226,7 @@ class _ItemReader:
         else:
             for i, part in enumerate(output):
                 _read_output(part, f"{here}[{i}]", content)
-        self.conversation.result(id_, content, here, id_path=f"{path}.call_id")
+        self.conversation.result(id_ or None, content, here, id_path=f"{path}.call_id" if id_ else path)
 
 
 _READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {

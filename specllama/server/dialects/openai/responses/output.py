@@ -22,7 +22,7 @@ OutputEntry = str | AccumulatedText | AccumulatedCall
 
 
 class OutputItems:
-    """Writes the items of one response. key: part of their ids. names: see FlatTools."""
+    """Writes the items of one response. key: part of their ids. names: see RequestTools."""
 
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names

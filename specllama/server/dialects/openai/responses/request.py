@@ -11,13 +11,13 @@ from specllama.client import protocol
 from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
 from specllama.server.dialects.openai.responses.shapes import RequestEcho
-from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
-from specllama.server.dialects.shared.answer_forms import TextFields, TextFormat
+from specllama.server.dialects.openai.responses.tools import echoed_choice, echoed_tools
+from specllama.server.dialects.shared.answer_forms import TextFields
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import SMALL, AtMost
-from specllama.server.dialects.shared.sampling_fields import MAX_TOP, SamplingFields, first
+from specllama.server.dialects.shared.sampling_fields import SamplingFields, first
 from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tool_choice import MAX_TOOLS, ParallelFields
+from specllama.server.dialects.shared.tools import ToolFields
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "responses are not stored here: send the whole conversation in input"
@@ -39,7 +39,7 @@ def _refuse(value: Any, field: ValidationInfo) -> Any:
 Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
-class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
+class ResponsesRequest(SamplingFields, ThinkingFields, ToolFields):
     """The body of /v1/responses, with the sampling fields of the other routes. store: keep items of the
     answer for references to them, and allow writing prompt and answer to disk.
     """
@@ -53,21 +53,16 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
     input: str | Annotated[list[InputItem], AtMost(MAX_ITEMS)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    tools: Annotated[list[ResponseTool], AtMost(MAX_TOOLS)] | None = None
-    tool_choice: str | ChosenTool = "auto"
     text: TextFields | None = None
     include: Annotated[list[Annotated[str, Field(max_length=128)]], AtMost(64)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     metadata: Annotated[JsonObject, SMALL, AtMost(64)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     n: Annotated[int, Field(ge=1, le=1)] = 1
     store: bool = True
     _conversation: ReadConversation = PrivateAttr()
-    _tools: FlatTools = PrivateAttr()
 
     @model_validator(mode="after")
     def _read(self) -> ResponsesRequest:
-        self._tools = flat_tools(self.tools or (), self.tool_choice, self.parallel)
         read = conversation_of(self.instructions, self.input)
         self._conversation = read.read(continues=False, path="input")
         return self
@@ -82,17 +77,13 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
         return self._conversation
 
     @property
-    def flat_tools(self) -> FlatTools:
-        return self._tools
-
-    @property
     def with_logprobs(self) -> bool:
-        return bool(self.top_logprobs) or WITH_LOGPROBS in (self.include or ())
+        return self.n_logprobs is not None or WITH_LOGPROBS in (self.include or ())
 
     def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
         """The prompt. server: the server's variables. Raises FieldError."""
         variables = {**server, **self._variables()}
-        return protocol.ChatInput(self._conversation.messages, variables, self._tools.allowed)
+        return protocol.ChatInput(self._conversation.messages, variables, self.request_tools.allowed)
 
     def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
         """The engine's request. defaults, variables: of the server. Raises UsageError."""
@@ -107,8 +98,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
 
     def echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
         """The fields of the request that answers repeat. defaults: of the server."""
-        format_ = (self.text and self.text.format) or TextFormat()
-        choice = self.tool_choice
+        format_ = self.text and self.text.format
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -118,22 +108,22 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ParallelFields):
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
             "temperature": first(self.temperature, defaults.get("temperature")),
-            "text": {"format": format_.echo()},
-            "tool_choice": choice if isinstance(choice, str) else choice.echo(),
-            "tools": self._tools.echo,
-            "top_logprobs": self.top_logprobs or 0,
+            "text": {"format": format_.echo() if format_ else {"type": "text"}},
+            "tool_choice": echoed_choice(self.tool_choice, self.request_tools),
+            "tools": echoed_tools(self.tools or ()),
+            "top_logprobs": self.n_logprobs or 0,
             "top_p": first(self.top_p, defaults.get("top_p")),
             "truncation": self.truncation,
         }
 
     @property
     def has_tools(self) -> bool:
-        return self._tools.allowed is not None
+        return self.request_tools.allowed is not None
 
     def _params(self) -> JsonObject:
         return self.sampling(
             max_tokens=first(self.max_output_tokens, self.max_tokens, self.n_predict),
-            logprobs=(self.top_logprobs or 0) if self.with_logprobs else None,
+            logprobs=(self.n_logprobs or 0) if self.with_logprobs else None,
             **self.limits.params,
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from functools import partial
 
 from starlette.responses import Response
@@ -14,8 +12,6 @@ from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import ResponseFields, ResponsesWriter, echo_json
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
 from specllama.server.requests import CompletionSpec
-
-_SHOWN = 10  # types of tools in a line of the log
 
 
 class NotStoredError(UsageError):
@@ -40,15 +36,12 @@ async def respond(api: ApiRequest) -> Response:
     recent, owner = api.recent_items, api.owner
     body = await api.body(ResponsesRequest, partial(recent.resolved, owner))
     api.check_model(body.model)
-    tools = body.flat_tools
     request = body.generation(api.settings.sampling, api.settings.variables)
-    if tools.dropped:
-        api.say(f"left out tools of types that do not run here: {_types(tools.dropped)}")
     api.log_chat(request)
     fields = ResponseFields(
         body.model or api.service.name,
         echo_json(body.echo(api.settings.sampling)),
-        tools.names,
+        body.request_tools.names,
         bool(body.speculation.trace),
         body.timings_per_token,
         body.return_progress,
@@ -67,13 +60,6 @@ async def stored(api: ApiRequest) -> Response:
     raise NotStoredError(
         f"there is no response {id_!r}: responses are not stored here, they are only sent to whoever asks"
     )
-
-
-def _types(kinds: Sequence[str]) -> str:
-    """Tool types sent by a client, safe for the log."""
-    different = list(dict.fromkeys(kinds))
-    shown = ", ".join(json.dumps(kind[:40])[1:-1] for kind in different[:_SHOWN])
-    return f"{shown}, …" if len(different) > _SHOWN else shown
 
 
 ROUTES = (

@@ -65,7 +65,7 @@ MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
 @dataclass(slots=True)
 class ResponseFields:
     """Fields of an answer besides the text. echo: JSON of the repeated request fields, see `echo_json`.
-    names: see FlatTools. trace: deltas name the drafters of their tokens. timings, progress: see
+    names: see RequestTools. trace: deltas name the drafters of their tokens. timings, progress: see
     ResponseOptions. speculate: whether drafting was allowed. ignored: the request's fields without effect.
     keep: receives the items of the answer. clock: seconds since the epoch.
     """

@@ -210,21 +210,13 @@ class TestMessages:
                 [{"role": "user", "content": [{"type": "document", "source": {}}]}],
                 "messages[0].content[0].document: this model reads text only",
             ),
-            (
-                [{"role": "user", "content": [result([{"type": "magic"}])]}],
-                "messages[0].content[0].content[0].type must be one of text",
-            ),
             ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be one of text"),
             ([{"role": "user", "content": [result("1")]}], "tool_use_id: no message before it has a call"),
             (
                 [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}],
-                "messages[0].content[0].tool_use_id is missing",
+                "messages[0].content[0]: no message before it calls a tool",
             ),
             ([ASKED, {"role": "assistant", "content": [result("1")]}, ASKED], "messages[1].content[0].type"),
-            (
-                [ASKED, {"role": "assistant", "content": [{**USE, "id": ""}]}, ASKED],
-                "messages[1].content[0].id is missing",
-            ),
             (
                 [ASKED, {"role": "assistant", "content": [{**USE, "name": ""}]}, ASKED],
                 "messages[1].content[0].name is missing",
@@ -275,7 +267,7 @@ class TestTools:
 
     def test_tools_of_the_server_are_left_out(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 1, "messages": [ASKED], "tools": [SEARCH, READ]})
-        assert body.dropped == ["web_search"]
+        assert body.request_tools.dropped == ["web_search_20250305"]
         assert body.generation({}, {}).chat.tools == request(tools=[READ]).chat.tools
 
     @pytest.mark.parametrize(
@@ -288,7 +280,7 @@ class TestTools:
             ({"tools": [{"name": "f", "input_schema": {"enum": ["x" * 70_000]}}]}, "65536"),
             ({"tools": [READ, READ]}, "tools[1]: there is a tool 'read' already"),
             ({"tools": [{"name": f"f{i}"} for i in range(2000)]}, "tools: must have at most 1024 items"),
-            ({"tools": [SEARCH]}, "tools[0].type: 'web_search_20250305' runs on Anthropic's servers"),
+            ({"tools": [SEARCH]}, "tools: those of the type web_search_20250305 do not run here"),
             ({"tools": [SEARCH, READ], "tool_choice": {"type": "tool", "name": "web_search"}}, "no tool"),
             ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
             ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
@@ -299,8 +291,7 @@ class TestTools:
                 {"tools": [READ], "tool_choice": {"type": "tool", "name": "x"}},
                 "tool_choice: there is no tool 'x'; the tools are read",
             ),
-            ({"tools": [READ], "tool_choice": {"type": "required"}}, "tool_choice.type"),
-            ({"tools": [READ], "tool_choice": "any"}, "tool_choice"),
+            ({"tools": [READ], "tool_choice": {"type": "sometimes"}}, "tool_choice"),
             (
                 {"tools": [READ], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
                 "tool_choice",

@@ -49,7 +49,7 @@ def whole(script: Script, **options: Any) -> list[dict[str, Any]]:
 @given(EVENTS, st.booleans())
 @settings(max_examples=examples(200))
 def test_the_whole_is_the_fold_of_the_stream(script: Script, final_probs: bool) -> None:
-    options = {"n_probs": 1, "final_probs": final_probs, "return_tokens": True}
+    options = {"final_probs": final_probs, "return_tokens": True}
     parts = streamed(script, **options)
     for answer in whole(script, **options):
         own = [part for part in parts if part["index"] == answer["index"]]
@@ -68,7 +68,7 @@ def test_with_probabilities_each_token_has_its_own_chunk() -> None:
     probs = [PositionLogprobs(CandidateLogprob(i, t, list(t.encode()), -1.0), [], len(t)) for t, i in pieces]
     event = TextEvent(0, "abcd", logprobs=probs, ids=[1, 2, 3])
     script = Script([[Start(0, 0, 7, 1), event, ended()]], 1)
-    *pieces_sent, _ = streamed(script, n_probs=1)
+    *pieces_sent, _ = streamed(script)
     assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in pieces_sent] == [
         ("a", [1], 1), ("bc", [2], 1), ("d", [3], 1)
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def test_with_probabilities_each_token_has_its_own_chunk() -> None:
 def test_tokens_that_share_a_character_share_a_chunk() -> None:
     probs = [PositionLogprobs(CandidateLogprob(i, "\ufffd", [1], -1.0), [], i - 1) for i in (1, 2)]
     event = TextEvent(0, "é", logprobs=probs, ids=[1, 2])
-    *pieces_sent, _ = streamed(Script([[Start(0, 0, 7, 1), event, ended()]], 1), n_probs=1)
+    *pieces_sent, _ = streamed(Script([[Start(0, 0, 7, 1), event, ended()]], 1))
     assert [(c["content"], c["tokens"], len(c["completion_probabilities"])) for c in pieces_sent] == [
         ("é", [1, 2], 2)
     ]
@@ -88,11 +88,11 @@ def test_probabilities_after_sampling_have_their_own_names() -> None:
     impossible = CandidateLogprob(6, "b", [98], None)
     event = TextEvent(0, "a", logprobs=[PositionLogprobs(chosen, [chosen, impossible])], ids=[5])
     script = Script([[Start(0, 0, 7, 1), event, ended()]], 1)
-    (entry,) = whole(script, n_probs=2, final_probs=True)[0]["completion_probabilities"]
+    (entry,) = whole(script, final_probs=True)[0]["completion_probabilities"]
     assert entry["prob"] == pytest.approx(0.25)
     assert "logprob" not in entry
     assert [top["prob"] for top in entry["top_probs"]] == pytest.approx([0.25, 0.0])
-    (entry,) = whole(script, n_probs=2)[0]["completion_probabilities"]
+    (entry,) = whole(script)[0]["completion_probabilities"]
     assert entry["logprob"] == pytest.approx(math.log(0.25))
     assert entry["top_logprobs"][1]["logprob"] == -9999.0
 
