@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_continued_chat_says_what_one_that_never_ended_says(
     whole = chat(command, "What does zip do?", "And sort?", "/regen", args=args).out
     first = chat(command, "What does zip do?", args=(*args, "--name", "one")).out
     second = chat(command, "And sort?", "/regen", args=("--no-calibrate", "--continue", "one")).out
-    assert first + second == whole
+    assert f"{first}\n{second}" == whole
     again = chat(command, "/regen", "/stats", args=("--no-calibrate", "--continue"))
     assert re.search(r"seed      = 5\b", again.err), "the seed that is set, and two regenerations"
 
@@ -91,6 +92,21 @@ def test_what_a_pipe_says_is_not_saved_without_a_name(command: Command) -> None:
     assert "note: --name has no effect" in unsaved.err
     assert not (command.home / "data").exists()
     assert_error(chat(command, "x", args=("--continue",)), 3, "there is no saved conversation")
+
+
+def test_what_a_pipe_says_is_saved_where_it_is_interrupted(command: Command) -> None:
+    chat_ = command.start("chat", "--no-calibrate", "-n", "-2", "-c", "8192", stdin=subprocess.PIPE)
+    assert chat_.stdin is not None
+    assert chat_.stdout is not None
+    chat_.stdin.write(b"list all\n")
+    chat_.stdin.flush()
+    assert chat_.stdout.read(1)
+    chat_.send_signal(signal.SIGINT)
+    _, err = chat_.communicate(timeout=20)
+    assert chat_.returncode == 130
+    assert "specllama chat --continue 'list all' goes on with it" in err.decode()
+    assert [one["name"] for one in command("chats", "--json").json["chats"]] == ["list all"]
+    assert "removed list all, 1 turn" in command("chats", "clear").out
 
 
 def test_names_that_are_not_there_or_not_clear(command: Command) -> None:
@@ -220,12 +236,12 @@ def test_a_conversation_that_is_edited_is_read_as_it_stands(command: Command) ->
 def test_a_directory_that_cannot_be_used(command: Command) -> None:
     (command.home / "data").write_text("a file where the directory should be")
     result = chat(command, "zip", "sort", args=(*FEW, "--name", "x"))
-    assert result.code == 0
+    assert result.code == 8
     assert result.err.count("the conversation is not saved: ") == 1
-    assert chat(command, "zip").out in result.out
+    assert result.out.startswith(chat(command, "zip").out + "\n"), "an empty line between answers"
     nowhere = {"HOME": os.devnull, "SPECLLAMA_DATA": None, "XDG_DATA_HOME": None}
     result = chat(command, "zip", args=(*FEW, "--name", "x"), env=nowhere)
-    assert (result.code, result.err.count("the conversation is not saved: ")) == (0, 1)
+    assert (result.code, result.err.count("the conversation is not saved: ")) == (8, 1)
     for args in (("chats",), ("chats", "clear"), ("chats", "rm", "x"), ("chat", "--continue")):
         assert_error(command(*args), 8, "cannot be read: Not a directory")
         assert_error(command(*args, env=nowhere), 8, "cannot be read: Not a directory")
@@ -296,7 +312,7 @@ def test_an_answer_goes_on_after_the_oldest_turns_went(command: Command) -> None
     answers = [
         m["content"] for m in content(path)["dropped"] + content(path)["messages"] if m["role"] != "user"
     ]
-    assert result.out == "".join(f"{answer}\n" for answer in answers)
+    assert result.out == "\n".join(f"{answer}\n" for answer in answers)
     assert content(path)["messages"][-1]["finish_reason"] == "length"
     assert "the answer was cut at max_tokens" in result.err
     n = re.findall(r"the context of 256 tokens is full, the answer was cut", result.err)

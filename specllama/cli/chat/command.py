@@ -30,7 +30,7 @@ from specllama.cli.files import resolved
 from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
-from specllama.errors import EngineDiedError, SpecllamaError, UsageError
+from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
 from specllama.text.surrogates import without_lone_surrogates
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
@@ -92,6 +92,7 @@ def chat(given: Mapping[str, Any]) -> int:
             code = _converse(session, reader)
         if not code:  # otherwise it is said already
             _say_where(session)
+            code = ResourceError.exit_code if saver.failed and not session.interactive else 0
         saver.close()
         last = session.totals.last
         if not session.interactive and last is not None and last.unmeasured:

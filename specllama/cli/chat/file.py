@@ -19,7 +19,6 @@ from typing import Any
 from specllama.calls.definitions import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn, turn_messages
 from specllama.client.protocol import EarlierTurn
-from specllama.config.store import cache_dir
 from specllama.config.text_file import read_text
 from specllama.config.whole_file import write_whole
 from specllama.core.sampling.parameter import MAX_BIAS
@@ -69,12 +68,10 @@ def write(name: str, saved: Saved) -> Path:
 
 
 def rescue(saved: Saved) -> Path | None:
-    """Write to a new file in the cache directory, or the system's temporary one; None where neither can."""
+    """Write to a new file in the system's temporary directory; None where that is not possible."""
     name = time.strftime(f"chat-%Y%m%d-%H%M%S-{secrets.token_hex(4)}.json")
-    for directory in (cache_dir() / "chats", Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError, ResourceError, UsageError):
-            directory.mkdir(parents=True, exist_ok=True)
-            return write(str(directory / name), saved)
+    with contextlib.suppress(OSError, ResourceError, UsageError):
+        return write(str(Path(tempfile.gettempdir()) / name), saved)
     return None
 
 

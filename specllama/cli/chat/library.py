@@ -31,6 +31,7 @@ _FILE = re.compile(r"[0-9a-f]{16}\.json")
 _LEFT_OVER = re.compile(r"\.([0-9a-f]{16}\.json)\.[0-9a-f]{16}\.tmp")
 _NAME = re.compile(rb'\{\s*"schema": "[^"]*",\s*"name": ("(?:[^"\\]|\\.)*")')
 _HEAD_BYTES = 4096
+_STEP = 1_000_000  # ns, which file systems and a float of seconds can tell apart
 _OF_ID = 6  # letters of an id that name a conversation to remove
 HINT = "specllama chats lists them"
 
@@ -83,7 +84,7 @@ class ChatLibrary:
                 with contextlib.suppress(FileNotFoundError):
                     if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         files.append((Path(entry.path), entry.stat(follow_symlinks=False)))
-        return sorted(files, key=lambda one: (-one[1].st_mtime, one[0].name))
+        return sorted(files, key=lambda one: (-one[1].st_mtime_ns, one[0].name))
 
     def _chats(self) -> Iterator[SavedChat]:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
@@ -130,6 +131,14 @@ class ChatLibrary:
             n += 1
             candidate = f"{name} {n}"
         return candidate
+
+    def make_newest(self, path: Path) -> None:
+        """Let a conversation that was saved just now come before those with a later time, which a clock that
+        was ahead has left. Raises ResourceError, OSError.
+        """
+        others = [info.st_mtime_ns for other, info in self._files() if other != path]
+        if others and max(others) >= path.stat().st_mtime_ns:
+            os.utime(path, ns=(max(others) + _STEP, max(others) + _STEP))
 
     def new_path(self) -> Path:
         """The file of a new conversation, in a directory that its owner alone may enter. Raises OSError."""

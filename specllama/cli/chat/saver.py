@@ -20,7 +20,8 @@ from specllama.errors import ResourceError, UsageError
 
 class ChatSaver:
     """Where the conversation of a chat is saved. library: None keeps nothing. name: of a new conversation,
-    "" to make one from its first question. works: whether all that was to be saved is on the disk.
+    "" to make one from its first question. works: whether all that was to be saved is on the disk; failed:
+    whether something is not.
     """
 
     def __init__(self, library: ChatLibrary | None, name: str = "") -> None:
@@ -29,6 +30,10 @@ class ChatSaver:
         self.path: Path | None = None
         self._lock: FileLock | None = None
         self._is_new, self._written, self._has_warned = True, "", False
+
+    @property
+    def failed(self) -> bool:
+        return self._has_warned and not self.works
 
     def take_up(self, chat: SavedChat) -> None:
         """Save to this conversation from now on. Raises ResourceError where another chat has it."""
@@ -58,6 +63,7 @@ class ChatSaver:
             text = as_text(replace(saved, name=self.name))
             if text != self._written:
                 write_whole(self.path, text, 0o600, sync=True)
+                self.library.make_newest(self.path)
             self._written, self.works, conversation.changed = text, True, False
         except OSError as error:
             self._warn(error.strerror or str(error))

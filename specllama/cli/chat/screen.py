@@ -26,7 +26,9 @@ def coloured(stream: TextIO) -> bool:
 
 
 class Screen:
-    """The output of a chat. plain: no styles, not even on a terminal; show_draft: colour drafted text."""
+    """The output of a chat. plain: no styles, not even on a terminal, and an empty line between answers;
+    show_draft: colour drafted text.
+    """
 
     def __init__(self, plain: bool, show_draft: bool) -> None:
         self.styles = not plain and coloured(sys.stdout)
@@ -34,12 +36,14 @@ class Screen:
         self.show_draft = show_draft and self.styles
         self._answer = GenerationResult()
         self._splitter: ReasoningSplitter | None = None
-        self._at_start = True
+        self._at_start, self._plain = True, plain
+        self._has_text = self._separates = False
 
     def begin(self, answer: GenerationResult, goes_on: bool = False) -> None:
         """Begin an answer; `show` gets its text. goes_on: on the line where an earlier one has ended."""
         self._answer, self._splitter = answer, None
         self._at_start = self._at_start or not goes_on
+        self._separates = self._plain and self._has_text and not goes_on
 
     def show(self, text: str, runs: Sequence[tuple[int, str]]) -> None:
         """Show the next piece of the answer. runs: (characters, source)."""
@@ -86,5 +90,8 @@ class Screen:
 
     def _write(self, text: str, codes: str = "") -> None:
         if text:
+            if self._separates:
+                console.data("\n")
+            self._separates, self._has_text = False, True
             self._at_start = text.endswith("\n")
             console.data(text, codes)

@@ -15,6 +15,7 @@ from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import Saved, rescue, write
 from specllama.cli.chat.full_context import FullContext, rest_of
 from specllama.cli.chat.input import PROMPT
+from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.saver import ChatSaver
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs, restored
@@ -288,13 +289,16 @@ class ChatSession:
 
     def rescue(self) -> None:
         """Save unsaved changes, before an unexpected end."""
+        changed = self.conversation.changed or self.conversation.waiting
+        wanted = self.may_rescue and changed and bool(self.conversation.turns)
         with contextlib.suppress(OSError):  # the terminal may be gone
+            if wanted:
+                self.saver.library = self.saver.library or ChatLibrary()
             self.keep()
             if self.saver.works:
                 console.note(f"the conversation is saved: {command(self.saver.name)} goes on with it")
                 return
-        changed = self.conversation.changed or self.conversation.waiting
-        if not self.may_rescue or not self.conversation.turns or not changed:
+        if not wanted:
             return
         path = rescue(self.saved())
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,19 @@ def test_a_saver_writes_what_has_changed_under_a_name_of_its_own(tmp_path: Path)
     saver.close()
     saver.save(Saved(Conversation(turns=[Turn("zip?")])))
     assert saver.name == "zip"
+
+
+def test_the_last_is_the_one_that_was_saved_last_whatever_the_clock_said(tmp_path: Path) -> None:
+    library = ChatLibrary(tmp_path / "chats")
+    savers = [ChatSaver(library), ChatSaver(library), ChatSaver(library)]
+    for i, saver in enumerate(savers):
+        saver.save(Saved(Conversation(turns=[Turn(f"question {i}")])))
+        assert saver.path is not None
+        os.utime(saver.path, (4e9 - 9 * i, 4e9 - 9 * i))  # the clock was ahead, and goes back
+    for i in (2, 0, 1):
+        savers[i].save(Saved(Conversation(turns=[Turn(f"question {i}", "answer")])))
+        assert library.last()[0].name == f"question {i}"
+    assert [chat.name for chat in library.chats()] == ["question 1", "question 0", "question 2"]
 
 
 def test_a_saver_without_a_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
