@@ -15,7 +15,7 @@ from specllama.cli import console
 from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
 from specllama.errors import ResourceError, SpecllamaError, UsageError
 
-USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
+USAGE, INTERRUPTED = 2, 130
 READER_GONE = 141  # as of a program that SIGPIPE ends
 _LIST = CommandEntry("models:on_disk", "cli.options:MODELS", "List the models on this disk.")
 _MODELS_COMMANDS = {
@@ -90,7 +90,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived."""
+    """SIGTERM arrived, or SIGHUP: the terminal was closed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
 
 
 app = application(
@@ -121,6 +125,8 @@ def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. With --debug errors are shown with their tracebacks."""
     console.prepare()
     signal.signal(signal.SIGTERM, _terminated)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _terminated)
     try:
         arguments = _understood(arguments)
         result = app(arguments or ["--help"], prog_name="specllama", standalone_mode=False)
@@ -151,7 +157,7 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
         case KeyboardInterrupt() | typer.Abort():
             return INTERRUPTED, "", ""
         case Terminated():
-            return TERMINATED, "", ""
+            return error.exit_code, "", ""
         case console.ReaderGoneError():
             return READER_GONE, "", ""
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG | errno.EROFS):
@@ -189,5 +195,5 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise Terminated
+def _terminated(number: int, _frame: FrameType | None) -> None:
+    raise Terminated(number)

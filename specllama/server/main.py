@@ -1,6 +1,6 @@
 """Runs a server: socket, event loop, signals.
 
-SIGTERM or the first Ctrl-C lets running requests finish; a second Ctrl-C ends them at once.
+SIGTERM, SIGHUP or the first Ctrl-C lets running requests finish; a second Ctrl-C ends them at once.
 """
 
 from __future__ import annotations
@@ -208,12 +208,14 @@ async def _say_ready(models: ModelPool, ready: Callable[[LoadInfo, str], None], 
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None]) -> Iterator[None]:
-    """Call `stop` in the event loop on SIGTERM and SIGINT."""
+    """Call `stop` in the event loop on SIGTERM, SIGINT and SIGHUP, unless that is ignored, as under nohup."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(stop, number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)]
+    ours = (n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN or n is signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in dict.fromkeys(ours)}
     try:
         yield
     finally:

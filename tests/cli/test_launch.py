@@ -281,7 +281,7 @@ def test_signals(home: Home, running: Server) -> None:
     """Ctrl-C is the client's, which ends with 9 here. The others end client and launch."""
     line = ("launch", "llm", "--url", running.url, "--", "wait")
     env = {"SPECLLAMA_API_KEY": KEY}
-    codes = {signal.SIGINT: 9, signal.SIGTERM: 143, signal.SIGHUP: 143}
+    codes = {signal.SIGINT: 9, signal.SIGTERM: 143, signal.SIGHUP: 129}
     processes = {
         number: home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
         for number in codes

@@ -196,12 +196,12 @@ class TestSignals:
             one.until(lambda: not engine.is_running())
             assert not any("Traceback" in line for line in one.lines)
 
-    def test_draining_has_a_time_limit(self, tmp_path) -> None:
+    def test_a_closed_terminal_drains_with_a_time_limit(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", "--drain", "0.5", *LARGE) as one:
             answer = first_event(one.begin(**ENDLESS, stream=True))
-            one.process.send_signal(signal.SIGTERM)
+            one.process.send_signal(signal.SIGHUP)
             assert "shutting down" in rest(answer)[-1]["error"]["message"]
-            assert one.process.wait(SOON) == 143
+            assert one.process.wait(SOON) == 129
 
     @pytest.mark.parametrize("busy", [False, True])
     def test_ctrl_c(self, tmp_path, busy: bool) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
 from typing import Any, TextIO
 
 from specllama.cli import console
@@ -43,7 +41,6 @@ Examples:
   specllama chat --tools tools.json
   specllama chat --continue
 """
-HUNG_UP = 129  # exit code after SIGHUP
 
 
 def chat(given: Mapping[str, Any]) -> int:
@@ -178,8 +175,6 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
 @contextlib.contextmanager
 def _rescuing(session: ChatSession) -> Iterator[None]:
     """Save the conversation if the block ends with an exception, also because the terminal is gone."""
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, _hung_up)
     try:
         yield
     except console.ReaderGoneError:
@@ -187,11 +182,6 @@ def _rescuing(session: ChatSession) -> Iterator[None]:
     except BaseException:
         session.rescue()
         raise
-
-
-def _hung_up(_number: int, _frame: FrameType | None) -> None:
-    """The terminal is gone."""
-    raise LeaveError(HUNG_UP)
 
 
 def _converse(session: ChatSession, reader: InputReader) -> int:

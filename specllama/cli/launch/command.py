@@ -7,9 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from specllama.cli import console
@@ -56,7 +55,6 @@ def launch(given: Mapping[str, Any]) -> int:
     if program is None:
         raise EngineError(f"there is no {client.program} on PATH", f"install it: {client.install}")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_hang_up_ends_it())
         if own is not None:
             log = server.new_log()
             console.note(f"starting specllama serve; its log: {log}")
@@ -177,17 +175,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     if not wait_until(exited(process), _END_SECONDS):
         process.kill()
-
-
-@contextlib.contextmanager
-def _hang_up_ends_it() -> Iterator[None]:
-    """A closed terminal ends the client and the server, as SIGTERM does."""
-
-    def hang_up(_number: int, _frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGHUP, hang_up)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
