@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import re
+
 import pytest
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
@@ -152,3 +155,91 @@ def tap(page: Page, x: float, y: float) -> None:
     point = {"x": x, "y": y}
     for kind, points in (("touchStart", [point]), ("touchEnd", [])):
         page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+
+_FAR = "const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight"
+
+
+def test_a_button_leads_back_to_the_end(page: Page) -> None:
+    """While an answer is written, too, and it is followed again."""
+    answer_with(page, WORDS, endless=True, pause=4)
+    page.write("Anything")
+    page.until(lambda: page.js("const l = document.getElementById('log');"
+                               "return l.scrollHeight > 3 * l.clientHeight"))  # fmt: skip
+    assert not page.all("button", "To the end")
+    page.js("document.getElementById('log').scrollTop = 0")
+    page.get("button", "To the end").send_keys(Keys.ENTER)
+    page.until(lambda: page.js(_FAR) < 30)
+    assert not page.all("button", "To the end")
+    assert page.driver.switch_to.active_element.accessible_name == "Message"
+    length = page.js("return document.querySelector('.answer .body').textContent.length")
+    page.until(
+        lambda: page.js("return document.querySelector('.answer .body').textContent.length") > length + 2000
+    )
+    assert page.js(_FAR) < 30
+    page.press("Stop")
+    page.until_done()
+
+
+def control(page: Page, key: str, shift: bool = False) -> None:
+    keys = ActionChains(page.driver).key_down(Keys.CONTROL)
+    if shift:
+        keys.key_down(Keys.SHIFT)
+    keys.send_keys(key).perform()
+    ActionChains(page.driver).key_up(Keys.SHIFT).key_up(Keys.CONTROL).perform()
+
+
+def test_shortcuts(page: Page) -> None:
+    page.driver.execute_cdp_cmd(
+        "Browser.grantPermissions",
+        {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": page.url},
+    )
+    made_up(page, "An *answer*.", "A question")
+    control(page, "c", shift=True)
+    page.until(lambda: page.js("return navigator.clipboard.readText()") == "An *answer*.")
+    control(page, "o", shift=True)
+    page.until(lambda: page.answers == [])
+    control(page, "l", shift=True)
+    assert not page.all("button", "New conversation")
+    control(page, "k")
+    assert page.driver.switch_to.active_element.accessible_name == "Search the conversations"
+    control(page, "/")
+    page.get("dialog", "Keyboard shortcuts")
+    shown = page.text_of("#dialog-body")
+    assert "New conversation Ctrl + Shift + O" in shown
+    assert "Stop the answer" in shown
+    control(page, "o", shift=True)  # nothing behind the sheet
+    page.press("Close")
+    page.press("Keyboard shortcuts")
+    page.get("dialog", "Keyboard shortcuts")
+
+
+def test_the_print_has_the_whole_conversation(page: Page) -> None:
+    question = "\n".join(f"line {n}" for n in range(60))
+    answer_with(page, WORDS * 5)
+    for n in range(8):
+        page.write(f"{n}\n{question}")
+        page.until(lambda due=n + 1: len(page.answers) == due)
+        page.until_done()
+    page.ready()
+    page.press("0")
+    page.until(lambda: len(page.answers) == 8)
+    printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
+    n_pages = len(re.findall(rb"/Type /Page\b", base64.b64decode(printed)))
+    assert n_pages >= 8, "with eight questions of sixty lines"
+    page.emulate(prefers_color_scheme="dark")
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        page.js("window.dispatchEvent(new Event('beforeprint'))")
+        assert page.js("return [...document.querySelectorAll('.question .body')].every("
+                       "b => b.innerText.includes('line 59'))")  # fmt: skip
+        shown = page.js(
+            "return [...document.querySelectorAll('.bar, aside, #composer, .tools, .fold')]"
+            ".filter(e => e.checkVisibility()).length"
+        )
+        assert shown == 0
+        assert page.js("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 253)"
+        page.js("window.dispatchEvent(new Event('afterprint'))")
+        assert page.js("return document.querySelectorAll('.fold[aria-expanded=false]').length") == 8
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -6,7 +6,7 @@ import { LARGEST, setUpAttachments } from "./attach.js";
 import { Chat } from "./chat.js";
 import { draftFiles } from "./database.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
-import { button, byId, bytes, element, inSentences, keepFocus, onEnter, pause } from "./dom.js";
+import { announce, button, byId, bytes, copyText, element, inSentences, keepFocus, onEnter, pause } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { setUpExplanations } from "./explain.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
@@ -16,6 +16,7 @@ import { Models } from "./models.js";
 import { say, takeBack } from "./notice.js";
 import { Panel } from "./panel.js";
 import { currentSettings, setSpeculate } from "./settings.js";
+import { openShortcuts, setUpShortcuts } from "./shortcuts.js";
 import { keys } from "./storage.js";
 import { applyTheme } from "./theme.js";
 import * as unfinished from "./unfinished.js";
@@ -168,6 +169,19 @@ opens("open-race", async () => {
 	openRace({ prompt, system: chat.data.system, model: models.name, settings: currentSettings(), props: models.props });
 });
 setUpLayout();
+setUpShortcuts({
+	begin: () => chat.open().catch(failed),
+	search() {
+		toggle("list", true);
+		byId("search").select();
+	},
+	list: () => toggle("list"),
+	async copy() {
+		const text = chat.lastAnswer;
+		if (text) announce((await copyText(text)) ? "The answer is copied." : "The browser does not allow copying.");
+	},
+});
+byId("open-shortcuts").addEventListener("click", openShortcuts);
 const later = globalThis.requestIdleCallback ?? setTimeout;
 later(async () => (await import("./intro.js")).setUpIntro(gain));
 // Warm up: the first answer is shown sooner.

@@ -170,6 +170,11 @@ export class Chat {
 		await this.#write(message);
 	}
 
+	/** The text of the last answer that is complete, "" without one. */
+	get lastAnswer() {
+		return this.#data.messages.findLast((one) => one.role === "assistant" && one !== this.#writing?.message)?.content ?? "";
+	}
+
 	/** Write an answer again, by default the last one, as a version. */
 	async regenerate(message = this.#data.last) {
 		if (this.busy || message?.role !== "assistant") return;

@@ -1,7 +1,8 @@
-// Long questions are folded.
+// Long questions are folded, but on paper.
 
 import { addLines } from "./code.js";
 import { button, bytes, element } from "./dom.js";
+import { allNow } from "./idle.js";
 
 const LONGEST = 4000; // characters, or
 const LINES = 40; // that are shown whole
@@ -35,3 +36,15 @@ export function folded(text) {
 	}, { class: "fold", "aria-expanded": "false" });
 	return [shown, fold];
 }
+
+let unfolded = []; // for the print
+
+addEventListener("beforeprint", () => {
+	allNow();
+	unfolded = [...document.querySelectorAll('.fold[aria-expanded="false"]')];
+	for (const fold of unfolded) fold.click();
+});
+addEventListener("afterprint", () => {
+	for (const fold of unfolded) fold.click();
+	unfolded = [];
+});

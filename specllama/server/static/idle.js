@@ -25,6 +25,9 @@ export function now(target) {
 	work?.();
 }
 
+/** Do all that waits. */
+export const allNow = () => [...waiting.keys()].forEach(now);
+
 function seen(entries) {
 	for (const { target, isIntersecting } of entries) {
 		if (isIntersecting && waiting.has(target)) urgent.add(target);

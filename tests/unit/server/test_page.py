@@ -12,7 +12,7 @@ from specllama.core.sampling.params import PARAMETERS
 from specllama.server.page import POLICY, ROUTES, generated_files, page_files
 
 LIMIT = 640_000  # bytes of all files that the page can load
-FIRST = 300_000  # bytes of those that the page loads at once
+FIRST = 315_000  # bytes of those that the page loads at once
 FILES = page_files()
 GENERATED = generated_files()
 OWN = {name: path.read_text("utf-8") for name, path in FILES.items() if not name.startswith("vendor/")}
