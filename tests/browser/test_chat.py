@@ -293,7 +293,19 @@ def test_what_is_not_sent_yet_counts_where_it_is_long(page: Page) -> None:
         "field.dispatchEvent(new Event('input'))"
     )
     page.until(lambda: "longer than the context" in page.notice)
-    assert page.all("button", "Leave out the oldest turns")
+    assert not page.all("button", "Leave out the oldest turns")  # it is too long alone
+    page.press("Dismiss")
+    send = page.driver.find_element("id", "send")
+    assert send.get_attribute("aria-disabled") == "true"
+    send.click()
+    page.until(lambda: "longer than the context" in page.notice)
+    assert len(page.questions) == 2
+    page.js(
+        "const field = document.getElementById('question'); field.value = 'word '.repeat(900);"
+        "field.dispatchEvent(new Event('input'))"
+    )
+    assert send.get_attribute("aria-disabled") is None, "it is not known whether it would be refused now"
+    page.until(lambda: page.all("button", "Leave out the oldest turns"))
     page.js(
         "const field = document.getElementById('question'); field.value = '';"
         "field.dispatchEvent(new Event('input'))"

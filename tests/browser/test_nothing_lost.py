@@ -245,6 +245,7 @@ def test_an_answer_that_ended_in_a_full_context_says_so_until_there_is_room(page
         page.until(lambda due=n + 1: len(page.answers) == due)
         page.until_done()
     page.until(lambda: "which ended the answer" in page.notice)
+    assert not page.all("button", "Continue")
     page.until(lambda: page.all("button", "Delete the question"))[0].click()
     page.until(lambda: page.notice == "The question is deleted." and page.used < 100)
     page.press("New conversation")

@@ -69,7 +69,7 @@ function failed(error) {
 }
 
 function send() {
-	if (chat.busy || !(byId("question").value.trim() || drafts.files.length)) return;
+	if (chat.busy || !(byId("question").value.trim() || drafts.files.length) || chat.refuses) return;
 	const { text, files } = drafts.take();
 	grow();
 	chat.ask(text, files).catch(failed);

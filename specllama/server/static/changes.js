@@ -58,11 +58,11 @@ export class Changes {
 		});
 	}
 
-	/** Leave the oldest turns out of requests, then do what there was no room for. */
-	async makeRoom(again) {
+	/** Leave the oldest turns out of requests, then do what there was no room for. draft: the question that is not sent yet. */
+	async makeRoom(again, draft = null) {
 		const data = this.#chat.data();
 		const { leaveOut } = await import("./leaveout.js");
-		const left = await leaveOut(data, this.#models).catch((error) => error);
+		const left = await leaveOut(data, this.#models, draft).catch((error) => error);
 		if (left instanceof Error || !left) {
 			say(left ? left.message : "There is nothing that can be left out: the last question alone is too long.");
 			return;

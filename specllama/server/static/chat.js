@@ -65,7 +65,8 @@ export class Chat {
 		this.#context = new Context(models, {
 			data: () => this.#data,
 			writing: () => this.#writing,
-			makeRoom: () => this.#changes.makeRoom(() => {}),
+			makeRoom: (draft) => this.#changes.makeRoom(() => {}, draft),
+			show: () => this.#show(),
 			save: (data) => this.#save(data),
 		});
 		store.onChange((id) => this.#changedElsewhere(id));
@@ -220,6 +221,12 @@ export class Chat {
 	#changed(data) {
 		this.#ending.begun(data);
 		this.#context.changed(data);
+	}
+
+	/** Whether what is not sent yet would be refused; then that is said. */
+	get refuses() {
+		if (this.#context.refused) this.#context.sayRefused();
+		return this.#context.refused;
 	}
 
 	/** question: {content, files}, not sent yet. */

@@ -26,11 +26,11 @@ export class Context {
 	#chat;
 	#draft = null; // the question that is not sent yet, where it is counted
 	#changed = null; // the conversation whose tokens are those of before a change
-	#with = null; // {data, tokens}: with the draft, once they are known
+	#with = null; // {data, draft, tokens, helps}: with the draft, once they are known. helps: whether leaving out turns does
 	#timer = 0;
 	#said = ["", 0]; // the last warning, and of how many tokens
 
-	/** chat: {data(), writing(), makeRoom(), save(data)}, of the conversation at hand. */
+	/** chat: {data(), writing(), makeRoom(draft), show(), save(data)}, of the conversation at hand. */
 	constructor(models, chat) {
 		this.#models = models;
 		this.#chat = chat;
@@ -67,13 +67,22 @@ export class Context {
 		const far = draft && textOf(draft).length > LONGEST * size;
 		const tokens = far ? Infinity : messages.length ? await count(messages, data.system, this.#models.name) : 0;
 		if (timer !== this.#timer || data !== this.#chat.data() || this.#chat.writing()) return;
-		if (draft) this.#with = { data, tokens };
-		else {
+		if (draft) {
+			const { tooMany } = await import("./leaveout.js");
+			const helps = tokens >= size && !far && (await tooMany(data, this.#models, draft)).length > 0;
+			if (timer !== this.#timer || data !== this.#chat.data() || this.#chat.writing()) return;
+			const before = this.#with?.helps;
+			this.#with = { data, draft, tokens, helps };
+			if (helps !== before) this.#again();
+		} else {
 			this.#changed = null;
 			const last = path.at(-1);
 			if (last && data.has(last)) {
-				Object.assign(last, { tokens, full: last.full && tokens > FULL_SHARE * size });
+				const full = last.full && tokens > FULL_SHARE * size;
+				const another = full !== last.full;
+				Object.assign(last, { tokens, full });
 				data.touch(last);
+				if (another) this.#chat.show();
 				this.#chat.save(data);
 			}
 		}
@@ -91,18 +100,41 @@ export class Context {
 		byId("context").value = size ? Math.min(1, used / size) : 0;
 		const shown = used === Infinity ? `More than ${whole(size)}` : whole(used);
 		byId("context-text").textContent = size ? `${shown} of ${whole(size)} tokens${draft ? " with this message" : ""}` : "";
+		byId("send").ariaDisabled = this.refused ? "true" : null;
 		if (writing || !size) return;
-		const room = starts(messages).length ? { "Leave out the oldest turns": () => this.#chat.makeRoom() } : {};
-		this.#warn(draft >= size ? LONGER : used > FULL_SHARE * size ? FULL : "", own, room);
+		this.#warn(draft >= size ? LONGER : used > FULL_SHARE * size ? FULL : "", own);
+	}
+
+	/** Whether the server would refuse what is typed and attached, as it is: it is too long. */
+	get refused() {
+		const { data, draft, tokens } = this.#with ?? {};
+		const size = this.#models.contextLength;
+		return Boolean(draft && draft === this.#draft && data === this.#chat.data() && size && tokens >= size);
+	}
+
+	/** Say so. */
+	sayRefused() {
+		say(LONGER, this.#room);
+	}
+
+	get #room() {
+		const { draft, tokens, helps } = this.#with ?? {};
+		const works = draft && tokens >= this.#models.contextLength ? helps : starts(this.#chat.data().messages).length > 0;
+		return works ? { "Leave out the oldest turns": () => this.#chat.makeRoom(this.#draft) } : {};
 	}
 
 	/** Warn, once of the same tokens, unless something else is said. */
-	#warn(text, sent, room) {
+	#warn(text, sent) {
 		const [before, about] = this.#said;
 		if (text === before && (!text || sent === about)) return;
 		if (text !== before) takeBack(before);
 		if (text && ![text, ""].includes(noticed())) return;
 		this.#said = [text, sent];
-		if (text && !noticed()) say(text, room);
+		if (text && !noticed()) say(text, this.#room);
+	}
+
+	/** The notice that is shown has the offers that work by now. */
+	#again() {
+		if (noticed() === LONGER) say(LONGER, this.#room);
 	}
 }

@@ -2,7 +2,7 @@
 
 import { recovered } from "./api.js";
 import { announce, counted, inSentences } from "./dom.js";
-import { say } from "./notice.js";
+import { noticed, say } from "./notice.js";
 import { starts } from "./turns.js";
 
 /** actions: {ask(question, before), resume(), makeRoom(again)}. models: see models.js. */
@@ -41,14 +41,22 @@ export class Ending {
 	opened(data) {
 		const { question, before, said: text } = this.#full.get(data.id) ?? {};
 		const { makeRoom, resume, ask } = this.#actions;
-		const helps = starts(data.messages).length > 0;
 		if (text && data.get(question)) {
 			const again = () => ask(data.get(question), data.get(before) ?? null);
-			say(text, { "Try again": again, ...(helps ? { "Leave out the oldest turns": () => makeRoom(again) } : {}) });
+			this.#offer(data, text, { "Try again": again }, { "Leave out the oldest turns": () => makeRoom(again) });
 		} else if (data.last?.full) {
-			const room = { "Leave out the oldest turns and continue": () => makeRoom(() => resume()) };
-			say("The context is full, which ended the answer. Nothing is left out of it unless you say so.", helps ? room : {});
+			const full = "The context is full, which ended the answer. Nothing is left out of it unless you say so.";
+			this.#offer(data, full, {}, { "Leave out the oldest turns and continue": () => makeRoom(() => resume()) });
 		}
+	}
+
+	/** Say something of a full context, and offer to make room where that works. */
+	async #offer(data, text, actions, room) {
+		say(text, actions);
+		if (!starts(data.messages).length) return;
+		const { tooMany } = await import("./leaveout.js");
+		const some = await tooMany(data, this.#models).catch(() => []);
+		if (some.length && noticed() === text) say(text, { ...actions, ...room });
 	}
 
 	/** Say what ended an answer too early; wait for an engine or a server that is gone. */

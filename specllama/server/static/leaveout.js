@@ -4,15 +4,16 @@ import { count } from "./context.js";
 import { starts } from "./turns.js";
 
 const SHARE = 0.75; // of the context that the rest may take
+const MOST = 0.9; // of the context, from which on leaving out makes no room
 
 /**
- * Leave out as few of the oldest turns as needed. Returns whether any is: the last turn stays, and if it is too long
- * alone, all do.
+ * The oldest messages, as few as needed, without which there is room; none where there is not even for the last turn alone.
+ * draft: the question that is not sent yet, null without one.
  */
-export async function leaveOut(data, models) {
+export async function tooMany(data, models, draft = null) {
 	const path = data.messages.filter(({ out }) => !out);
-	const begins = starts(path);
-	const rests = begins.map((i) => path.slice(i));
+	const begins = draft && path.length ? [...starts(path), path.length] : starts(path);
+	const rests = begins.map((i) => [...path.slice(i), ...(draft ? [draft] : [])]);
 	const size = models.contextLength;
 	let low = 0;
 	let high = rests.length - 1;
@@ -26,10 +27,15 @@ export async function leaveOut(data, models) {
 		if ((await length(middle)) <= SHARE * size) high = middle;
 		else low = middle + 1;
 	}
-	if (high < 0 || (await length(low)) >= size) return false;
-	for (const message of path.slice(0, begins[low])) {
+	return high < 0 || (await length(low)) >= MOST * size ? [] : path.slice(0, begins[low]);
+}
+
+/** Leave out the oldest turns: see tooMany. Returns whether any is. */
+export async function leaveOut(data, models, draft = null) {
+	const oldest = await tooMany(data, models, draft);
+	for (const message of oldest) {
 		message.out = true;
 		data.touch(message);
 	}
-	return true;
+	return oldest.length > 0;
 }

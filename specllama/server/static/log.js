@@ -122,6 +122,7 @@ export class Log {
 	/** Show what depends on other messages. next: the one after it. busy: an answer is being written. */
 	#describe({ element: shown, versions, note }, data, message, first, next, busy) {
 		shown.classList.toggle("out", Boolean(message.out));
+		shown.classList.toggle("full", Boolean(message.full));
 		const said = [];
 		if (first) {
 			said.push("The messages above are left out of requests, so that there is room in the context. ");
