@@ -564,7 +564,7 @@ def test_help_has_examples_and_fits_narrow_terminals(shared: Command) -> None:
 def test_text_survives_locales_without_unicode(shared: Command) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     args = ("-p", "Repeat: Grüße, 日本", "--seed", "4", "-n", "12", "-l", "200+100", "--draft-max", "4")
-    result = shared.generate(*args, env=ascii_only)
+    result = shared.generate(*args, "-v", env=ascii_only)
     assert result.raw.isascii()
     assert "time      = verify" in result.err
     as_json = shared.generate(*args, "--json", env=ascii_only)
