@@ -13,6 +13,7 @@ from specllama.core.stats import RunStats
 PLAIN, AUTO = "plain", "auto"
 LLAMA_CPP = "llama.cpp"  # plain decoding with llama.cpp's own kernels
 BLOCK = 4  # prompts that a configuration answers in a row
+MIN_ROUNDS = 4  # of a width in an answer, for a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,16 @@ def configs(
     if not speculation:
         return [BenchConfig(0), *own]
     return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), BenchConfig(None)]
+
+
+def row_times(samples: Iterable[BenchSample]) -> dict[int, list[float]]:
+    """Rows of a decode, with specllama's kernels, to its mean seconds in each answer that had several."""
+    times: dict[int, list[float]] = {}
+    for sample in samples:
+        for rows, (count, seconds) in sample.steady_seconds.items() if sample.config != LLAMA_CPP else ():
+            if count >= MIN_ROUNDS:
+                times.setdefault(rows, []).append(seconds / count)
+    return times
 
 
 def order(

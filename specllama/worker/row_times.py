@@ -20,6 +20,7 @@ from specllama.llama.devices import devices
 from specllama.llama.library import compiled
 from specllama.llama.products import ProductError, Products
 from specllama.models.memory.available import available_memory, physical_cores
+from specllama.other_work import OtherWork
 from specllama.worker.row_prior import (
     WIDTHS,
     RowPrior,
@@ -28,7 +29,6 @@ from specllama.worker.row_prior import (
     is_plausible,
     row_prior,
 )
-from specllama.worker.tuning.other_work import OtherWork
 
 # Measured together, so that each product finds its weights replaced in the caches by the others'.
 GROUPS = (

@@ -17,11 +17,11 @@ from specllama.core.policy.posterior import StepCosts
 from specllama.drafters import HEAD, MODEL
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads.context import HeadContext
+from specllama.other_work import OtherWork
 from specllama.worker.calibrate import measure_load
 from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
-from specllama.worker.tuning.other_work import OtherWork
 
 _OVERHEAD = 1e-3  # seconds of a step beyond its decode, at most
 

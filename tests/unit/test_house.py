@@ -24,12 +24,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
     "json_types", "errors", "wording", "clock", "python_command", "large_memory", "regular_file",
-    "core", "drafters",
+    "other_work", "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
     "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("json_types", "errors", "wording", "clock", "python_command", "regular_file")
+BASICS = ("json_types", "errors", "wording", "clock", "python_command", "regular_file", "other_work")
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -47,6 +47,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "clock": (),
     "python_command": (),
     "large_memory": (),
+    "other_work": (),
     "regular_file": (),
     "core": ("errors",),
     "drafters": ("core", "errors"),
@@ -384,7 +385,7 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     """
     others = {
         "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
-        "text.template_worker", "worker.tuning.other_work", "cli.doctor.machine", "server.page", "bench.page",
+        "text.template_worker", "other_work", "cli.doctor.machine", "server.page", "bench.page",
     }  # fmt: skip
     readers = set()
     for path in FILES:

@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from specllama.bench.plan import BenchSample, configs, order
+from specllama.bench.plan import BenchSample, configs, order, row_times
 from specllama.bench.record import record
 from specllama.bench.report import report
 from specllama.bench.runner import BenchRunner
@@ -34,6 +35,7 @@ from specllama.config.options_measuring import ASKING
 from specllama.core.gain import was_busy
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
+from specllama.other_work import OtherWork, is_disturbed, usage
 from specllama.text.template_variables import reasoning_variables
 from specllama.wording import counted
 
@@ -58,6 +60,13 @@ class BenchResults(PartialResults):
     skipped: dict[str, str] = field(default_factory=dict)
     planned: int = 0
     seconds: float = 0.0
+    disturbed: bool = False  # by other programs
+
+    @property
+    def are_off(self) -> bool:
+        """Whether other programs changed the times, by the rule of `tune`, or rounds stalled."""
+        stalled = was_busy(sample.stats for sample in self.samples)
+        return self.disturbed or stalled or is_disturbed(row_times(self.samples))
 
 
 def bench(given: Mapping[str, Any]) -> int:
@@ -91,7 +100,7 @@ def bench(given: Mapping[str, Any]) -> int:
                 own.load(settings)
             _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
-        if _was_busy(results):
+        if results.are_off:
             console.warning("something else kept the machine busy, and figures are off; measure again later")
         _show(plan, results, settings.exact, values.get("json", False))
     else:
@@ -145,12 +154,14 @@ def _measure(
                 console.note(f"that takes about {rough_duration(seconds)} by the first of them")
             progress.show("warming up", n / len(ways), config.name)
     began = running_time()
+    processes = [one.pid for one in (client, own) if one is not None]
+    others = OtherWork(info.n_threads, read=partial(usage, processes=processes))
     with Progress(delay=1.0) as progress:
         for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
             if sample is not None:
                 into.samples.append(sample)
             into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}
-            into.seconds = running_time() - began
+            into.seconds, into.disturbed = running_time() - began, others.disturbs
             left = rough_duration(into.seconds / n * (into.planned - n))
             planned = counted(into.planned, "answer")
             progress.show("measuring", n / into.planned, f"of {planned}, about {left} left")
@@ -164,10 +175,6 @@ def _drafters(info: LoadInfo) -> list[str]:
     return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
 
 
-def _was_busy(results: BenchResults) -> bool:
-    return was_busy(sample.stats for sample in results.samples)
-
-
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
@@ -179,7 +186,7 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
         console.data(json.dumps(record(summary, results.samples, about, sentence)) + "\n")
     else:
         report_lines = lines(
-            summary, about, sentence, advice(summary, off, _was_busy(results)), columns(sys.stdout)
+            summary, about, sentence, advice(summary, off, results.are_off), columns(sys.stdout)
         )
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:

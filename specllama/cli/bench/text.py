@@ -90,16 +90,19 @@ def _hindsight(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
     header = ["length", "t/s", "x plain", "95 %", "1st token", "accept", "verify", "draft", "samp.", "other"]
-    rows = []
+    rows, plain = [], s.total.cells.get(PLAIN)
     for name in s.configs:
         cell = s.total.cells[name]
+        rate = cell.rate.value if cell.rate else None
+        if cell.speedup and plain and plain.rate:
+            rate = plain.rate.value * cell.speedup.value  # of the same answers, so that the line adds up
         shares = cell.total.time_shares.values()
         whole = sum(shares) or 1.0
         accept = cell.total.acceptance_rate
         rows.append(
             [
                 name,
-                f"{cell.rate.value:.1f}" if cell.rate else "-",
+                "-" if rate is None else f"{rate:.1f}",
                 _value(cell.speedup),
                 _range(cell.speedup),
                 f"{1000 * cell.ttft.value:.1f} ms" if cell.ttft else "-",
@@ -108,7 +111,7 @@ def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
             ]
         )
     yield ""
-    yield "All workloads together, by draft length:"
+    yield from wrapped("All workloads together, by draft length (t/s: plain's, times the speed-up):", width)
     yield from table(header, rows, width, 1)
 
 

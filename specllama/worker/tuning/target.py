@@ -11,17 +11,15 @@ from specllama.config.load import MAX_THREADS
 from specllama.core.policy.config import DEFAULT
 from specllama.llama.context import LlamaContext
 from specllama.models.memory.available import physical_cores
+from specllama.other_work import OtherWork, is_disturbed, median_ratio
 from specllama.worker.calibrate import TIMED
 from specllama.worker.profile import ModelProfile
-from specllama.worker.tuning.other_work import OtherWork
 from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, fastest
 from specllama.worker.tuning.timing import (
     MAX_ROUNDS,
     Times,
     TimingPosition,
     curve_of,
-    is_disturbed,
-    median_ratio,
     points,
     time_rows,
     time_threads,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
-from statistics import median
 
 from specllama.client.tune_messages import TimedWidth
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.other_work import lower_quartile
 from specllama.worker.calibrate import CHANGING
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
@@ -22,7 +22,6 @@ Times = dict[int, list[float]]  # rows of a decode, or ids of a step, to seconds
 MAX_ROUNDS = 50
 STEP_WIDTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # ids that a step of the draft model evaluates
 _CHUNK_SECONDS = 0.25  # limit of one prefill chunk
-_BUSY = 1.3  # times the typical decode of one row; more means that other programs keep the machine busy
 _MUCH_SLOWER = 2.0  # relative to the fastest: such numbers of threads are timed only once
 
 
@@ -179,26 +178,6 @@ def time_step(
         if drafter.step({0: []}):
             into.setdefault(n, []).append(clock() - began)
         yield share
-
-
-def lower_quartile(times: Sequence[float]) -> float:
-    """The lower quartile of times, which other load on the machine affects least."""
-    return sorted(times)[(len(times) - 1) // 4]
-
-
-def median_ratio(times: Sequence[float]) -> float:
-    """The median over the lower quartile: near 1 on a machine that does nothing else."""
-    return median(times) / lower_quartile(times)
-
-
-def is_disturbed(times: Mapping[int, Sequence[float]]) -> bool:
-    """Whether decodes of one row differ as on a busy machine, or take longer than wider ones."""
-    ones = times.get(1)
-    if not ones:
-        return False
-    first = lower_quartile(ones)
-    wider = (lower_quartile(samples) for n, samples in times.items() if n > 1 and samples)
-    return median_ratio(ones) > _BUSY or any(took < first / _BUSY for took in wider)
 
 
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:

@@ -14,6 +14,7 @@ from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.other_work import lower_quartile, median_ratio
 from specllama.testing import N_FEATURES, TableContext, TableHead
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 from specllama.worker.tuning.timing import (
@@ -22,8 +23,6 @@ from specllama.worker.tuning.timing import (
     Times,
     TimingPosition,
     curve_of,
-    lower_quartile,
-    median_ratio,
     points,
     repeated,
     time_rows,

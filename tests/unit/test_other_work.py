@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.worker.tuning.other_work import OtherWork, ProcessorTime, usage
-from specllama.worker.tuning.timing import is_disturbed
+from specllama.other_work import OtherWork, ProcessorTime, is_disturbed, usage
 
 
 def during(idle: float, own: float, total: float, n_threads: int, n_cpus: int) -> bool:
