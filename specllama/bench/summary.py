@@ -204,13 +204,13 @@ def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
 
 
 def with_sums(stats: Iterable[RunStats]) -> RunStats:
-    """The sums of the counters and times of several answers."""
+    """The sums of the counters and times of several answers; of widths there are none."""
     total = RunStats()
     for one in stats:
         for name in RunStats.__slots__:
-            value = getattr(one, name)
-            if isinstance(value, (int, float)):
-                setattr(total, name, getattr(total, name) + value)
+            before = getattr(total, name)
+            if isinstance(before, (int, float)):
+                setattr(total, name, before + getattr(one, name))
         total.drafted_by.update(one.drafted_by)
         _add(total.reached, one.reached)
         _add(total.accepted_at, one.accepted_at)

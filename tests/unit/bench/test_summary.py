@@ -148,11 +148,13 @@ def test_answers_that_differ_from_plain_decoding_are_named() -> None:
 def test_counters_of_answers_are_added() -> None:
     one = RunStats(n_drafted=3, n_accept=2, reached=[2, 1], accepted_at=[2, 0], verify_seconds=1.5)
     two = RunStats(n_drafted=1, n_accept=1, reached=[1], accepted_at=[1], verify_seconds=0.5)
+    one.exact_width = two.exact_width = 8  # of texts whose decodes have one width
     one.drafted_by["copy"], two.drafted_by["model"] = 3, 1
     total = with_sums([one, two])
     assert (total.n_drafted, total.n_accept, total.verify_seconds) == (4, 3, 2.0)
     assert (total.reached, total.accepted_at) == ([3, 1], [3, 0])
     assert total.drafted_by == {"copy": 3, "model": 1}
+    assert total.exact_width is None
     assert one.reached == [2, 1]
 
 
