@@ -6,17 +6,17 @@ compiler) it is for any, and the kernels are compiled at the first start, where 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import platform
 import shutil
+import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BUILD = Path("specllama") / "llama" / "kernel_build.py"
+BUILD = "specllama.llama.kernel_build"
 
 
 class KernelsHook(BuildHookInterface[Any]):
@@ -28,7 +28,8 @@ class KernelsHook(BuildHookInterface[Any]):
         """Compile the object, unless `version` is "editable", and add it to the wheel."""
         if version == "editable":
             return
-        build = _module(Path(self.root) / BUILD)
+        sys.path.insert(0, self.root)  # the package is not installed yet
+        build = importlib.import_module(BUILD)
         self._directory = tempfile.mkdtemp()
         compiled = Path(self._directory) / build.OBJECT.name
         try:
@@ -45,13 +46,3 @@ class KernelsHook(BuildHookInterface[Any]):
     def finalize(self, *_: object) -> None:
         """Remove the compiled object, which is in the wheel."""
         shutil.rmtree(getattr(self, "_directory", ""), ignore_errors=True)
-
-
-def _module(path: Path) -> ModuleType:
-    """A module of the package, which is not installed yet."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from specllama.clock import running_time
 
 from .tools import Tools
 
 
 class BackgroundProcess:
-    """A process that has been started. name: of the file for its output. idle: it gets the time that others
-    leave.
-    """
+    """A process that has been started. name: of the file for its output."""
 
     def __init__(
         self,
@@ -22,20 +21,19 @@ class BackgroundProcess:
         name: str,
         command: Sequence[str | Path],
         environ: Mapping[str, str] | None = None,
-        idle: bool = False,
     ) -> None:
-        nice = ["nice", "-n", "10"] if idle and shutil.which("nice") else []
         self._tools, self._output = tools, tools.work / f"{name}.log"
         with self._output.open("wb") as output:
-            self._process = tools.children.start([*nice, *command], output, environ)
+            self._process = tools.children.start(command, output, environ)
 
-    def finish(self, what: str) -> int:
-        """Wait for its end; returns the exit code. what: shown meanwhile."""
-        tick = self._tools.ticker(what)
+    def finish(self, what: str) -> tuple[int, str]:
+        """Wait for its end; returns the exit code and the output. what: shown meanwhile."""
+        tick, began = self._tools.ticker(what), running_time()
         while self._process.poll() is None:
             tick()
             self._tools.children.check_parent()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
-        self._tools.children.write(self._output.read_text("utf-8", "replace").rstrip())
-        return self._process.returncode
+        printed = self._output.read_text("utf-8", "replace").strip()
+        self._tools.children.write(f"waited {running_time() - began:.0f} s for: {what}\n{printed}".rstrip())
+        return self._process.returncode, printed

@@ -34,7 +34,10 @@ def compile_llama(tools: Tools, cache: WheelCache, demo: DemoDownload, compilers
     if not compilers:
         check_compiler(tools)
     tools.check_room(COMPILE_BYTES)
-    progress.say(f"compiling llama.cpp for '{request.device}' on this machine, 1 to 3 minutes on two cores")
+    progress.say(
+        f"compiling llama.cpp for '{request.device}' on this machine, 1 to 3 minutes on two idle cores, "
+        "longer where other programs run"
+    )
     demo.begin()
     state, built = BuildProgress(), tools.work / "built"
     shutil.rmtree(built, ignore_errors=True)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from specllama.processor_time import TooLongError
+from specllama.python_command import module_command
+
 from . import ready_made
 from .background import BackgroundProcess
 from .compilation import compile_llama, wheel_key
@@ -27,7 +30,8 @@ from .trial import link_duplicates, system_compilers, unusual_compiler, works
 from .wheels import WheelCache, cache_directory
 
 SEARCHING = "looking for a compiled llama.cpp"
-PRODUCT_SECONDS = 20.0  # on a very slow machine; it takes about two
+PRODUCT_SECONDS = 60.0  # of work, on a very slow machine; it takes about two
+KERNELS = "compiling specllama's kernels"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,9 +124,10 @@ class Installation:
         self.cache = WheelCache(cache_directory(tools.request.environ) / "wheels")
         self.demo = DemoDownload(tools)
         self.tried = list[str]()  # names of builds that do not work
+        self.has_kernels = False
 
     def run(self) -> None:
-        """Install everything, then fetch the demo model, and measure the processor at last."""
+        """Install everything; what is made stays where a later step fails. The processor is measured last."""
         self.make_venv()
         kernels = self.begin_kernels()
         used = self.install_llama()
@@ -130,20 +135,26 @@ class Installation:
         extra = f"[{self.request.kind}]" if self.request.kind else ""
         arguments = self.tools.constrained("install", "-e", f"{self.request.root}{extra}")
         self.tools.call(self.tools.pip_command(*arguments), "installing Python packages")
-        kernels.finish("compiling specllama's kernels")
+        self.finish_kernels(kernels)
+        self.demo.finish()
         if used is not None:
             self.check(used)
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
             stamp.touch()
-        self.demo.finish()
         self.measure_products()
 
     def measure_products(self) -> None:
-        """Measure what products of several rows take, while nothing else runs. Where that fails, the log says
-        why, and the first answers of each model find it out.
+        """Measure what products of several rows take, while nothing else runs, and say where that was not
+        possible: the first answers of each model find it out.
         """
         command = (self.request.python, "-P", "-m", "specllama.worker.row_times")
-        self.tools.run(command, "measuring this processor", seconds=PRODUCT_SECONDS)
+        try:
+            code, output = self.tools.run(command, "measuring this processor", seconds=PRODUCT_SECONDS)
+        except TooLongError as late:
+            code, output = 1, f"the measurement {late}"
+        if code:
+            reason = (output.strip().splitlines() or [f"it ended with {code}"])[-1]
+            self.progress.say(f"this processor was not measured: {reason}; chat and serve do it while idle")
 
     def make_venv(self) -> None:
         """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""
@@ -237,8 +248,15 @@ class Installation:
         """Compile the plug-in for llama.cpp while packages are downloaded and installed, and in the time that
         the compilation of llama.cpp leaves. Where that fails, specllama says why and answers without it.
         """
-        build = self.request.native.parent / "kernel_build.py"
-        return BackgroundProcess(self.tools, "kernels", [sys.executable, build], idle=True)
+        return BackgroundProcess(self.tools, "kernels", module_command("specllama.llama.kernel_build"))
+
+    def finish_kernels(self, kernels: BackgroundProcess) -> None:
+        """Wait for them, and say why there are none."""
+        code, output = kernels.finish(KERNELS)
+        self.has_kernels = code == 0
+        if code:
+            reason = (output.splitlines() or [f"it ended with {code}"])[-1]
+            self.progress.say(f"{KERNELS} failed: {reason}; specllama tries again when it starts")
 
     def check(self, used: Build) -> None:
         """Try a build, and record it if it works, else compile. Raises InstallError where nothing works."""
@@ -247,7 +265,7 @@ class Installation:
             self.tools.children.write(
                 f"libraries under several names are links now: {saved / 1e6:.0f} MB less"
             )
-        if works(self.tools):
+        if self.works(used):
             if used.ready_made:
                 self.progress.say(f"{used.name} is used")
             kind = (
@@ -258,6 +276,22 @@ class Installation:
             self.record.write_text(f"{kind}\n", "utf-8")
             return
         self.check(self.instead_of(used))
+
+    def works(self, used: Build) -> bool:
+        """Whether a build answers. Raises InstallError where one that was compiled here takes too long, which
+        shows no fault of the compilation: it is kept.
+        """
+        try:
+            return works(self.tools, self.has_kernels)
+        except TooLongError as late:
+            if used.ready_made:
+                return False
+            raise InstallError(
+                f"testing llama.cpp was ended: in writing eight tokens, {used.name} {late}",
+                "what was compiled is kept: call this again; if that does not help, set CC and CXX to "
+                "other compilers",
+                RESOURCES,
+            ) from None
 
     def instead_of(self, used: Build) -> Build:
         """Another build than one that does not work. Raises InstallError where there is none."""

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from specllama.clock import running_time, sleep, wait_until
+from specllama.clock import sleep, wait_until
+from specllama.processor_time import TooLongError, WorkMeter, kill, kill_tree, of_tree, processes, tree
 
 from .errors import Interrupted
 
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 3.0  # to end by themselves, after which they are killed
 # ninja runs each compiler in a group of its own, and ends them when it gets SIGTERM.
-_WATCH = "trap : TERM; read _; kill -TERM 0; sleep 1; kill -KILL 0"
+_WATCH = "trap : TERM; read _; kill -TERM 0; sleep 3; kill -KILL 0"
 
 
 class Children:
@@ -77,12 +78,13 @@ class Children:
     ) -> tuple[int, str]:
         """Run a process to its end; returns its exit code and its output, which also goes to the log.
 
-        tick: called at least every half second; line: gets each line. seconds: the process is killed then.
-        Raises Interrupted if the process that started this one has ended.
+        tick: called at least every half second; line: gets each line. seconds: that it may work, or stand
+        still (WorkMeter.over). Raises TooLongError then, with its descendants killed, and Interrupted if the
+        process that started this one has ended.
         """
         process = self.start(command, environ=environ, directory=directory)
         assert process.stdout is not None
-        ends = None if seconds is None else running_time() + seconds
+        meter = None if seconds is None else WorkMeter(of_tree(process.pid))
         output, rest = bytearray(), b""
         with process.stdout as pipe:
             while True:
@@ -98,8 +100,10 @@ class Children:
                         line(one.decode("utf-8", "replace"))
                 tick()
                 self.check_parent()
-                if ends is not None and running_time() > ends:
-                    process.kill()
+                if meter is not None and seconds is not None and (over := meter.over(seconds)):
+                    kill_tree(process.pid)
+                    self.write(f"ended: it {over}")
+                    raise TooLongError(over)
         return process.wait(), output.decode("utf-8", "replace")
 
     def check_parent(self) -> None:
@@ -108,14 +112,16 @@ class Children:
             raise Interrupted(signal.SIGTERM)
 
     def end(self) -> None:
-        """End all processes of the group."""
+        """End all processes of the group, and those that they have put into groups of their own."""
         group = self._watcher.pid
+        started = [pid for one in self._started for pid in tree(one.pid, processes())]
         self._watcher.kill()
         self._watcher.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
             wait_until(self._has_ended, _GRACE_SECONDS)
             os.killpg(group, signal.SIGKILL)
+        kill(set(started) & processes().keys())
         for process in self._started:
             process.wait()
         if self._watcher.stdin is not None:

@@ -102,7 +102,7 @@ class BuildProgress:
         if share < _ENOUGH:
             return f"{text}, {now - self._began:.0f} s"
         left = (now - self._compiling_since) * (1 - share) / share
-        return f"{text}, {now - self._began:.0f} s, about {_rounded(left)} s left"
+        return f"{text}, {now - self._began:.0f} s, about {_rounded(left)} left"
 
     def _step(self, done: int, total: int) -> None:
         if not self._total:
@@ -111,6 +111,8 @@ class BuildProgress:
         self._done, self._total = done, total
 
 
-def _rounded(seconds: float) -> int:
-    """A whole number of seconds, in steps of 5 from 10 on: an estimate that does not flicker."""
-    return round(seconds) if seconds < 10 else 5 * round(seconds / 5)
+def _rounded(seconds: float) -> str:
+    """Minutes from two on, else seconds, in steps of 5 from 10 on: an estimate that does not flicker."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{round(seconds) if seconds < 10 else 5 * round(seconds / 5)} s"

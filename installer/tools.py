@@ -83,7 +83,7 @@ class Tools:
         environ: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> tuple[int, str]:
-        """Run a command, for `seconds` at most; returns its exit code and output. environ: changes."""
+        """Run a command; returns its exit code and output. environ: changes. seconds: see Children.run."""
         work = {"TMPDIR": str(self.work) if self.work.is_dir() else "", **(environ or {})}
         return self.children.run(command, self.ticker(what), environ=work, seconds=seconds)
 

@@ -14,7 +14,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 TICK_SECONDS = 0.25  # between two ticks
@@ -119,37 +119,6 @@ def exited(process: subprocess.Popen[Any]) -> Callable[[float], bool]:
         return True
 
     return wait
-
-
-def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> str | None:
-    """What a command prints within `seconds` in which this process runs, as text; None if it takes longer,
-    fails, or cannot be started.
-    """
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env=environ,
-        )
-    except OSError:
-        return None
-    outputs: list[str] = []
-
-    def read(step: float) -> bool:
-        try:
-            outputs.append(process.communicate(timeout=step)[0])
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    with process:
-        if not wait_until(read, seconds):
-            process.kill()
-    return outputs[0] if outputs and process.returncode == 0 else None
 
 
 def sleep(seconds: float, clock: Callable[[], float] = running_time) -> None:

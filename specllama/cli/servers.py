@@ -17,6 +17,7 @@ from specllama.cli.formatting import columns, duration, listing, wrapped
 from specllama.clock import sleep, wait_until
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.models.sizes import size
+from specllama.processor_time import of_tree, wait_while_working
 from specllama.server.running import RunningServer, running, runs
 from specllama.text.terminal import printable
 from specllama.wording import counted
@@ -29,7 +30,7 @@ Examples:
   specllama stop --all --now
 """
 _SOON_SECONDS = 1.0  # after which it is said what is waited for
-_MARGIN_SECONDS = 10.0  # for a server to end after its requests have
+_MARGIN_SECONDS = 10.0  # of work, for a server to end after its requests have
 
 
 def ps(given: Mapping[str, Any]) -> int:
@@ -76,9 +77,13 @@ def stop(given: Mapping[str, Any]) -> int:
         if not wait_until(ends, _SOON_SECONDS) and not given.get("now"):
             limit = counted(round(server.drain_seconds), "second")
             console.note(f"{server.url} has up to {limit} to end its answers; with --now it has none")
-        if not wait_until(ends, waited + _MARGIN_SECONDS):
+        over = ""
+        if not wait_until(ends, waited):
+            over = wait_while_working(ends, of_tree(server.pid), _MARGIN_SECONDS)
+        if over:
             raise ResourceError(
-                f"{server.url} has not ended", f"kill -9 {server.pid} ends it, and what it was doing is lost"
+                f"{server.url} has not ended; it {over}",
+                f"kill -9 {server.pid} ends it, and what it was doing is lost",
             )
         console.data(f"stopped {server.url}\n")
     return 0

@@ -21,13 +21,15 @@ from typing import IO
 
 from specllama.client import protocol
 from specllama.client.lines import LineBuffer, LineTooLongError
-from specllama.clock import ended, exited, running_time, wait_until
+from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.processor_time import WorkMeter, exits, of_tree
 from specllama.python_command import module_command
 
-_GRACE_SECONDS = 6.0  # for the process to store what it has and exit, before it is killed
+_GRACE_SECONDS = 6.0  # of work, for the process to store what it has and exit, before it is killed
 _READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
 _SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
+_LATE_SECONDS = 1.5  # without one, from which on it is watched whether the process works
 _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
     "compile it here, with specllama's installation (docs/install.md)"
@@ -140,7 +142,7 @@ class EngineProcess:
         self.shut()
         if self._parent != os.getpid():
             return
-        if not wait_until(exited(self._process), _GRACE_SECONDS):
+        if not exits(self._process, _GRACE_SECONDS):
             self._process.kill()
             self._process.wait()
         for thread in self._threads:
@@ -194,8 +196,9 @@ class EngineProcess:
                     self._on_message(message)
                 elif message.busy_for > message.allowed:
                     self._kill(
-                        f"the engine process hangs: a step has run for {message.busy_for:.0f} s, "
-                        f"more than the {message.allowed:.0f} s allowed; it was ended"
+                        "the engine process hangs: a step has worked, or stood still, for "
+                        f"{message.busy_for:.0f} s, more than the {message.allowed:.0f} s allowed; "
+                        "it was ended"
                     )
                     return False
         except LineTooLongError as error:
@@ -221,12 +224,21 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """Kill a process that sends no heartbeats: it is stopped or deadlocked. Time in which this process
-        itself was paused does not count.
+        """Kill a process that sends no heartbeats: it is stopped or deadlocked, or works on and on. One that
+        other programs keep from working goes on, and time in which this process was paused does not count.
         """
+        meter: WorkMeter | None = None
         while not self._ended.wait(1.0):
-            if self._last_bytes is not None and self.silent_for > _SILENCE_SECONDS:
-                self._kill(f"the engine process has not responded for {_SILENCE_SECONDS:.0f} s; it was ended")
+            if self._last_bytes is None or self.silent_for < _LATE_SECONDS:
+                meter = None
+                continue
+            meter = meter or WorkMeter(of_tree(self.pid))
+            over = meter.over(max(0.0, _SILENCE_SECONDS - _LATE_SECONDS))
+            if over and self.silent_for > _SILENCE_SECONDS:
+                self._kill(
+                    f"the engine process has not responded for {self.silent_for:.0f} s, in which it {over}; "
+                    "it was ended"
+                )
                 return
 
     def _kill(self, reason: str, cause: str = "") -> None:

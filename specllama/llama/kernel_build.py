@@ -1,12 +1,12 @@
 """Compiles the plug-in with specllama's kernels (native/) into one shared object, in seconds.
 
-Imports nothing but the standard library, so that the build of a wheel and the installation of a clone can use
-this file before any package is installed. As a program it compiles the ready-made object of the package.
+Imports no package but specllama, and of that what needs the standard library alone, so that the build of a
+wheel and the installation of a clone can use it before any package is installed. As a program it compiles the
+ready-made object of the package.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -18,6 +18,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from specllama.processor_time import TooLongError, kill_tree, outputs_of
 
 NATIVE = Path(__file__).parent / "native"
 OBJECT = NATIVE / "specllama_kernels.so"  # ready-made: in a wheel, and in a clone that was installed
@@ -31,7 +33,7 @@ OF_MACHINE: Mapping[str, tuple[str, ...]] = {"x86_64": ("avx2", "avxvnni", "avx5
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-rtti", "-w")
 COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _COMPILERS = ("g++", "c++", "clang++")
-_SECONDS = 300  # for the compiler
+_SECONDS = 300  # of work, for the compiler of one of them
 _MAX_OBJECT = 64 << 20  # bytes of an object that are read: a compiled one has 1 to 4 MB
 
 
@@ -145,36 +147,28 @@ def _run(commands: list[list[str]], directory: Path) -> None:
     ]
     try:
         for command, process in zip(commands, running, strict=True):
-            _, printed = _ended(process)
+            try:
+                _, printed = outputs_of(process, _SECONDS)
+            except TooLongError as late:
+                raise Unusable(f"{command[0]} was ended before it had compiled them: it {late}") from None
             if process.returncode:
                 lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
                 said = lines[0].strip() if lines else f"exit code {process.returncode}"
                 raise Unusable(f"{command[0]} does not compile them: {said}")
-    except subprocess.TimeoutExpired:
-        raise Unusable(f"{commands[0][0]} took longer than {_SECONDS} s to compile them") from None
     finally:
         for process in running:
             with process:
-                process.kill()
-
-
-def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """The output of a process, once it has ended. Raises TimeoutExpired after _SECONDS. It waits in short
-    steps, so that a pause of this process counts as one step only.
-    """
-    for _ in range(_SECONDS):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=1)
-    raise subprocess.TimeoutExpired(process.args, _SECONDS)
+                if process.poll() is None:
+                    kill_tree(process.pid)
 
 
 def main() -> int:
-    """Compile the ready-made object unless it is current; 1, with the reason on stderr, if that fails."""
+    """Compile the ready-made object unless it is current, or this system has no kernels; 1, with the reason
+    on stderr, if that fails.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an interrupted installation: nothing is left
     try:
-        if why := unsupported():
-            raise Unusable(why)
-        if not is_current(OBJECT):
+        if not unsupported() and not is_current(OBJECT):
             compile_object(OBJECT)
     except Unusable as error:
         sys.stderr.write(f"{error}\n")

@@ -15,15 +15,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.clock import exited, wait_until
 from specllama.errors import EngineError, SpecllamaError, TemplateError, UsageError
+from specllama.processor_time import exits, of_tree, wait_while_working
 from specllama.python_command import module_command
 from specllama.text.control_tokens import ControlTexts, PromptPart
 from specllama.text.prompt_parts import HINT, MAX_CHARS, Message, continued, nested_too_deeply
 
 CPU_SECONDS, COMPILE_SECONDS = 0.75, 2.0  # of the processor: of a rendering, of a compilation
 MAX_BYTES = 256 * 1024 * 1024  # that one of them may allocate
-SECONDS = 10.0  # on the clock, where other programs take the processor
+SECONDS = 10.0  # of work at most where the system does not bound it, and of standing still
 OUT_OF_MEMORY = 17  # exit code of a process that has used MAX_BYTES
 _BYTES_A_CHAR = 12  # of JSON in ASCII, at most
 _GRACE_SECONDS = 1.0
@@ -42,6 +42,7 @@ class TemplateProcess:
             )
         except OSError as error:
             raise EngineError(f"the process for chat templates cannot be started: {error}") from None
+        self._over = ""  # which limit this process has ended it for
         self._end = weakref.finalize(self, _end, self._process)
 
     @property
@@ -87,18 +88,21 @@ class TemplateProcess:
         self._end()
 
     def _watch(self, done: threading.Event) -> None:
-        if not wait_until(done.wait, SECONDS):
+        self._over = wait_while_working(done.wait, of_tree(self.pid), SECONDS)
+        if self._over:
             self._process.kill()
 
     def _ending(self, seconds: float) -> str:
         """Why it has ended, in words that follow "the chat template"."""
-        wait_until(exited(self._process), _GRACE_SECONDS)
+        exits(self._process, _GRACE_SECONDS)
         self.close()
         code = self._process.returncode
         if code == OUT_OF_MEMORY:
             return f"allocates more than {MAX_BYTES >> 20} MB"
-        if -code in (signal.SIGKILL, signal.SIGPROF):
-            return f"ran for more than {seconds:g} s"
+        if self._over:
+            return self._over
+        if -code == signal.SIGPROF:
+            return f"ran for more than {seconds:g} s of processor time"
         return f"ended its process, with code {code}"
 
 

@@ -7,6 +7,7 @@ does once a pair is loaded is in loaded_engine.py.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 from specllama.client import protocol
@@ -15,13 +16,14 @@ from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.errors import EngineError
 from specllama.llama.log import show_log
+from specllama.processor_time import WorkMeter, of_thread
 from specllama.worker.accepted import refusing
 from specllama.worker.load_info import inspect_build
 from specllama.worker.loaded_engine import LoadedEngine
 from specllama.worker.loader import Loaded
 from specllama.worker.open_engine import open_engine
 
-_LEAST_SECONDS = 30.0  # that a step may take
+_LEAST_SECONDS = 30.0  # of work that a step may take
 
 
 class EngineCore:
@@ -43,6 +45,8 @@ class EngineCore:
         self._post = post
         self.loaded_engine: LoadedEngine | None = None
         self.busy_since: float | None = None
+        self._thread = threading.current_thread()  # which calls `handle` and `step`
+        self._metered: tuple[float, WorkMeter] | None = None  # the work of that start
 
     @property
     def loaded(self) -> Loaded | None:
@@ -116,11 +120,16 @@ class EngineCore:
         return self.loaded_engine.step_due_in if self.loaded_engine is not None else None
 
     def hang(self) -> tuple[float, float]:
-        """How long the current work has run and how long it may, in seconds: of this thread, or of the
-        preparer's if that is nearer to its end.
+        """How long the current work has run and how long it may, in seconds (WorkMeter.seconds): of this
+        thread, or of the preparer's if that is nearer to its end. Called every half second by another thread,
+        from whose first call on it counts.
         """
         started = self.busy_since
-        own = (running_time() - started if started is not None else 0.0, self.allowed_seconds())
+        if started is None:
+            self._metered = None
+        elif self._metered is None or self._metered[0] != started:
+            self._metered = started, WorkMeter(of_thread(self._thread))
+        own = (self._metered[1].seconds if self._metered is not None else 0.0, self.allowed_seconds())
         other = self.loaded_engine.intake.hang if self.loaded_engine is not None else None
         return max(own, other, key=lambda hang: hang[0] / hang[1]) if other is not None else own
 

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
 from specllama.client.trim_messages import Trim
-from specllama.clock import running_time, wait_until
+from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.processor_time import kill_descendants, of_tree, wait_while_working
 
 if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
 
 _HEARTBEAT_SECONDS = 0.5
 _MESSAGE_SECONDS = 0.05  # of handling messages between two steps
-_STORE_SECONDS = 5.0  # time to store what was learnt and evaluated, once the front is gone
+_STORE_SECONDS = 5.0  # of work, to store what was learnt and evaluated, once the front is gone
 
 
 class _Sized(NamedTuple):
@@ -84,8 +85,10 @@ class _Pipes:
                     refusal = UsageError(f"the request cannot be read: {error}")
                     self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
         self.inbox.put(None)
-        if self.core is not None and self.core.loaded is not None:
-            wait_until(self.stored.wait, _STORE_SECONDS)
+        if self.core is None:
+            kill_descendants()  # compilers of the kernels
+        elif self.core.loaded is not None:
+            wait_while_working(self.stored.wait, of_tree(os.getpid()), _STORE_SECONDS)
         os._exit(0)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError
+from specllama.processor_time import WorkMeter, of_thread
 
 _Result = TypeVar("_Result")
 LARGE = 16 * 1024  # bytes of a message; the work on smaller ones takes a few milliseconds
@@ -39,7 +39,7 @@ class Preparer:
         self._jobs: queue.PriorityQueue[tuple[int, int, Job]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._by_id: dict[int, Job] = {}
-        self._current: tuple[float, int] | None = None  # when the job at hand began, and its size
+        self._current: tuple[WorkMeter, int] | None = None  # of the job at hand, and its size
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -83,17 +83,19 @@ class Preparer:
 
     @property
     def hang(self) -> tuple[float, float] | None:
-        """How long the job at hand has run and how long it may, in seconds; None without one."""
+        """How long the job at hand has run (WorkMeter.seconds) and how long it may, in seconds; None without
+        one.
+        """
         current = self._current
         if current is None:
             return None
-        began, size = current
-        return running_time() - began, _ALLOWED_SECONDS + _ALLOWED_PER_BYTE * size
+        meter, size = current
+        return meter.seconds, _ALLOWED_SECONDS + _ALLOWED_PER_BYTE * size
 
     def _run(self) -> None:
         while True:
             size, _, job = self._jobs.get()
-            self._current = running_time(), size
+            self._current = WorkMeter(of_thread(threading.current_thread())), size
             if job.open:
                 job.done(job, _outcome(job.work))
             self._current = None

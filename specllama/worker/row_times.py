@@ -197,13 +197,22 @@ def measure_missing(store: RowTimeStore, clock: Callable[[], float] = running_ti
 
 
 def main() -> int:
-    """Measure and store; 1, with the reason on stderr, where that is not possible."""
+    """Measure, store, and say for which types there are times; 1, with the reason on stderr, where some are
+    missing.
+    """
+    store, why = RowTimeStore(Store(), physical_cores()), "other programs used the processors"
+    if available_memory() < _LEAST_MEMORY:
+        why = f"less than {_LEAST_MEMORY >> 20} MiB of memory are free"
     try:
-        for _ in measure_missing(RowTimeStore(Store(), physical_cores())):
+        for _ in measure_missing(store):
             pass
     except ProductError as error:
-        sys.stderr.write(f"products of rows cannot be measured: {error}\n")
+        why = str(error)
+    if missing := store.missing:
+        n_types, n_missing = sum(map(len, GROUPS)), sum(map(len, missing))
+        sys.stderr.write(f"times of rows are missing for {n_missing} of {n_types} types of weights: {why}\n")
         return 1
+    sys.stdout.write(f"times of rows: {', '.join(store.read())}\n")
     return 0
 
 

@@ -10,14 +10,17 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specllama.errors import EngineError
 from specllama.llama import kernel_build, kernels
 from specllama.llama.library import ggml
 from tests.support.paths import ROOT
+from tests.support.processes import SOON
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 ANSWER = """
@@ -76,6 +79,63 @@ def library(directory: Path, *functions: str) -> Path:
 )
 def test_a_compiler_that_compiles_nothing(tmp_path: Path, compiler: str, reason: str) -> None:
     assert said(ANSWER, tmp_path / "none.so", SPECLLAMA_CACHE=str(tmp_path), CXX=compiler) == reason
+
+
+def slow_compiler(folder: Path) -> Path:
+    """One that stands still, as its child does, whose id it writes down."""
+    compiler = folder / "slow"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-fsyntax-only*) exit;; esac\nsleep 60 & echo $! >> {folder}/pids\nwait\n'
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
+def pids_in(folder: Path) -> list[int]:
+    """Of the two compilers that run at once, when both have written them."""
+    file, deadline = folder / "pids", time.monotonic() + SOON
+    while not file.exists() or len(file.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return list(map(int, file.read_text().split()))
+
+
+def test_a_compiler_that_stands_still_is_ended_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_build, "_SECONDS", 0.5)
+    compiler = slow_compiler(tmp_path)
+    with pytest.raises(kernels.Unusable) as late:
+        kernel_build.compile_object(tmp_path / "k.so", {"CXX": str(compiler), "PATH": os.environ["PATH"]})
+    ended = "was ended before it had compiled them: it used no processor time for 0.5 s"
+    assert str(late.value) == f"{compiler} {ended}"
+    assert all(map(has_ended, pids_in(tmp_path)))
+
+
+def test_no_compiler_goes_on_without_its_engine_process(tmp_path: Path) -> None:
+    """The front has ended, by Ctrl-C say, while the kernels are compiled."""
+    code = (
+        "from pathlib import Path; from specllama.llama import kernels; from specllama.worker import main; "
+        f"kernels.OBJECT = Path({str(tmp_path / 'none.so')!r}); main.main()"
+    )
+    environ = {"PYTHONPATH": str(ROOT), "SPECLLAMA_CACHE": str(tmp_path), "CXX": str(slow_compiler(tmp_path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environ
+    ) as engine:
+        pids = pids_in(tmp_path)
+        engine.communicate(timeout=SOON)  # closes its stdin
+        assert engine.returncode == 0
+    assert all(map(has_ended, pids))
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is soon gone, or only waits for its parent to look at it."""
+    deadline = time.monotonic() + SOON
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from installer import demo, errors, ready_made, request, wheels
+from installer import demo, errors, main, processes, ready_made, request, wheels
+from installer.compilation import wheel_key
 from installer.main import locked
 from installer.processes import Children
 from installer.progress import BuildProgress, Progress
@@ -27,6 +28,7 @@ from installer.tools import Tools
 from installer.trial import link_duplicates
 from specllama.config import store
 from specllama.models.demo import SMOLLM2
+from specllama.processor_time import TooLongError
 from tests.support.fake_checkout import VERSION, FakeCheckout, sdist, wheel
 from tests.support.paths import ROOT
 
@@ -525,6 +527,20 @@ def test_children_end_with_a_killed_installation() -> None:
         assert gone(pid)
 
 
+def test_no_process_goes_on_in_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the compilers of a ninja that has no time to end them, on a busy machine."""
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.1)
+    with open(os.devnull, "wb") as log:
+        children = Children(log, {"PATH": os.environ["PATH"]})
+        late = NINJA_LIKE.replace("(compiler.kill(), sys.exit())", "None")
+        process = children.start([sys.executable, "-c", late])
+        assert process.stdout is not None
+        with process.stdout as pipe:
+            pid = int(pipe.readline())
+        children.end()
+    assert gone(pid)
+
+
 def test_output_is_logged_and_a_late_process_is_ended(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         children = Children(log, {"PATH": os.environ["PATH"], "A": "1", "B": "2"})
@@ -536,11 +552,15 @@ def test_output_is_logged_and_a_late_process_is_ended(tmp_path: Path) -> None:
                 "14\ntwo words\n",
             )
             assert lines == ["14", "two words"]
-            code, _ = children.run(["sleep", "60"], lambda: None, seconds=0.1)
-            assert code == -signal.SIGKILL
+            with pytest.raises(TooLongError, match=r"^used no processor time for 0\.1 s$"):
+                children.run(["sleep", "60"], lambda: None, seconds=0.1)
         finally:
             children.end()
-    assert (tmp_path / "log").read_text().endswith("14\ntwo words\n\n$ sleep 60\n")
+    assert (
+        (tmp_path / "log")
+        .read_text()
+        .endswith("14\ntwo words\n\n$ sleep 60\nended: it used no processor time for 0.1 s\n")
+    )
 
 
 # Whole installations
@@ -596,7 +616,9 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     assert all(line.startswith("specllama: ") for line in err.splitlines())
     assert not (first.venv / "work").exists()
     assert Path(first.env["FAKE_PIDS"] + ".overlapped").exists(), "the kernels are compiled meanwhile"
-    assert "kernel_build.py" in first.log
+    assert "specllama.llama.kernel_build" in first.log
+    assert "kernels of the trial: as usual\n" in first.log
+    assert "this processor was not measured: " in err
     # This checkout has no such module: an installation does not fail because of it.
     *_, last = (line for line in first.log.splitlines() if line.startswith("$ "))
     assert last.endswith(" -P -m specllama.worker.row_times")
@@ -623,8 +645,12 @@ def test_a_compiled_build_that_crashes_is_compiled_with_the_systems_compilers(us
     unusual = executable(user.home / "bin of conda" / "c++", "echo 1.0")
     named = shlex.quote(str(unusual))
     broken = {"CXX": named, "FAKE_BROKEN_CXX": named}
-    code, out, err = checkout.run(**broken)
+    code, out, err = checkout.run(**broken, FAKE_KERNELS="g++ was ended before it had compiled them")
     assert (code, out) == (0, "built here\n"), err
+    failed = "specllama's kernels failed: g++ was ended before it had compiled them; specllama tries again"
+    assert f"specllama: compiling {failed} when it starts\n" in err
+    assert checkout.log.count("kernels of the trial: off\n") == 2, "it compiles nothing itself"
+    assert "s for: compiling specllama's kernels\n" in checkout.log
     assert f"llama.cpp is compiled with '{named}', which CXX names, and tried then\n" in err
     assert "the llama.cpp compiled here does not work; compiling it again with /usr/bin/" in err
     library = next(checkout.venv.glob("lib/python3.*/site-packages/llama_cpp/lib"))
@@ -641,6 +667,32 @@ def test_a_compiled_build_that_crashes_is_compiled_with_the_systems_compilers(us
     assert (code, out) == (8, ""), err
     assert "error: llama.cpp does not work here: the llama.cpp compiled here failed to write eight" in err
     assert "set CC and CXX to other compilers" in err
+
+
+def test_a_trial_that_takes_too_long_keeps_what_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows no fault of a build that was compiled here, but of a ready-made one."""
+
+    def works(_tools: Tools, _kernels: bool) -> bool:
+        raise TooLongError("used more than 300 s of processor time")
+
+    monkeypatch.setattr(main, "works", works)
+    with (tmp_path / "log").open("wb") as log:
+        children = Children(log, {"PATH": os.environ["PATH"]})
+        try:
+            tools = Tools(a_request(SPECLLAMA_CACHE=str(tmp_path)), Progress(io.StringIO(), False), children)
+            installation = main.Installation(tools)
+            installation.cache.store(wheel_key(tools), wheel(tmp_path))
+            with pytest.raises(errors.InstallError, match=r"llama\.cpp compiled here used more than") as late:
+                installation.works(main.Build("the llama.cpp compiled here"))
+            assert installation.cache.find(wheel_key(tools)) is not None
+            assert not installation.works(main.Build("llama-cpp-python of pip's cache", ready_made=True))
+        finally:
+            children.end()
+    assert late.value.code == 8
+    assert late.value.message.startswith("testing llama.cpp was ended: in writing eight tokens, ")
+    assert late.value.hint.startswith("what was compiled is kept: call this again;")
 
 
 def test_only_copies_become_links(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 KERNELS = """
 import os, sys, time
+if message := os.environ.get("FAKE_KERNELS"):
+    sys.exit(message)
 marker = os.environ["FAKE_PIDS"]  # it ends while the packages are installed, if it runs then
 for _ in range(300):
     if os.path.exists(marker + ".packages"):
@@ -80,10 +82,12 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     return wheel(folder, "specllama", "0.1.0", files, entry)
 """
 COMMAND = """
-import sys
+import os, sys
 import llama_cpp
 
 def main():
+    if sys.argv[1:3] == ["run", "-m"]:
+        print("kernels of the trial:", os.environ.get("SPECLLAMA_KERNELS", "as usual"))
     if sys.argv[1:] == ["pull", "demo"]:
         sys.exit("error: the package index cannot be reached")
     if not llama_cpp.WORKS:
@@ -114,7 +118,7 @@ class FakeCheckout:
         scripts.mkdir()
         for name in ("setup.sh", "specllama", "install.py"):
             shutil.copy2(ROOT / "scripts" / name, scripts / name)
-        for name in ("__init__.py", "clock.py"):
+        for name in ("__init__.py", "clock.py", "processor_time.py", "python_command.py"):
             shutil.copy2(ROOT / "specllama" / name, self.root / "specllama" / name)
         (self.root / "constraints.txt").touch()
         (self.root / "specllama/llama/native/build.cmake").write_text("# changes\n")

@@ -18,7 +18,6 @@ from specllama.clock import (
     RunningClock,
     ended,
     exited,
-    output_of,
     running_time,
     wait_until,
 )
@@ -102,14 +101,6 @@ def test_threads_and_processes_are_waited_for() -> None:
         assert not wait_until(exited(process), 0.05)
         process.kill()
         assert wait_until(exited(process), 5.0)
-
-
-def test_output_of_a_command() -> None:
-    assert output_of(["sh", "-c", "printf 'caf\\303\\251'; echo no >&2"], 5.0) == "café"
-    assert output_of(["sh", "-c", "echo half; exit 3"], 5.0) is None
-    assert output_of(["sleep", "60"], 0.1) is None
-    assert output_of(["no-such-command-of-this-name"], 5.0) is None
-    assert output_of(["sh", "-c", "printf $NAME"], 5.0, {**os.environ, "NAME": "x"}) == "x"
 
 
 def test_the_clock_of_this_process_is_that_of_the_system_while_it_runs() -> None:

@@ -23,13 +23,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "json_types", "errors", "wording", "clock", "python_command", "large_memory", "regular_file",
-    "other_work", "core", "drafters",
+    "json_types", "errors", "wording", "clock", "processor_time", "python_command", "large_memory",
+    "regular_file", "other_work", "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
     "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
-BASICS = ("json_types", "errors", "wording", "clock", "python_command", "regular_file", "other_work")
+BASICS = (
+    "json_types", "errors", "wording", "clock", "processor_time", "python_command", "regular_file",
+    "other_work",
+)  # fmt: skip
 LIGHT_CORE = (
     *(
         "core.seeds",
@@ -45,6 +48,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "json_types": (),
     "wording": (),
     "clock": (),
+    "processor_time": ("clock",),
     "python_command": (),
     "large_memory": (),
     "other_work": (),
@@ -385,7 +389,8 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     """
     others = {
         "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
-        "text.template_worker", "other_work", "cli.doctor.machine", "server.page", "bench.page",
+        "processor_time", "text.template_worker", "other_work", "cli.doctor.machine", "server.page",
+        "bench.page",
     }  # fmt: skip
     readers = set()
     for path in FILES:

@@ -14,6 +14,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
+from specllama.processor_time import of_tree, wait_while_working
 
 if TYPE_CHECKING:
     from specllama.client.client import EngineClient
@@ -22,7 +23,8 @@ _WITHOUT_KERNELS = (
     "text with drafts may differ from text without them where tokens are almost equally likely, and small "
     "batches are slower"
 )
-SECONDS = 60.0  # for an engine process to start
+SECONDS = 600.0  # of work, for an engine process to start: it may have to compile
+IDLE_SECONDS = 60.0  # for which it may stand still meanwhile
 
 
 def engine(problems: list[Problem]) -> JsonObject:
@@ -49,24 +51,28 @@ def check_rpc(started: Mapping[str, Any], problems: list[Problem]) -> None:
 
 @contextlib.contextmanager
 def _time_limit(client: EngineClient) -> Iterator[None]:
-    """Close the client if the block takes longer than SECONDS. Raises EngineDiedError then."""
-    late = threading.Event()
+    """Close the client if its process works for more than SECONDS during the block, or stands still for
+    IDLE_SECONDS. Raises EngineDiedError then.
+    """
+    done, over = threading.Event(), [""]
 
-    def give_up() -> None:
-        late.set()
-        client.close()
+    def watch() -> None:
+        over[0] = wait_while_working(done.wait, of_tree(client.pid), SECONDS, IDLE_SECONDS)
+        if over[0]:
+            client.close()
 
-    timer = threading.Timer(SECONDS, give_up)
-    timer.start()
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     except SpecllamaError as error:
-        if not late.is_set():
+        if not over[0]:
             raise
-        what = f"the engine process did not start within {SECONDS:g} s"
+        what = f"the engine process did not start: it {over[0]}"
         raise EngineDiedError(what, error.hint) from None
     finally:
-        timer.cancel()
+        done.set()
+        thread.join()
 
 
 class DemoReport(TypedDict):

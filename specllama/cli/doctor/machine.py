@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 
 import specllama
 from specllama.cli.doctor import Problem
-from specllama.clock import output_of
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
+from specllama.processor_time import output_of
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}

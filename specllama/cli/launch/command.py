@@ -19,9 +19,9 @@ from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.names import client as client_named
 from specllama.cli.launch.printed import SHOWN_KEY, printed
 from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
-from specllama.clock import exited, wait_until
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
+from specllama.processor_time import exits
 from specllama.text.terminal import printable
 
 EXAMPLES = """
@@ -31,7 +31,7 @@ Examples:
   specllama launch llm -- "What does shutil.copytree do?"
   specllama launch opencode --print
 """
-_END_SECONDS = 5.0
+_END_SECONDS = 5.0  # of work
 _OF_LAUNCH = ("client", "arguments", "print_only", "url", "force", "debug", "verbose")
 _OF_ANY_SERVER = (*_OF_LAUNCH, "model", "host", "port", *KEYS)
 
@@ -173,5 +173,5 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    if not wait_until(exited(process), _END_SECONDS):
+    if not exits(process, _END_SECONDS):
         process.kill()

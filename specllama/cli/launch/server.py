@@ -18,15 +18,17 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from specllama.cli.launch.client import ModelServer
-from specllama.clock import exited, sleep, wait_until
+from specllama.clock import sleep
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.json_types import JsonObject
+from specllama.processor_time import exits
 from specllama.python_command import module_command
 from specllama.regular_file import open_regular
 from specllama.server.settings import is_loopback
 
-_CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
+_CONNECT_SECONDS, _POLL_SECONDS = 10.0, 0.05
+_END_SECONDS = 5.0  # of work
 _MAX_BYTES = 4 << 20  # of an answer
 _KEPT_LOGS = 10
 _SERVING = re.compile(r"^serving .* at (http://\S+)/v1, ", re.M)
@@ -154,7 +156,7 @@ class OwnServer:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
-                if wait_until(exited(self._process), _END_SECONDS):
+                if exits(self._process, _END_SECONDS):
                     return
 
     def url(self, say: Callable[[str], None]) -> str | None:

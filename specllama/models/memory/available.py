@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from specllama.clock import output_of
+from specllama.processor_time import output_of
 
 UNKNOWN = 1 << 62  # bytes, so that nothing is refused if the memory cannot be determined
 NO_QUOTA = 1 << 16  # CPUs
