@@ -32,6 +32,7 @@ from specllama.worker.profile_data import (
     merged,
     pairs_of,
     plain_times,
+    possible_times,
 )
 from specllama.worker.row_prior import RowPrior
 
@@ -190,10 +191,10 @@ class ModelProfile:
 
     @property
     def decode_seconds(self) -> list[tuple[int, float]]:
-        """(rows, seconds of such a decode) of the measured widths at the context length used last, by rows;
-        empty without a planner.
+        """(rows, seconds of such a decode) of the measured widths at the context length used last, by rows,
+        without those that cannot be; empty without a planner.
         """
-        return self.planner.costs.times if self.planner is not None else []
+        return possible_times(self.planner.costs.times) if self.planner is not None else []
 
     # Measuring
 

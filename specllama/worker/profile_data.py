@@ -5,7 +5,7 @@ comparisons of rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -27,6 +27,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
 }
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
+_MOST_OFF = 2.0  # a factor: devices have other kernels for more rows, of which each takes less
 _MAX_PAIRS = 8  # kept for a target: those used last
 
 
@@ -52,6 +53,14 @@ def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
     stored: Mapping[Any, Any] = plain if isinstance(plain, Mapping) else {}
     seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
     return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
+
+
+def possible_times(times: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """(rows, seconds) without the decodes that took too long to be true next to others: more rows take as
+    long as fewer at least, and in proportion at most. Other programs make them longer, nothing makes them
+    shorter.
+    """
+    return [(n, t) for n, t in times if all(t <= _MOST_OFF * s * max(1.0, n / m) for m, s in times)]
 
 
 def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, float]:

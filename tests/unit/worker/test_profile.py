@@ -24,6 +24,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
 from specllama.worker.profile import ModelProfile
+from specllama.worker.profile_data import possible_times
 from tests.support.examples import examples
 
 KEY = {"model": ["m", 7], "threads": [2, 2]}
@@ -464,3 +465,23 @@ def test_malformed_stored_data_is_replaced_by_valid_figures(data):
         stored = json.loads(store.path(KEY).read_text())
         assert new_profile(store, TimedContext()).t1 == stored.get("t1")
         assert stored["curves"]["0"]["widths"][0][0] == 1
+
+
+def test_times_that_cannot_be_are_not_shown(tmp_path):
+    """What a busy machine left in a stored curve, or in this process, is not in /props."""
+    times = [(1, 0.010), (2, 0.011), (3, 0.030), (4, 0.040), (5, 8.9), (6, 0.36), (8, 0.030)]
+    assert possible_times(times) == [(1, 0.010), (2, 0.011), (3, 0.030), (4, 0.040), (8, 0.030)]
+    assert possible_times([(1, 0.045), (2, 0.002), (3, 0.003)]) == [(2, 0.002), (3, 0.003)]
+    assert possible_times([]) == []
+    store, context = Store(tmp_path), TimedContext()
+    widths = [[1, 0.045, 3], [2, 0.002, 3], [5, 8.9, 3], [6, 0.36, 3]]
+    data = {"schema": 1, "key": KEY, "curves": {"0": {"widths": widths}}}
+    store.path(KEY).parent.mkdir(parents=True, exist_ok=True)
+    store.path(KEY).write_text(json.dumps(data))
+    profile = new_profile(store, context)
+    answer(profile, context, 12)
+    shown = dict(profile.decode_seconds)
+    assert 1 in shown
+    assert not {5, 6} & shown.keys()
+    profile.planner.costs.observe(7, 8.9)  # a stall of this process
+    assert 7 not in dict(profile.decode_seconds)
