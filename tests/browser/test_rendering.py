@@ -287,3 +287,33 @@ def test_a_rule_is_a_line_and_no_black_square(page: Page) -> None:
     page.until(lambda: page.js("return document.querySelectorAll('.math.shown').length") == 2)
     assert page.js("return document.querySelectorAll('.math > math').length") == 1
     assert "\\rule{9999em}" in page.text_of(".answer .body")
+
+
+SMALL = (
+    "H<sub>2</sub>O, 5<sup>*th*</sup>, press <kbd>Ctrl</kbd>.<br>Next <b>line</b>[^1].\n\n"
+    "| a | b |\n|---|---|\n| one<br>two | x<sup>2</sup> |\n\n"
+    '<sub onclick="x">no</sub> <sup><img src=x></sup> <kbd>open\n\n'
+    "[^1]: See [this](https://a.example) <i>book</i>.\n"
+)
+
+
+def test_small_tags_and_footnotes(page: Page) -> None:
+    """Breaks, indices and keys are elements, in tables too; tags with attributes and others are text."""
+    made_up(page, SMALL)
+    html = page.js(
+        "const body = document.querySelector('.answer .body').cloneNode(true);"
+        "for (const one of body.querySelectorAll('span')) one.replaceWith(...one.childNodes);"
+        "return [...body.querySelectorAll('p, td')].map(e => e.innerHTML)"
+    )
+    first, one, square, odd, note = html
+    assert first == (
+        "H<sub>2</sub>O, 5<sup><em>th</em></sup>, press <kbd>Ctrl</kbd>.<br>Next &lt;b&gt;line&lt;/b&gt;"
+        "<sup>1</sup>."
+    )
+    assert (one, square) == ("one<br>two", "x<sup>2</sup>")
+    assert odd.startswith('&lt;sub onclick="x"&gt;no&lt;/sub&gt; &lt;sup&gt;&lt;img')
+    assert odd.endswith("&lt;kbd&gt;open")
+    assert note.startswith("<sup>1</sup> See <a ")
+    assert note.endswith("&lt;i&gt;book&lt;/i&gt;.")
+    drafted = page.js("return document.querySelector('.answer sub').firstElementChild.dataset.source")
+    assert drafted in ("model", "target"), "what is in them has its source"

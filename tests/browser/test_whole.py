@@ -66,6 +66,15 @@ ODD = {
         "$$\n- open\n\n- \\[ x \\]\n- b *\\(x*y\\)*\n\n\\[1\\] f \\[a\\](b)\n$$ g $$ h\n"
     ),
     "a long formula that is not closed": "text\n\\[\n" + "a + b\n- c\n" * 30 + "\nd\n",
+    "small tags": (
+        "H<sub>2</sub>O<br>x<SUP>*2*</sup> <kbd>Ctrl</kbd>+<kbd><b></kbd> <sub>a\nb</sub> <br/>\n\n<br>\n\n"
+        "| a<br>b | <sup>c</sup> |\n|---|---|\n| <sub>d | e</sub> |\n| f<br />g | h |\n\n"
+        "- i<br>\n- <kbd>j</kbd>\n"
+    ),
+    "footnotes": (
+        "One[^1] and[^two], `[^3]`, [^not here].\n\n[^1]: https://a.example\n[^two]: *Two*\nmore\n\nEnd.\n"
+        "[^1]: again\n- a[^1]\n"
+    ),
     "nothing": " \n\n\t\n",
     "a nul": "a\0b\n\n\0\n",
 }  # fmt: skip
@@ -75,7 +84,8 @@ _FRAGMENTS = (
     ">", "| a | b |\n", "|---|---|\n", "| 1 | 2 |\n", "|", "<b>", "</b>", "<div>\n", "</div>\n", "<!--",
     "-->", "<pre>", "[x] ", "[a][b]", "[b]: https://c.example\n", "[d](https://e.example)", "![f](g)",
     "https://h.example/i ", "&amp;", "&", "\\", "\\*", "\t", "\r\n", "🦙", "é", "2024", "~~",
-    "www.j.example", "$", "$$", "$$\n", "\\(", "\\)", "\\[\n", "\\]\n",
+    "www.j.example", "<br>", "<sub>2</sub>", "<kbd>", "[^1]", "[^1]: note\n",
+    "$", "$$", "$$\n", "\\(", "\\)", "\\[\n", "\\]\n",
 )  # fmt: skip
 _SHOWN = """
 const [documents, done] = arguments;

@@ -1,4 +1,4 @@
-// From what a model writes to elements, through a sanitiser. HTML in it is shown as text, images are not loaded, links are
+// From what a model writes to elements, through a sanitiser. HTML in it is shown as text but for a few tags without attributes, images are not loaded, links are
 // web or mail addresses. What would take long is not parsed but shown as text.
 
 import { Lexer, Marked, Renderer, Tokenizer } from "./vendor/marked.esm.js";
@@ -7,12 +7,13 @@ import { addLines, codeHead } from "./code.js";
 import { element } from "./dom.js";
 import { boxed } from "./tables.js";
 import { cutsFormula, mathExtensions, mayHaveMath } from "./math_syntax.js";
+import { isBreak, mayHaveSmall, smallExtensions } from "./small_syntax.js";
 
 const purify = globalThis.DOMPurify;
 const ALLOWED = {
 	ALLOWED_TAGS: [
 		...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
-		...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var"],
+		...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data", "var", "sub", "sup", "kbd"],
 	],
 	ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
 	ADD_URI_SAFE_ATTR: ["start", "align"], // or their values would need to look like addresses
@@ -42,9 +43,23 @@ const marked = new Marked({
 			...mathExtensions[1],
 			renderer: (token) => (token.closed ? formulaMarkup(token, true) : `<p title="source">${placed(token, escaped(token.text))}</p>`),
 		},
+		{
+			...smallExtensions[0],
+			renderer({ tag, tokens, text, place }) {
+				if (tag === "br") return "<br>";
+				return `<${tag}>${tokens ? this.parser.parseInline(tokens) : placed({ place }, escaped(text))}</${tag}>`;
+			},
+		},
+		{
+			...smallExtensions[1],
+			renderer({ label, tokens }) {
+				return `<p title="footnote"><sup>${escaped(label)}</sup> ${this.parser.parseInline(tokens)}</p>`;
+			},
+		},
 	],
 	renderer: {
 		html(token) {
+			if (token.block && isBreak(token.text)) return "<p><br></p>";
 			const found = placed(token, escaped(token.text));
 			return token.block ? `<p>${found}</p>` : found;
 		},
@@ -127,7 +142,7 @@ class BoundedLexer extends Lexer {
 export function blocks(source) {
 	const { extensions, ...options } = marked.defaults;
 	const tokenizer = new BoundedTokenizer();
-	return new BoundedLexer({ ...options, tokenizer, extensions: mayHaveMath(source) ? extensions : null }).lex(source);
+	return new BoundedLexer({ ...options, tokenizer, extensions: mayHaveMath(source) || mayHaveSmall(source) ? extensions : null }).lex(source);
 }
 
 /** The elements of some blocks, safe to insert, for `Trace.paint` and `furnish`. */
@@ -139,8 +154,8 @@ export function render(tokens) {
 export function furnish(root) {
 	for (const child of root.children) if (!child.matches("pre, hr, var")) child.dir = "auto";
 	for (const part of root.querySelectorAll("p[title]")) {
+		part.className = part.title;
 		part.removeAttribute("title");
-		part.className = "source";
 	}
 	for (const pre of root.querySelectorAll("pre")) {
 		const language = pre.title || "code";
