@@ -151,7 +151,7 @@ def test_a_servers_limits_leave_pauses_out(limited: Command, tmp_path: Path) -> 
     flags = ("--timeout", "5", "-np", "1", "-c", "8192")
     with Server(tmp_path, *flags, env=limited.env) as server:
         link = server.begin(
-            "/v1/chat/completions", messages=QUESTION, max_tokens=2000, ignore_eos=True, stream=True, seed=1
+            "/v1/chat/completions", messages=QUESTION, max_tokens=500, ignore_eos=True, stream=True, seed=1
         )
         answer = first_event(link)
         pause(psutil.Process(server.process.pid), server.engine())
