@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import signal
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -153,6 +154,9 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
         case typer.TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "specllama")
             message = error.format_message()
+            if hasattr(error, "possibilities"):  # of an unknown option; Typer sorts them by name
+                near = _nearest_flags(error)
+                return USAGE, message.partition(" (Possible")[0], f"{near}see {command} --help"
             return USAGE, message, _usage_hint(command, message)
         case KeyboardInterrupt() | typer.Abort():
             return INTERRUPTED, "", ""
@@ -167,6 +171,13 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
             what = f"unexpected {type(error).__name__}: {error}"
             return 1, what, "run it again with --debug and report it, please"
     raise error
+
+
+def _nearest_flags(error: Any) -> str:
+    """ "did you mean --temp? ", the nearest first, for an option that Typer does not know; "" for none."""
+    flags = [flag for parameter in error.ctx.command.params for flag in parameter.opts]
+    near = difflib.get_close_matches(error.option_name[:60], flags, n=2, cutoff=0.8)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def _usage_hint(command: str, message: str) -> str:

@@ -30,19 +30,86 @@ _WITHOUT_EFFECT: Mapping[str, int] = {
     **dict.fromkeys(_WITH_VALUE.split(), 1),
 }
 _OPTIONAL = {"-co": ("on", "off", "auto"), "--color": ("on", "off", "auto")}  # values that may be missing
-_CHAT = "specllama chat is the interactive command"
-_INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first"], _CHAT),
-    **dict.fromkeys(["-mli", "--multiline-input"], f'{_CHAT}; """ begins and ends several lines there'),
-    **dict.fromkeys(["-sysf", "--system-prompt-file"], '-sys "$(cat FILE)" gives the text of a file'),
-    **dict.fromkeys(["-hff", "--hf-file"], "-m user/repo/FILE.gguf names a file of a repository"),
-    **dict.fromkeys(["-mu", "--model-url"], "-m takes the URL of a file on the hub"),
-    "--no-jinja": "--chat-template NAME takes llama.cpp's name of a template",
-    "--context-shift": "a text ends where the context is full; -c makes it larger",
-    "--samplers": "--sampling-seq takes their letters",
-    **dict.fromkeys(["-lm", "--load-mode"], "--no-mmap and --mlock are the options for that"),
-    "--prompt-cache": "evaluated prompts are kept on disk (--cache-disk)",
-    "--list-devices": "specllama doctor lists them",
+# What to use in place of flags that there are not: flags, and a sentence.
+_INSTEAD = """
+-cnv --conversation -i --interactive -if --interactive-first: specllama chat is the interactive command
+-mli --multiline-input: specllama chat is the interactive command; \"\"\" begins and ends several lines \
+there
+-sysf --system-prompt-file: -sys "$(cat FILE)" gives the text of a file
+-hff --hf-file: -m user/repo/FILE.gguf names a file of a repository
+-mu --model-url: -m takes the URL of a file on the hub
+-dr --docker-repo: -m takes names of the hub, user/repo:QUANT, and files
+-hft --hf-token: the variable HF_TOKEN has the token
+--offline: the variable HF_HUB_OFFLINE=1 keeps it from asking the hub
+-cl --cache-list: specllama models lists what is on this disk
+--no-jinja: --chat-template NAME takes llama.cpp's name of a template
+--chat-template-kwargs --reasoning-effort: requests to serve have chat_template_kwargs; --reasoning is the \
+flag
+--reasoning-format: reasoning comes apart from the answer; --reasoning says whether the model thinks
+--reasoning-budget --reasoning-budget-message: --reasoning off is without, -n limits reasoning and answer \
+together
+--reasoning-preserve --no-reasoning-preserve: what stays of earlier reasoning is up to the model's template
+--context-shift --keep: a text ends where the context is full; -c makes it larger, chat --drop-oldest goes \
+on
+-gan --grp-attn-n -gaw --grp-attn-w: a text ends where the context is full; -c makes it larger
+--samplers: --sampling-seq takes their letters
+--mirostat --mirostat-lr --mirostat-ent --xtc-probability --xtc-threshold --typical --typical-p: \
+--sampling-seq has the steps that there are; --min-p is the nearest
+--top-nsigma --top-n-sigma --dynatemp-range --dynatemp-exp --adaptive-target --adaptive-decay: \
+--sampling-seq has the steps that there are; --min-p is the nearest
+--dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker: \
+--repeat-penalty and --repeat-last-n are the options against repetitions
+-bs --backend-sampling: tokens are chosen on the CPU, so that they are the same with drafts and without
+-lm --load-mode -dio --direct-io: --no-mmap and --mlock are the options for that
+--prompt-cache --prompt-cache-all --prompt-cache-ro: evaluated prompts are kept on disk (--cache-disk)
+--no-cache-prompt --cache-reuse --cache-idle-slots --no-cache-idle-slots: evaluated prompts are reused \
+where that changes no token; --cache-ram and --cache-disk limit what is kept
+--list-devices: specllama doctor lists them
+-mm --mmproj -mmu --mmproj-url --mmproj-auto --mmproj-offload --no-mmproj-offload --image --audio --video: \
+images and sound are not supported; without the projector the model answers text
+--image-min-tokens --image-max-tokens --media-path: images are not supported
+--in-prefix --in-prefix-bos --in-suffix: the chat template has what goes around messages; \
+--chat-template-file gives another one
+-sp --special: control tokens are no part of an answer; the --json of run has the ids of all tokens
+--embedding --embeddings --pooling --embd-normalize --attention: there are no embeddings; llama-server \
+--embedding has them
+--rerank --reranking: there is no reranking; llama-server --rerank has it
+-lcs --lookup-cache-static -lcd --lookup-cache-dynamic: copies are drafted from the prompt, the answer and \
+earlier requests by themselves (--drafters copy)
+--spec-type --spec-default: --drafters model,copy,grammar says what drafts
+--spec-draft-p-split --draft-p-split: --draft-tree N drafts second candidates
+--override-kv: the file is read as it is; --chat-template and --rope-scaling change what they name
+--control-vector --control-vector-scaled --control-vector-layer-range: control vectors are not supported; \
+--lora is
+-nkvo --no-kv-offload --no-op-offload -nr --no-repack --no-host: -ngl 0 keeps everything on the CPU
+-ncffn --n-cpu-ffn --moe-cache-mib: -ot and --n-cpu-moe say which weights stay on the CPU
+-fit --fit -fitt --fit-target -fitc --fit-ctx: layers and context fit into memory by themselves; -ngl and \
+-c set them
+-C --cpu-mask -Cr --cpu-range --cpu-strict -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch: \
+taskset chooses the processors, and -t the number of threads
+--prio --prio-batch --poll --poll-batch --numa: nice, taskset and numactl set that from outside
+-dt --defrag-thold -cms --checkpoint-min-step -lzm --lazy-mode --check-tensors: there is nothing to set for \
+that here
+-nocb --no-cont-batching -no-kvu --no-kv-unified: -np 1 answers one request at a time
+--path --no-ui --no-webui --ui-config --webui-config --ui-config-file --webui-config-file: the page is part \
+of serve
+--api-prefix: --root-path says where a proxy offers the server
+--cors-origins --cors-methods --cors-headers --cors-credentials --no-cors-credentials: --allowed-origin is \
+the option
+--ssl-key-file --ssl-cert-file: put a proxy with TLS before it (see --root-path)
+-to --threads-http --sse-ping-interval --reuse-port: --timeout and --client-timeout are the limits of serve
+--models-preset: models.toml names models (docs/models.md)
+--max-tokens --max-new-tokens: -n is the limit
+--no-models-autoload --no-slots: leave it out; API keys say who may ask
+-ag --agent --mcp-servers-config --mcp-servers-json --tools-runtime: serve runs no tools; specllama launch \
+starts agents
+--lora-init-without-apply --lora-base: --lora and --lora-scaled apply adapters at the start
+"""
+_HINTS: Mapping[str, str] = {
+    flag: hint
+    for line in _INSTEAD.strip().splitlines()
+    for flags, _, hint in (line.partition(": "),)
+    for flag in flags.split()
 }
 _NEGATIVE = re.compile(r"-[0-9.]+")
 _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first")
@@ -76,8 +143,8 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
             n = _WITHOUT_EFFECT.get(argument, 0)
             if argument not in _OPTIONAL or (rest[:1] and rest[0] in _OPTIONAL[argument]):
                 del rest[:n]
-        elif argument in _INSTEAD:
-            raise UsageError(f"no such option: {argument}", _INSTEAD[argument])
+        elif (flag := argument.partition("=")[0]) in _HINTS:
+            raise UsageError(f"no such option: {flag}", _HINTS[flag])
         else:
             kept.append(argument)
     return kept, dropped

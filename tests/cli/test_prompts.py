@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from specllama.cli.llama_cpp_flags import without_them
-from specllama.config.options import RUN
+import pytest
+from typer import TyperException
+
+from specllama.cli.app import app, outcome
+from specllama.cli.llama_cpp_flags import _HINTS, without_them
+from specllama.config.options import CHAT, RUN, SERVE
 from specllama.errors import UsageError
 from tests.support.command import Command, assert_error
 
@@ -125,3 +129,25 @@ def test_list_shows_the_models_on_disk(shared: Command) -> None:
     assert "the embedded pair" in results[0].out
     assert results[2].out.endswith(results[0].out), "what is on disk comes last, where it is seen"
     assert len(results[2].out) > 4 * len(results[0].out)
+
+
+def test_every_flag_without_a_counterpart_has_a_sentence() -> None:
+    known = {flag for option in (*RUN, *SERVE, *CHAT) for flag in option.flags}
+    assert len(_HINTS) > 150
+    assert known.isdisjoint(_HINTS)
+    for flag, hint in _HINTS.items():
+        named = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", hint) if "llama-server" not in hint else []
+        assert set(named) - {"--json"} <= known, (flag, hint)
+        with pytest.raises(UsageError, match=re.escape(hint[:20])):
+            without_them(["serve", f"{flag}=1"], SERVE)
+
+
+def test_the_nearest_flag_comes_first_and_silly_ones_not_at_all() -> None:
+    def hint(*line: str) -> str:
+        with pytest.raises(TyperException) as error:
+            app(line, prog_name="specllama", standalone_mode=False)
+        return outcome(error.value)[2]
+
+    assert hint("run", "--temprature", "1") == "did you mean --temperature? see specllama run --help"
+    assert hint("run", "--n-gpu-layer", "1").startswith("did you mean --n-gpu-layers or --gpu-layers? ")
+    assert hint("run", "--xyzzy") == "see specllama run --help"
