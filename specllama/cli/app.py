@@ -40,13 +40,30 @@ _CHATS_COMMANDS = {
     "rm": CommandEntry("chats:rm", "cli.options:CHATS_RM", "Remove conversations."),
     "clear": CommandEntry("chats:remove_all", "cli.options:CHATS", "Remove all conversations."),
 }
+_OFTEN = ("model", "draft_model", "n_ctx", "max_tokens", "temperature", "seed")
+_OFTEN_RUN = ("json_schema_file", "quiet", "json", "compare")
 COMMANDS: Mapping[str, CommandEntry] = {
-    "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out."),
-    "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model."),
+    "run": CommandEntry(
+        "run:run",
+        "config.options:RUN",
+        "Generate text: a prompt in, the answer out.",
+        often=("words", "prompt", "file", "system_prompt", *_OFTEN, *_OFTEN_RUN),
+    ),
+    "chat": CommandEntry(
+        "chat.command:chat",
+        "config.options:CHAT",
+        "Talk with a model.",
+        often=(*_OFTEN, "system_prompt", "continued", "name", "show_draft"),
+    ),
     "chats": CommandEntry(
         "chats:ls", "cli.options:CHATS", "List or remove saved conversations.", _CHATS_COMMANDS
     ),
-    "serve": CommandEntry("serve:serve", "config.options:SERVE", "Serve a model over a local API."),
+    "serve": CommandEntry(
+        "serve:serve",
+        "config.options:SERVE",
+        "Serve a model over a local API.",
+        often=("model", "draft_model", "n_ctx", "n_slots", "host", "port", "api_key", "alias", "open"),
+    ),
     "launch": CommandEntry(
         "launch.command:launch",
         "cli.launch.options:LAUNCH",
@@ -72,6 +89,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "bench.command:bench",
         "config.options_measuring:BENCH",
         "Measure plain against speculative decoding, or a server.",
+        often=(*_OFTEN[:2], "workloads", "n_tokens", "runs", "temperatures", "text", "report", "json"),
     ),
     "tune": CommandEntry(
         "tune.command:tune", "config.options_measuring:TUNE", "Measure costs; say which draft pays."

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specllama.config.option import Option
 
 PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+OFTEN = "Often used"
 _NUMBERS = {int: "a whole number", float: "a number"}
 _NARROW = 60  # columns; in fewer, the description of an option goes below its flags
 
@@ -36,12 +37,14 @@ class CommandEntry:
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
     returns the exit code; EXAMPLES of the module end the help. options: "module:TABLE" within specllama.
+    often: names of the options that come first in the help, as a group of their own.
     """
 
     code: str
     options: str
     help: str
     commands: Mapping[str, CommandEntry] = field(default_factory=dict)
+    often: Sequence[str] = ()
 
     def table(self) -> Sequence[Option]:
         """The options and arguments of this command."""
@@ -234,12 +237,16 @@ def help_width() -> int:
 
 def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
     """Write the options of a command, each under the title of its group."""
+    often: Sequence[str] = command.entry.often
     groups: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(ctx):
+    parameters = {parameter.name: parameter for parameter in command.get_params(ctx)}
+    for name in sorted(parameters, key=lambda name: often.index(name) if name in often else len(often)):
+        parameter = parameters[name]
+        title = OFTEN if name in often else getattr(parameter, "rich_help_panel", None) or "Options"
         if (record := parameter.get_help_record(ctx)) is not None:
             if isinstance(parameter, typer.core.TyperArgument):
                 record = str(parameter.metavar), str(parameter.help)
-            groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+            groups.setdefault(title, []).append(record)
     groups["Options"] = groups.pop("Options", [])  # --help: last
     for title, records in groups.items():
         if records:

@@ -8,7 +8,7 @@ import pytest
 
 from specllama.cli.app import COMMANDS, outcome, run_app
 from specllama.cli.console import ReaderGoneError
-from specllama.cli.typer_options import CommandEntry
+from specllama.cli.typer_options import OFTEN, CommandEntry
 from specllama.errors import NotFoundError
 
 LINES = [
@@ -36,9 +36,13 @@ def test_every_option_is_below_the_title_of_its_group(
     text = shown(capsys, *line)
     assert text.startswith(f"Usage: specllama {' '.join(line)} [OPTIONS]")
     sections = {part.partition(":\n")[0]: part for part in text.split("\n\n")}
-    for option in entry_of(line).table():
+    entry = entry_of(line)
+    for option in entry.table():
+        panel = OFTEN if option.name in entry.often else option.panel
         for flag in option.flags or (str(option.metavar),):
-            assert flag in sections[option.panel], f"{flag} of {option.panel}"
+            assert flag in sections[panel], f"{flag} of {panel}"
+    assert {option.name for option in entry.table()} >= set(entry.often)
+    assert not entry.often or list(sections)[2] == OFTEN
     assert "--help" in sections["Options"]
 
 
