@@ -60,6 +60,7 @@ class RequestIntake:
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post = send, post
         self._preparer, self._reader = Preparer(), Preparer()
+        self._said = ""  # about stop_token_ids
 
     @functools.cached_property
     def _infill_rule(self) -> InfillRule:
@@ -109,7 +110,9 @@ class RequestIntake:
         n_vocab = self._loaded.model.n_vocab
         if foreign := [str(i) for i in params.stop_token_ids if i >= n_vocab]:
             ids = f"this model has ids from 0 to {n_vocab - 1}: {', '.join(foreign)} cannot end a text"
-            self._send(protocol.Notice(f"stop_token_ids: {ids}"))
+            if ids != self._said:  # not once for each of many texts
+                self._said = ids
+                self._send(protocol.Notice(f"stop_token_ids: {ids}"))
         return Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:

@@ -141,7 +141,10 @@ def test_chat_and_stream_and_choices() -> None:
             assert sum(n for part in parts for n, _ in part.runs) == len(answer)
             prompt = await text(llm.generate("def read(", WARM))
             assert "".join([part.text async for part in llm.stream("def read(", WARM)]) == prompt
-            output = await last(llm.generate("def ", {"max_tokens": 5, "seed": 3, "temperature": 2}, n=3))
+            tokenizer = await llm.get_tokenizer()
+            assert await asyncio.to_thread(tokenizer.encode, "def ", False) == [330, 223]
+            params = {"max_tokens": 5, "seed": 3, "temperature": 2, "n": 3}
+            output = await last(llm.generate("def ", params))
             assert [one.index for one in output.outputs] == [0, 1, 2]
             assert [one.finish_reason for one in output.outputs] == ["length"] * 3
             assert len({one.text for one in output.outputs}) == 3
