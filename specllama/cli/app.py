@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 import specllama
 from specllama.cli import console
 from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
+from specllama.config.option import Option
 from specllama.errors import ResourceError, SpecllamaError, UsageError
 
 USAGE, INTERRUPTED = 2, 130
@@ -24,6 +25,7 @@ _MODELS_COMMANDS = {
     "show": CommandEntry(
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
+    "add": CommandEntry("models_add:add", "cli.options:MODELS_ADD", "Give a file of your own a name."),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
 }
@@ -213,15 +215,44 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     """
     entry = COMMANDS.get(arguments[0]) if arguments else None
     if entry is None:
+        _refuse_words(arguments)
         return list(arguments)
     from specllama.cli.llama_cpp_flags import without_them
 
     kept, dropped = without_them(arguments, entry.table())
+    _refuse_several_models(kept, entry.table())
     if flag := unknown_short_flag(kept[1:], entry.table()):
         raise UsageError(f"no such option: {flag}", f"see specllama {arguments[0]} --help")
     if dropped and not {"-q", "--quiet"} & set(kept):
         console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
     return kept
+
+
+def _refuse_words(arguments: Sequence[str]) -> None:
+    """Raises UsageError, with the command that is meant, for words and flags that are typed in its place."""
+    first = arguments[0] if arguments else ""
+    rest = "".join(f" {a}" if a.isprintable() and " " not in a else " …" for a in arguments[1:4])
+    if first in _MODELS_COMMANDS:
+        raise UsageError(f"no such command: {first}", f"it is: specllama models {first}{rest}")
+    if first in ("version", "-v", "-V"):
+        raise UsageError(f"no such command: {first}", "it is: specllama --version")
+    run = COMMANDS["run"]
+    if first.partition("=")[0] in {flag for o in run.table() for flag in o.flags}:
+        raise UsageError(f"{first} is an option of a command", f"it is: specllama run {first}{rest}")
+
+
+def _refuse_several_models(arguments: Sequence[str], options: Iterable[Option]) -> None:
+    """Raises UsageError for a second model or draft: Typer takes the last one without a word."""
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for o in options:
+        if o.name in ("model", "draft_model") and not o.many:
+            n_given = sum(a in o.flags or a.startswith(tuple(f"{f}=" for f in o.flags[1:])) for a in before)
+            if n_given > 1:
+                raise UsageError(
+                    f"{o.flags[0].split()[0]} is given {n_given} times",
+                    "a command has one; a server loads others by name: specllama models add NAME FILE, or "
+                    "--models-dir FOLDER",
+                )
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from specllama.cli import console
 from specllama.cli.formatting import duration
 from specllama.cli.progress import Progress
@@ -38,14 +41,16 @@ class DownloadProgress:
         self._progress.clear()
 
 
-def library(verify: bool = True) -> Library:
-    """The library of models; its downloads are shown on stderr. verify: see Library."""
-    return Library(DownloadProgress(), verify=verify)
+def library(verify: bool = True, models_dir: str = "") -> Library:
+    """The library of models; its downloads are shown on stderr. verify, models_dir: see Library."""
+    return Library(DownloadProgress(), verify=verify, models_dir=models_dir)
 
 
-def prepared(settings: LoadSettings, force: bool = False) -> LoadSettings:
-    """The settings with paths instead of names, after both models are on disk. Raises what prepare raises."""
-    return prepare.prepare(library(), settings, force)
+def prepared(settings: LoadSettings, v: Mapping[str, Any]) -> LoadSettings:
+    """The settings with paths instead of names, after both models are on disk. v: option values by name.
+    Raises what prepare raises.
+    """
+    return prepare.prepare(library(models_dir=v.get("models_dir", "")), settings, v.get("force", False))
 
 
 def _amount(done: int, total: int) -> str:

@@ -15,7 +15,7 @@ from specllama.heads.check import check_model
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
-from specllama.models.sizes import size
+from specllama.models.sizes import FILE_SHARE, size
 from specllama.pair.head_check import own_head
 
 
@@ -77,6 +77,14 @@ def this_machine() -> Machine:
             devices = client.inspect().devices
             gpus = tuple(DeviceMemory(d.name, d.free, apple) for d in devices if d.gpu)
     return Machine(available_memory(), gpus)
+
+
+def guessed_fit(n_bytes: int | None, machine: Machine) -> str:
+    """As `Fit.word`, for a model whose size is guessed by its name: "likely", "no", "" if unknown."""
+    if n_bytes is None or machine.available >= UNKNOWN:
+        return ""
+    room = machine.available + sum(gpu.free for gpu in machine.gpus)
+    return "likely" if n_bytes <= FILE_SHARE * room else "no"
 
 
 def fit(header: Header, machine: Machine) -> Fit:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.fits import Fit, Machine, fit, this_machine
+from specllama.cli.fits import Fit, Machine, fit, guessed_fit, this_machine
 from specllama.cli.formatting import columns, listing, wrapped
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
@@ -45,8 +47,8 @@ unfinished downloads; with --all all of its models.
 
 def models(given: Mapping[str, Any]) -> int:
     """Print the models, with `on_disk` no others; returns 0. Raises ConfigError."""
-    known = library()
-    there = [(model, _header(model)) for model in installed_models(known)]
+    known = library(models_dir=given.get("models_dir", ""))
+    there = [(model, _header(model.files[0].link)) for model in installed_models(known)]
     begun, machine = list(unfinished_downloads(known)), this_machine()
     if given.get("json"):
         report = {
@@ -56,18 +58,20 @@ def models(given: Mapping[str, Any]) -> int:
             "unfinished": [
                 {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
             ],
+            "own": [{"name": file.name, "path": file.path} for file in known.own_files],
             "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
             "built_in": _built_in(known),
         }
         console.data(json.dumps(report) + "\n")
         return 0
     width = columns(sys.stdout)
-    lines = [] if given.get("on_disk") else [*_known_lines(known, there, width), ""]
-    lines += [*_built_in_lines(known, width), ""]
+    lines = [*_disk_lines(known, there, machine, width), ""]
     for u in begun:
         text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
         lines += wrapped(text, width, more="  ")
-    lines += _disk_lines(known, there, machine, width)  # last: what is on disk stays in sight
+    lines += _built_in_lines(known, width)
+    if not given.get("on_disk"):
+        lines += ["", *_known_lines(known, there, machine, width)]
     console.data("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -105,10 +109,10 @@ def remove(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _header(model: InstalledModel) -> Header | None:
-    """The header of a model, None where it cannot be read."""
+def _header(path: str | Path) -> Header | None:
+    """The header of a model, None where it cannot be read. path: of its first part."""
     with contextlib.suppress(SpecllamaError):
-        return read_model(model.files[0].link)
+        return read_model(path)
     return None
 
 
@@ -239,20 +243,38 @@ def _disk_lines(
     machine: Machine,
     width: int | None,
 ) -> Iterator[str]:
-    if not there:
-        yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
-        return
-    yield from wrapped(f"on disk, in {known.root}", width)
     rows = []
     for model, header in there:
-        context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
-        quant = (header.quant if header else model.quant) or "unknown"
-        state = "incomplete" if model.missing else printable(_licence(model.entry, header))
         alias = f" ({model.alias})" if model.alias else ""
-        fits = fit(header, machine).word if header and not model.missing else ""
-        rows.append((printable(model.name + alias), size(model.n_bytes), quant, context, fits, state))
+        shown = None if model.missing else header
+        state = "incomplete" if model.missing else printable(_licence(model.entry, header))
+        rows.append(_disk_row(model.name + alias, model.n_bytes, model.quant, shown, machine, state))
     head = ("name", "size", "quant", "context", "fits here", "licence")
-    yield from listing(head, rows, width, least=(0, 1, 4))
+    if rows:
+        yield from wrapped(f"on disk, in {known.root}", width)
+        yield from listing(head, rows, width, least=(0, 1, 4))
+    else:
+        yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
+    rows = []
+    for file in known.own_files:
+        header = _header(file.path)
+        there_is = [part for part in file.parts if os.path.isfile(part)]
+        state = printable(_licence(None, header)) if header else f"{file.path} cannot be read"
+        n_bytes = sum(os.path.getsize(part) for part in there_is)
+        rows.append(_disk_row(file.name, n_bytes, "", header, machine, state))
+    if rows:
+        yield from ("", "files of your own")
+        yield from listing(head, rows, width, least=(0, 1, 4))
+
+
+def _disk_row(
+    name: str, n_bytes: int, quant: str, header: Header | None, machine: Machine, state: str
+) -> tuple[str, ...]:
+    """A model on disk; header: None where it cannot be used."""
+    context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
+    fits = fit(header, machine).word if header else ""
+    quant = (header.quant if header else quant) or "unknown"
+    return printable(name), size(n_bytes), quant, context, fits, state
 
 
 def _built_in_lines(known: Library, width: int | None) -> Iterator[str]:
@@ -271,14 +293,21 @@ def _built_in_lines(known: Library, width: int | None) -> Iterator[str]:
 
 
 def _known_lines(
-    known: Library, there: Sequence[tuple[InstalledModel, Header | None]], width: int | None
+    known: Library,
+    there: Sequence[tuple[InstalledModel, Header | None]],
+    machine: Machine,
+    width: int | None,
 ) -> Iterator[str]:
-    yield "known by name"
+    yield "known by name; specllama pull NAME downloads one"
     rows = []
     for entry in known.manifest.entries.values():
         name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
         drafts = ", ".join(d.short_name for d in known.manifest.drafts_for(entry))
-        here = "on disk" if any(model.entry is entry for model, _ in there) else ""
-        rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
-    yield from listing(("name", "repository", "drafts", "licence", ""), rows, width, least=(0, 2, 4))
+        if any(model.entry is entry for model, _ in there):
+            continue
+        n_bytes = entry.guessed_bytes
+        about = f"about {size(n_bytes)}" if n_bytes else "unknown"
+        rows.append((name, about, guessed_fit(n_bytes, machine), drafts, entry.licence, entry.usual))
+    head = ("name", "size", "fits here", "drafts", "licence", "repository")
+    yield from listing(head, rows, width, least=(0, 1, 2, 3))
     yield from wrapped("specllama models show NAME says where one comes from, and whether it fits", width)

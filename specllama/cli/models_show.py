@@ -6,20 +6,23 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypedDict
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.fits import Fit, Machine, fit, this_machine
+from specllama.cli.fits import Fit, Machine, fit, guessed_fit, this_machine
 from specllama.cli.formatting import columns, wrapped
-from specllama.errors import SpecllamaError
+from specllama.errors import NetworkError, SpecllamaError
 from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft
 from specllama.json_types import JsonObject
+from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
+from specllama.models.manifest_file import ManifestEntry
 from specllama.models.memory.available import UNKNOWN
+from specllama.models.names import DEMO
 from specllama.models.prepare import known_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.sizes import size
@@ -57,19 +60,45 @@ def show(given: Mapping[str, Any]) -> int:
     AccessError, NetworkError for what cannot be read.
     """
     known = library()
-    model = known.find(given["name"], "NAME")
+    try:
+        model = known.find(given["name"], "NAME")
+    except NetworkError as error:
+        entry = known.parse(given["name"], "NAME").entry
+        if entry is None or given.get("json"):
+            raise
+        _print(_known_rows(known, entry, given["name"], error.message), columns(sys.stdout))
+        return 0
     header = known.header(model)
     machine = this_machine()
     fits, drafts = fit(header, machine), list(_drafts(known, model, header))
     if given.get("json"):
         console.data(json.dumps(_object(model, header, machine, fits, drafts)) + "\n")
         return 0
-    width = columns(sys.stdout)
-    for label, text in _rows(model, header, machine, fits, drafts):
+    _print(_rows(model, header, machine, fits, drafts), columns(sys.stdout))
+    return 0
+
+
+def _print(rows: Iterable[tuple[str, str]], width: int | None) -> None:
+    for label, text in rows:
         first = f"{label:<{_LABEL}}"
         for line in wrapped(text, width, first, " " * _LABEL):
             console.data(f"{line}\n")
-    return 0
+
+
+def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -> Iterator[tuple[str, str]]:
+    """What models.toml says of a model whose header cannot be read now."""
+    n_bytes, machine = entry.guessed_bytes, this_machine()
+    fits = guessed_fit(n_bytes, machine)
+    yield "name", ", ".join((entry.name, *entry.aliases))
+    yield "file", f"{entry.usual}, not on this disk: specllama pull {name}"
+    if n_bytes:
+        yield "size", f"about {size(n_bytes)}, by its name"
+    yield "licence", entry.licence or "not stated"
+    yield "memory", {"likely": "it is likely to fit here", "no": "it does not fit"}.get(fits, "not known")
+    drafts = [draft.short_name for draft in known.manifest.drafts_for(entry)]
+    yield "drafts", ", ".join(f"-md {draft}" for draft in drafts) or "none known"
+    yield "source", printable(entry.source or "not stated")
+    yield "more", printable(f"its header, which is read from the hub: {problem}")
 
 
 def _rows(
@@ -79,7 +108,8 @@ def _rows(
     fits: Fit,
     drafts: list[DraftFound],
 ) -> Iterator[tuple[str, str]]:
-    yield "name", printable(header.name)
+    built_in = DemoStore().model.name if model.parsed.built_in == DEMO else ""
+    yield "name", printable(f"{DEMO}: {built_in}" if built_in else header.name)
     there = model.path or f"{model.parts[0].path}, not on this disk: specllama pull {model.name}"
     yield "file", printable(there)
     parts = [header.architecture, params(header.n_params), header.quant, size(_bytes(model, header))]

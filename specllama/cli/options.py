@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specllama.config.option import CHATS as SAVED_CHATS
 from specllama.config.option import DOWNLOADED, GGUF, KEPT, RUNNING, Option, row, table
+from specllama.config.options import MODELS_DIR
 
 
 def _argument(
@@ -18,7 +19,7 @@ def _argument(
         metavar,
         many=many,
         stored=False,
-        completes=(completes,),
+        completes=(completes,) if completes else (),
         required=required,
     )
 
@@ -103,8 +104,9 @@ TRIM = [
     ),
     *_OUTPUT,
 ]
-MODELS = CONFIG = _OUTPUT
-CONFIG_PATH = [option for option in _OUTPUT if option.name == "debug"]
+MODELS = [*MODELS_DIR, *_OUTPUT]
+CONFIG = _OUTPUT
+CONFIG_PATH = table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False)
 PS = _OUTPUT
 STOP = [
     _argument(
@@ -119,6 +121,11 @@ STOP = [
     *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
 ]
 MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
+MODELS_ADD = [
+    _argument("name", "NAME", "what the file shall be called", ""),
+    _argument("file", "FILE", "the GGUF file; of a split model its first part", GGUF),
+    *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
+]
 MODELS_RM = [
     _argument("names", "NAME...", "what to remove", DOWNLOADED, many=True),
     *table(

@@ -50,7 +50,7 @@ def run(given: Mapping[str, Any]) -> int:
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
     values["no_memory"] = True  # there are no earlier requests to draft from
-    settings = prepared(_loaded(values), values.get("force", False))  # last: it may download
+    settings = prepared(_loaded(values), values)  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(engine_log(log, verbose)) as client:

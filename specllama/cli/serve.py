@@ -74,7 +74,7 @@ def serve(given: Mapping[str, Any]) -> int:
         ready,
         engine_log(log, values.get("verbose", False)),
         progress.loading,
-        None if settings.others is None else library(),
+        None if settings.others is None else library(models_dir=values.get("models_dir", "")),
         lambda name, info: show(info, f"{printable(name)} is in memory, "),
     )
     if log is not None:
@@ -104,7 +104,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
     load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
     admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
-        load=prepared(load, v.get("force", False)),
+        load=prepared(load, v),
         others=None if any(_is_of_one_model(name, value) for name, value in v.items()) else load,
         names=_names(v.get("alias", [])),
         called=tuple(filter(None, [load.target.path])),

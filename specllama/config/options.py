@@ -105,6 +105,18 @@ MODELS = table(
     ),
     row("force", "--force", bool, "download a pair although its headers do not fit together"),
 )
+MODELS_DIR = table(
+    "Models",
+    row(
+        "models_dir",
+        "--models-dir",
+        str,
+        "a folder of models, called as their files (default: SPECLLAMA_MODELS_DIR)",
+        "FOLDER",
+    ),
+    stored=False,
+)
+MODELS += MODELS_DIR
 MODELS += _loading("Models")
 DRAFTING, HARDWARE = _loading("Drafting"), _loading("Hardware")
 CACHE = _loading("Hardware", measuring=False)

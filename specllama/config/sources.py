@@ -22,7 +22,18 @@ PROJECT_FILE = "specllama.toml"
 PREFIX = "SPECLLAMA_"
 NOT_OPTIONS = frozenset(
     f"{PREFIX}{name}"
-    for name in ("BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "MODELS", "PYTHON")
+    for name in (
+        "BACKEND",
+        "BUILD",
+        "CACHE",
+        "CONFIG",
+        "DATA",
+        "DEMO",
+        "KERNELS",
+        "MODELS",
+        "MODELS_DIR",
+        "PYTHON",
+    )
 )  # read elsewhere
 # What Kubernetes sets for a service with a name such as specllama, and Docker for a link; not options.
 _OF_SERVICE = re.compile(

@@ -18,9 +18,8 @@ from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import DEMO, PYDOC, shown
-from specllama.models.quants import PREFERRED, is_head_name
+from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library
-from specllama.models.sizes import guessed_bytes
 
 MAX_ASKED = 512  # characters of a name that a client asks for
 _LISTED = 12  # names in a message
@@ -139,7 +138,7 @@ def of_file(path: str, names: Iterable[str] = ()) -> CatalogueModel:
 def scan(library: Library) -> Catalogue:
     """What is on disk now, and what is known. Reads directories, no models. Raises ConfigError."""
     by_id: dict[str, CatalogueModel] = {}
-    for model in (*_built_in(library), *_installed(library)):
+    for model in (*_built_in(library), *_own(library), *_installed(library)):
         by_id.setdefault(model.id, model)
     names = {name.lower() for model in by_id.values() for name in (model.id, *model.names)}
     known = [_known(e) for e in library.manifest.entries.values() if e.name.lower() not in names]
@@ -154,6 +153,13 @@ def _built_in(library: Library) -> Iterator[CatalogueModel]:
     else:
         yield CatalogueModel(PurePath(demo.model.file).stem, "", names, pull=DEMO)
     yield replace(of_file(str(EMBEDDED_TARGET)), names=(PYDOC,), own_name=PYDOC)
+
+
+def _own(library: Library) -> Iterator[CatalogueModel]:
+    for file in library.own_files:
+        if os.path.isfile(file.path):
+            n_bytes, modified = _stat(file.parts)
+            yield CatalogueModel(file.name, file.path, (), n_bytes, modified)
 
 
 def _installed(library: Library) -> Iterator[CatalogueModel]:
@@ -178,7 +184,7 @@ def _known(entry: ManifestEntry) -> CatalogueModel:
     pull = entry.short_name
     repo = entry.where.repo
     names = (*entry.aliases, repo, f"hf:{repo}")
-    n_bytes = guessed_bytes(entry.name, entry.default or PREFERRED[0]) or 0
+    n_bytes = entry.guessed_bytes or 0
     return CatalogueModel(entry.name, "", names, pull=pull, guessed_bytes=n_bytes)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError, option
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
+from specllama.models.manifest import user_path
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
@@ -111,6 +112,9 @@ def select(library: Library, name: str) -> list[InstalledModel]:
         path = os.path.abspath(os.path.expanduser(name))
         if matches := [m for m in installed_models(library) if path in {str(f.link) for f in m.files}]:
             return matches
+        if parsed.file:
+            hint = f"remove the file itself, and its name in {user_path(library.environ)} if it is there"
+            raise NotFoundError(f"{name} is {parsed.file}, a file of your own and no download", hint)
         hint = "use a name that specllama models lists; files outside the cache are not removed"
         raise NotFoundError(f"there is no downloaded model {name}", hint)
     where, stored = parsed.where, StoredRepo(RepoCache(library.root, parsed.where.repo))

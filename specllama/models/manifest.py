@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,12 +26,16 @@ _TABLES = re.compile(r"^[ \t]*\[{1,2}[ \t]*(models[ \t]*\.|pairs[ \t]*\])", re.M
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries. Names and aliases are case-insensitive. user, project: their files, None without one."""
+    """All entries. Names and aliases are case-insensitive. user, project: their files, None without one.
+    files: paths of the user's own files, by name; folders: those in which there are more.
+    """
 
     entries: Mapping[str, ManifestEntry]
     pairs: Mapping[str, KnownPair]
     user: Path | None = None
     project: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
 
     @cached_property
     def _by_name(self) -> Mapping[str, ManifestEntry]:
@@ -54,7 +58,7 @@ class Manifest:
 
     def names(self) -> list[str]:
         """Every name and alias."""
-        return [name for e in self.entries.values() for name in (*e.aliases, e.name)]
+        return [name for e in self.entries.values() for name in (*e.aliases, e.name)] + list(self.files)
 
     def similar(self, name: str) -> list[str]:
         """Up to three names that resemble this one."""
@@ -67,14 +71,24 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
     environ = os.environ if environ is None else environ
     entries: dict[str, ManifestEntry] = {}
     pairs: dict[str, KnownPair] = {}
+    files: dict[str, str] = {}
+    folders: tuple[str, ...] = ()
     shipped, user = _shipped(), user_file(environ)
     for path in filter(None, (shipped, user)):
         file = ManifestFile(read_toml(path))
         entries = _overridden(entries, file.entries())
         pairs |= file.pairs()
+        files, folders = file.files(), file.folders()
+    taken = {name.lower() for name in files}
+    entries = {name: _without(entry, taken) for name, entry in entries.items() if name.lower() not in taken}
     cwd = cwd or working_directory()
     project = project_file(environ, cwd) if cwd is not None else None
     if project is not None:
+        if project.files() or project.folders():
+            raise ConfigError(
+                f"{project.toml.path}: a project cannot name files and folders of this machine",
+                f"name them in {user_path(environ)}",
+            )
         entries = _extended(Manifest(entries, {}), project, user_path(environ))
         pairs |= project.pairs()
     merged = Manifest(entries, {})
@@ -87,7 +101,12 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
                 raise ConfigError(f"{FILE}: {pair_of}, which is not a model in it")
         assert target is not None
         known[target.name] = pair
-    return Manifest(entries, known, user, project.toml.path if project is not None else None)
+    return Manifest(entries, known, user, project.toml.path if project is not None else None, files, folders)
+
+
+def _without(entry: ManifestEntry, taken: Collection[str]) -> ManifestEntry:
+    """The entry without the aliases that files of the user's own have."""
+    return replace(entry, aliases=tuple(a for a in entry.aliases if a.lower() not in taken))
 
 
 def _overridden(
@@ -118,7 +137,7 @@ def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, M
                 alias = () if name == entry.name else ("aliases",)
                 location = project.toml.where("models", entry.name, *alias)
                 raise ConfigError(
-                    f"{location}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
+                    f"{location}: {name} is {other.usual}, and a project cannot make it {entry.usual}",
                     f"use another name, or put the entry into {user}",
                 )
             same = same or entries[other.name]
@@ -128,10 +147,6 @@ def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, M
             more = [name for name in (entry.name, *entry.aliases) if known.find(name) is None]
             entries[same.name] = replace(same, aliases=(*same.aliases, *more))
     return entries
-
-
-def _target(entry: ManifestEntry) -> str:
-    return f"{entry.where}:{entry.default}" if entry.default else str(entry.where)
 
 
 def _shipped() -> Path:

@@ -5,17 +5,21 @@ Knows nothing of other files, which may have the same names: manifest.py.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from specllama.config.toml_file import KeyPath, TomlFile, quoted
 from specllama.errors import ConfigError, UsageError
 from specllama.models.names import BUILT_IN, RepoName, check_file
+from specllama.models.quants import PREFERRED, is_head_name
+from specllama.models.sizes import guessed_bytes
 
 SCHEMA = "specllama.models/1"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}", re.ASCII)
+NAME_FORM = "names are letters, digits, dots and dashes"
 _MODEL_KEYS = {"repo": str, "quant": str, "file": str, "revision": str, "licence": str, "source": str}
 _KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "a text"}
 _MAX_WORD = 100  # characters in a message
@@ -33,6 +37,18 @@ class ManifestEntry:
     licence: str = ""
     source: str = ""
     aliases: tuple[str, ...] = ()
+
+    @property
+    def usual(self) -> str:
+        """The repository with the quantisation or file that the name means, if there is one."""
+        return f"{self.where}:{self.default}" if self.default else str(self.where)
+
+    @property
+    def guessed_bytes(self) -> int | None:
+        """About its bytes, by its name; None for heads, and where the name does not say it."""
+        if is_head_name(self.name) or is_head_name(self.default):
+            return None
+        return guessed_bytes(self.name, self.default or PREFERRED[0])
 
     @property
     def short_name(self) -> str:
@@ -55,7 +71,7 @@ class ManifestFile:
 
     def __init__(self, toml: TomlFile) -> None:
         self.toml = toml
-        self.keys((), toml.data, ("schema", "models", "pairs"), "")
+        self.keys((), toml.data, ("schema", "models", "pairs", "folders"), "")
         if (schema := toml.data.get("schema", SCHEMA)) != SCHEMA:
             reason = f"{quoted(schema)} is not {SCHEMA!r}: another version of specllama may read it"
             self.fail(("schema",), "schema", reason)
@@ -63,7 +79,22 @@ class ManifestFile:
     def entries(self) -> dict[str, ManifestEntry]:
         """The models by name. Raises ConfigError."""
         tables = self.of(dict, ("models",), self.toml.data.get("models", {}))
-        return {name: _entry(self, name, table) for name, table in tables.items()}
+        return {name: _entry(self, name, table) for name, table in tables.items() if not _is_file(table)}
+
+    def files(self) -> dict[str, str]:
+        """The paths of files of the user's own, by name and alias. Raises ConfigError."""
+        tables = self.of(dict, ("models",), self.toml.data.get("models", {}))
+        named = {name: table for name, table in tables.items() if _is_file(table)}
+        return {one: path for name, table in named.items() for one, path in _file(self, name, table)}
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders of models. Raises ConfigError."""
+        texts = self.texts(("folders",), self.toml.data.get("folders", []))
+        return tuple(self._path(text) for text in texts)
+
+    def _path(self, text: str) -> str:
+        """A path in this file, which a relative one starts from."""
+        return os.path.join(self.toml.path.parent, os.path.expanduser(text))
 
     def pairs(self) -> dict[str, KnownPair]:
         """The pairs by target. Raises ConfigError."""
@@ -94,17 +125,37 @@ class ManifestFile:
                 self.fail((*at, key), key, f"unknown key{where}", f"known: {', '.join(known)}")
 
 
+def _is_file(table: Any) -> bool:
+    """Whether an entry is a file of the user's own, and no repository."""
+    return isinstance(table, dict) and "file" in table and "repo" not in table
+
+
+def _file(file: ManifestFile, name: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    at = ("models", name)
+    file.keys(at, table, ("file", "aliases"), f" of {name}, which is a file")
+    path = file.of(str, (*at, "file"), table["file"])
+    for one in (name, *file.texts((*at, "aliases"), table.get("aliases", []))):
+        if not is_own_name(one):
+            file.fail(at, one, NAME_FORM)
+        yield one, file._path(path)
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a file can have this name."""
+    return _NAME.fullmatch(name) is not None and name.lower() not in BUILT_IN
+
+
 def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
     at = ("models", name)
     if not _NAME.fullmatch(name):
-        file.fail(at, name, "names are letters, digits, dots and dashes")
+        file.fail(at, name, NAME_FORM)
     table = file.of(dict, at, table)
     file.keys(at, table, (*_MODEL_KEYS, "aliases"), f" of {name}")
     for key, kind in _MODEL_KEYS.items():
         if key in table:
             file.of(kind, (*at, key), table[key])
     if "repo" not in table:
-        file.fail(at, name, "repo is missing")
+        file.fail(at, name, "repo is missing", "repo of the hub, or file for a file of your own")
     if "quant" in table and "file" in table:
         file.fail(at, name, "quant and file are both given")
     aliases = file.texts((*at, "aliases"), table.get("aliases", []))

@@ -23,6 +23,7 @@ from specllama.models.hub.env import hub_cache, hub_endpoint
 from specllama.models.manifest import Manifest
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
+from specllama.models.own_files import MODELS_DIR, OwnFile, find_own, own_files
 from specllama.models.progress import Listener, Silent
 from specllama.models.quants import PREFERRED, ModelFiles, candidates, choose
 from specllama.models.stored import StoredRepo
@@ -35,13 +36,15 @@ if TYPE_CHECKING:  # not needed for models on disk
 @dataclass(frozen=True, slots=True)
 class ParsedName:
     """A parsed model name, before it is looked up. where: None for a path and for a built-in name. entry: in
-    models.toml. built_in: "demo", "pydoc" (the embedded pair), or "" for other names.
+    models.toml. built_in: "demo", "pydoc" (the embedded pair), or "" for other names. file: of the user's own
+    with this name, "" for other names.
     """
 
     name: str
     where: RepoName | None = None
     entry: ManifestEntry | None = None
     built_in: str = ""
+    file: str = ""
 
     @property
     def default(self) -> str:
@@ -78,7 +81,7 @@ class Library:
     disk are not sent to the hub.
 
     listener: receives notes and progress. environ: os.environ by default. verify: whether models are refused
-    whose hash the hub does not give.
+    whose hash the hub does not give. models_dir: a folder of models, instead of that of SPECLLAMA_MODELS_DIR.
     """
 
     def __init__(
@@ -86,8 +89,10 @@ class Library:
         listener: Listener | None = None,
         environ: Mapping[str, str] | None = None,
         verify: bool = True,
+        models_dir: str = "",
     ) -> None:
         self.environ, self._verify = os.environ if environ is None else environ, verify
+        self._models_dir = models_dir
         self.listener: Listener = listener or Silent()
         self.root = hub_cache(self.environ)
         self._listings: dict[RepoName, Listing] = {}
@@ -107,6 +112,17 @@ class Library:
             self.listener.note(f"models: {near(models.project)}")
         return models
 
+    @property
+    def own_files(self) -> list[OwnFile]:
+        """The models outside the hub's cache that have names: those of models.toml and of folders of models,
+        as they are now. Raises ConfigError.
+        """
+        known = self.manifest
+        models_dir = self._models_dir or self.environ.get(MODELS_DIR, "")
+        folders = [*([models_dir] if models_dir else []), *known.folders]
+        taken = {name.lower() for name in (*known.names(), *BUILT_IN)}
+        return own_files(known.files, folders, taken)
+
     def parse(self, name: str, argument: str) -> ParsedName:
         """Parse a name: a file, an alias with or without a quantisation, or a repository.
 
@@ -123,6 +139,8 @@ class Library:
             return ParsedName(name)
         if name in BUILT_IN:
             return ParsedName(name, built_in=name)
+        if (own := find_own(self.own_files, name)) is not None:
+            return ParsedName(name, file=own.path)
         alias, _, tag = name.partition(":")
         if "/" not in alias and (entry := self.manifest.find(alias)) is not None:
             if name.endswith(":"):
@@ -167,7 +185,7 @@ class Library:
         if parsed.built_in:
             return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
         if parsed.where is None:
-            return ResolvedModel(parsed, self._path(parsed.name, argument))
+            return ResolvedModel(parsed, self._path(parsed.file or parsed.name, argument))
         stored = StoredRepo(RepoCache(self.root, parsed.where.repo))
         stored_model = stored.find(parsed.where, parsed.default)
         if stored_model is None:

@@ -6,6 +6,7 @@ import re
 
 _BILLIONS = re.compile(r"(?i)(?<![a-z0-9.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 _BITS = re.compile(r"(?i)^(?:UD-)?(?:I?Q|TQ|MXFP|NVFP|BF|FP?)(\d+)")
+FILE_SHARE = 0.9  # of the memory that is there, which a file may have; the context needs some too
 _BESIDE = 0.75  # bits a weight of scales, and of the tensors that a quantisation leaves larger
 
 

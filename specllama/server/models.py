@@ -13,6 +13,7 @@ from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, Usag
 from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_file, scan
 from specllama.models.details import DetailsReader, ModelDetails
 from specllama.models.resolve import Library
+from specllama.models.sizes import FILE_SHARE
 from specllama.server.admission import Admission, QueueLimit
 from specllama.server.lease import State
 from specllama.server.loader import Loaded, ModelLoader
@@ -24,7 +25,6 @@ from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
 _LONGEST = 1e9  # longest idle time that a client may set, in seconds
-_FILE_SHARE = 0.9  # of the memory that is there, which a file may have; the context needs some too
 _RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names
 MakeSupervisor = Callable[[], Supervisor]
 
@@ -159,7 +159,7 @@ class ModelPool:
         n_bytes = model.model.n_bytes or model.model.guessed_bytes
         if model.loaded:
             return True
-        return n_bytes <= _FILE_SHARE * self._loader.room() if n_bytes else None
+        return n_bytes <= FILE_SHARE * self._loader.room() if n_bytes else None
 
     async def details(self, model: CatalogueModel) -> ModelDetails:
         """Details from the header of a model on disk."""

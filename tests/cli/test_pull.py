@@ -279,12 +279,16 @@ def test_an_unknown_name_is_refused(named: Named) -> None:
 
 def test_the_list(named: Named) -> None:
     empty = named("models")
-    assert empty.out.splitlines()[-1].startswith(f"no models in {named.cache}")
+    assert empty.out.splitlines()[0].startswith(f"no models in {named.cache}")
     assert "llama-3.1-8b (8B)" in empty.out
+    assert not any(line.rstrip().endswith(":") for line in empty.out.splitlines())
+    offline = named("models", "show", "8B", env={"HF_HUB_OFFLINE": "1"})
+    assert (offline.code, "about 4.8 GB, by its name" in offline.out) == (0, True)
     named("pull", "8B", "1B")
     (named.link(0).parents[2] / "blobs" / ("1" * 64 + ".incomplete")).write_bytes(b"x" * 5000)
     lines = named("models").out.splitlines()
     (row,) = [line for line in lines if REPOS[0] + ":Q4_K_M (8B)" in line]
+    assert lines.index(row) < 5
     assert row.split()[2:] == ["8.1", "MB", "Q4_0", "2048", "yes", "Llama", "3.1", "Community", "License"]
     assert any(line.startswith(f"unfinished: {REPOS[0]}, 5.0 kB") for line in lines)
     report = named("models", "--json").json

@@ -88,7 +88,7 @@ def bench(given: Mapping[str, Any]) -> int:
         .overlaid({"no_memory": True, "no_calibrate": True, "cache_ram": "0"})
     )
     plan = make_plan(given, values)
-    settings = prepared(build.load_settings(values), values.get("force", False))
+    settings = prepared(build.load_settings(values), values)
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
     results = BenchResults()
     with log or contextlib.nullcontext():

@@ -59,7 +59,7 @@ def chat(given: Mapping[str, Any]) -> int:
     if tools is not None and ("json_schema" in params or "grammar" in params):
         raise UsageError("cannot be used with a schema or a grammar", option="tools")
     saver = _saver(values, library, taken)
-    settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values.get("force", False))
+    settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values)
     log = log_file(values)
     with contextlib.ExitStack() as stack:
         if log is not None:

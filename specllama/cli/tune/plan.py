@@ -79,7 +79,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
 
 def _prepared(values: Values, draft: str) -> LoadSettings:
     named = values.overlaid({"draft_model": draft})
-    return prepared(build.load_settings(named), values.get("force", False))
+    return prepared(build.load_settings(named), values)
 
 
 def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:

@@ -1,0 +1,102 @@
+"""Files of the user's own have names: in models.toml, and in folders of models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specllama.cli.app import run_app
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import ConfigError
+from specllama.models.catalogue import scan
+from specllama.models.resolve import Library
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of models."""
+    for name in (
+        "a.gguf", "b-Q4_K_M-00001-of-00002.gguf", "b-Q4_K_M-00002-of-00002.gguf", "half-00001-of-00002.gguf",
+        "c/c.gguf", "c/mmproj-c.gguf", "d/same.gguf", "e/same.gguf", "8B.gguf", "e/deeper/f.gguf", "note.txt",
+    ):  # fmt: skip
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).write_bytes(b"x" * 7)
+    return tmp_path / "models"
+
+
+def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
+    environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    library = Library(environ=environ, models_dir=str(folder))
+    by_name = {file.name: os.path.relpath(file.path, folder) for file in library.own_files}
+    paths = ["8B.gguf", "d/same.gguf", "e/same.gguf"]  # names that are taken, or of two
+    assert by_name == {
+        "a": "a.gguf",
+        "b-Q4_K_M": "b-Q4_K_M-00001-of-00002.gguf",
+        "c": "c/c.gguf",
+        **{str(folder / path): path for path in paths},
+    }
+    catalogue = scan(library)
+    for name, path in by_name.items():
+        assert library.find(name, "-m").path == catalogue.require(name).path == str(folder / path)
+    assert catalogue.require("b-q4_k_m").n_bytes == 14
+    other = Library(environ={**environ, "SPECLLAMA_MODELS_DIR": str(folder)})
+    assert other.own_files == library.own_files
+    (folder / "new.gguf").write_bytes(b"x")
+    assert library.find("new", "-m").path == str(folder / "new.gguf")
+    with pytest.raises(ConfigError, match="no folder of models"):
+        Library(environ=environ, models_dir=str(tmp_path / "nothing")).find("a", "-m")
+
+
+def test_a_file_gets_a_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = tmp_path / "models.toml"
+    toml.write_text(f"folders = ['{folder}']")
+    monkeypatch.setenv("SPECLLAMA_MODELS", str(toml))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / 'an "odd" one.gguf'
+    odd.symlink_to(EMBEDDED_TARGET)
+    assert run_app(["models", "add", "mine", odd.name]) == 0
+    assert Library().find("Mine", "-m").path == str(odd)
+    assert scan(Library()).require("mine").path == str(odd)
+    assert run_app(["models", "show", "mine"]) == run_app(["models", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert str(odd) in shown
+    assert "mine" in shown.split("files of your own")[1]
+    for arguments, code in (
+        (["add", "mine", odd.name], 2),
+        (["add", "a", odd.name], 2),
+        (["add", "8B", odd.name], 2),
+        (["add", "demo", odd.name], 2),
+        (["add", "no name", odd.name], 2),
+        (["add", "other", "nothing.gguf"], 3),
+        (["add", "other", str(folder / "a.gguf")], 6),
+        (["rm", "mine"], 3),
+    ):
+        assert run_app(["models", *arguments]) == code, arguments
+    assert "Traceback" not in capsys.readouterr().err
+    assert odd.exists()
+    assert toml.read_text().count("[models.") == 1
+
+
+def test_a_project_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("folders = ['/']\n[models.x]\nrepo='a/b'", "[models.x]\nfile = '/etc/passwd'"):
+        (tmp_path / "models.toml").write_text(text)
+        with pytest.raises(ConfigError, match="a project cannot name files and folders"):
+            Library(environ={}).find("x", "-m")
+
+
+def test_words_and_flags_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, hint in (
+        (["rm", "demo"], "it is: specllama models rm demo"),
+        (["show", "8B"], "it is: specllama models show 8B"),
+        (["version"], "it is: specllama --version"),
+        (["-p", "hi"], "it is: specllama run -p hi"),
+        (["serve", "-m", "a.gguf", "-m", "b.gguf"], "--models-dir FOLDER"),
+    ):
+        assert run_app(arguments) == 2
+        assert hint in capsys.readouterr().err
