@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.gguf.source import GGUFSource, Window, foreign_format
+from specllama.errors import GGUFError
+from specllama.gguf.source import DOWNLOAD_AGAIN, GGUFSource, Window, foreign_format
 from specllama.gguf.strings import StringArray
 from specllama.gguf.types import GGML_TYPES, REMOVED_TYPES
 
@@ -114,14 +115,14 @@ def parse(source: GGUFSource) -> Parsed:
 
 def _magic_and_version(w: Window) -> int:
     if w.size == 0:
-        w.fail("magic", 0, "the file is empty")
+        raise GGUFError(f"{w.name}: not a GGUF model: the file is empty (magic at byte 0)", DOWNLOAD_AGAIN)
     w.need(min(w.size, 64), "magic")
     if w.buf[:4] != b"GGUF":
         what, hint = foreign_format(bytes(w.buf[:64])) or (
-            f"it begins with {bytes(w.buf[:4])!r}, not with b'GGUF'",
-            "This is not a GGUF model.",
+            f"it begins with {bytes(w.buf[:4])!r} and not with b'GGUF'",
+            "Name a file whose format is GGUF: specllama models.",
         )
-        w.fail("magic", 0, what, hint)
+        raise GGUFError(f"{w.name}: not a GGUF model: {what} (magic at byte 0)", hint)
     w.pos = 4
     version = w.uint(4, "version")
     if version & 0xFFFF == 0 and version:

@@ -107,7 +107,7 @@ def _whole(kept: Vocab, trim: TrimInfo, target: Vocab) -> Vocab:
 
 
 def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
-    """The first of llama.cpp's conditions that fails, except those on texts; None if all hold."""
+    """One of llama.cpp's conditions that fails, except those on texts; None if all hold."""
     for who, vocab in (("target", ours), ("draft", theirs)):
         if vocab.kind == "none":
             return f"the {who} has no tokenizer"
@@ -115,6 +115,10 @@ def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
             return f"the {who}'s pre-tokenizer {shown(vocab.pre)} is unknown to llama.cpp here"
     if ours.kind != theirs.kind:
         return f"tokenizer types differ: target {ours.kind}, draft {theirs.kind}"
+    difference = abs(ours.n_tokens - theirs.n_tokens)  # says more than the tokens that begin and end a text
+    if difference > MAX_SIZE_DIFFERENCE:
+        sizes = f"target {ours.n_tokens} tokens, draft {theirs.n_tokens}"
+        return f"vocabulary sizes differ by {difference}, more than {MAX_SIZE_DIFFERENCE}: {sizes}"
     for name in ("bos", "eos"):
         adds = [getattr(v, f"add_{name}") for v in (ours, theirs)]
         ids = [getattr(v, f"{name}_id") for v in (ours, theirs)]
@@ -123,8 +127,4 @@ def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
             return f"the target {which[adds[0]]} a {name} token, the draft {which[adds[1]]} one"
         if adds[0] and ids[0] != ids[1]:
             return f"{name} tokens differ: target {ours.named(ids[0])}, draft {theirs.named(ids[1])}"
-    difference = abs(ours.n_tokens - theirs.n_tokens)
-    if difference > MAX_SIZE_DIFFERENCE:
-        sizes = f"target {ours.n_tokens} tokens, draft {theirs.n_tokens}"
-        return f"vocabulary sizes differ by {difference}, more than {MAX_SIZE_DIFFERENCE}: {sizes}"
     return None

@@ -99,10 +99,16 @@ def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
     return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
+_LEAST_CONTEXT = 256  # tokens: llama.cpp rounds up to multiples of it
+
+
 def _settings_notes(loaded: Loaded) -> list[Note]:
     """Notes for the user about settings that have no effect, or not the expected one."""
     settings, model, context = loaded.settings, loaded.model, loaded.context
     notes = []
+    if 0 < settings.target.n_ctx < min(_LEAST_CONTEXT, context.n_ctx):
+        less = f"llama.cpp makes no context of less than {_LEAST_CONTEXT} tokens"
+        notes.append(f"{option('n_ctx', settings.target.n_ctx)} becomes {context.n_ctx}: {less}")
     offloaded = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]

@@ -30,6 +30,7 @@ from specllama.cli.app import COMMANDS, app
 from specllama.cli.llama_cpp_flags import without_them
 from specllama.cli.typer_options import unknown_short_flag
 from specllama.config.options import LONG_FLAGS, STORED
+from specllama.config.sources import NOT_OPTIONS
 from specllama.models import manifest
 from tests.support.command import Command
 from tests.support.paths import ROOT
@@ -381,9 +382,9 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|installer|training|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        elsewhere = "API_KEY BACKEND BUILD CACHE CONFIG DATA DEMO KERNELS MODELS PYTHON SERVICE_HOST"
         name = variable[1].lower()
-        return variable[1] in elsewhere.split() or name in STORED or name in LONG_FLAGS
+        elsewhere = variable[0] in NOT_OPTIONS or name in ("api_key", "service_host")
+        return elsewhere or name in STORED or name in LONG_FLAGS
     return True
 
 

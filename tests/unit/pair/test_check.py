@@ -155,6 +155,8 @@ def test_reasons_name_both_sides() -> None:
     assert "bos tokens differ: target 1 't1', draft 2 't2'" in verdict(*PAIRS["bos id, added"][:2]).reason
     nothing = header(W, pre="glm4", add_bos_token=True)
     assert "bos tokens differ: target none, draft 11 't11'" in verdict(nothing, PAIRS["add_bos"][1]).reason
+    other = header(words(600), add_bos_token=True)
+    assert "vocabulary sizes differ by 300" in verdict(header(W), other).reason
     assert "differ by 129" in verdict(*PAIRS["129 more"][:2]).reason
     assert "the draft has no tokenizer" in verdict(*PAIRS["no tokenizer"][:2]).reason
     assert "the target's pre-tokenizer 'new' is unknown" in verdict(*PAIRS["unknown pre"][:2]).reason
