@@ -11,6 +11,7 @@ from typing import NamedTuple
 from specllama.core.stats import RunStats
 
 PLAIN, AUTO = "plain", "auto"
+COPY = "copy"  # auto without draft models and heads
 LLAMA_CPP = "llama.cpp"  # plain decoding with llama.cpp's own kernels
 BLOCK = 4  # prompts that a configuration answers in a row
 MIN_ROUNDS = 4  # of a width in an answer, for a time
@@ -19,18 +20,19 @@ MIN_ROUNDS = 4  # of a width in an answer, for a time
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
     """draft_max: a draft length, as in LoadSettings: 0 plain decoding, None auto, else a fixed length.
-    kernels: False for an engine without specllama's kernels.
+    kernels: False for an engine without specllama's kernels. priced: False without draft models and heads.
     """
 
     draft_max: int | None
     kernels: bool = True
+    priced: bool = True
 
     @property
     def name(self) -> str:
         if not self.kernels:
             return LLAMA_CPP
         if self.draft_max is None:
-            return AUTO
+            return AUTO if self.priced else COPY
         return str(self.draft_max) if self.draft_max else PLAIN
 
 
@@ -87,16 +89,18 @@ class BenchSample:
 
 
 def configs(
-    lengths: Iterable[int], speculation: bool = True, without_kernels: bool = False
+    lengths: Iterable[int], speculation: bool = True, without_kernels: bool = False, copies: bool = False
 ) -> list[BenchConfig]:
     """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted.
 
-    without_kernels: plain decoding with llama.cpp's own kernels too.
+    without_kernels: plain decoding with llama.cpp's own kernels too. copies: auto without draft models and
+    heads too.
     """
     own = [BenchConfig(0, kernels=False)] if without_kernels else []
+    alone = [BenchConfig(None, priced=False)] if copies else []
     if not speculation:
         return [BenchConfig(0), *own]
-    return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), BenchConfig(None)]
+    return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), *alone, BenchConfig(None)]
 
 
 def row_times(samples: Iterable[BenchSample]) -> dict[int, list[float]]:

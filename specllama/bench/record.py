@@ -54,6 +54,7 @@ class RowRecord(TypedDict):
     configurations: dict[str, CellRecord]
     best_fixed: str | None
     auto_against_best: EstimateRecord | None
+    auto_over_copies: EstimateRecord | None
     regret: float | None
 
 
@@ -141,6 +142,7 @@ def _row(row: SummaryRow) -> RowRecord:
         "configurations": {name: _cell(name, cell) for name, cell in row.cells.items()},
         "best_fixed": row.best,
         "auto_against_best": _estimate(row.auto_against_best),
+        "auto_over_copies": _estimate(row.auto_over_copies),
         "regret": row.regret,
     }
 

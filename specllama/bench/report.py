@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from specllama.bench.page import bars, entry, lines, page, table, whiskers
-from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
+from specllama.bench.plan import AUTO, COPY, LLAMA_CPP, PLAIN
 from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, label, notes, times
@@ -35,7 +35,7 @@ def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
 
 
 def _name(config: str) -> str:
-    return config if config in (AUTO, LLAMA_CPP) else f"k = {config}"
+    return config if config in (AUTO, COPY, LLAMA_CPP) else f"k = {config}"
 
 
 def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:

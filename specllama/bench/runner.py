@@ -61,7 +61,7 @@ class BenchRunner:
         client = self.client if step.config.kernels else self.without_kernels
         assert client is not None
         if step.config != self._config:
-            client.configure(step.config.draft_max)
+            client.configure(step.config.draft_max, priced=step.config.priced)
             self._config = step.config
         if self._last_prompt.get(step.config.kernels) == step.case.prompt:
             self._generate(client, _FILLER, {"max_tokens": 1, "temperature": 0}, None)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from specllama.bench.costs import BenchCosts, costs_of
 from specllama.bench.intervals import Estimate, estimate, quotient
-from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN, BenchCase, BenchSample
+from specllama.bench.plan import AUTO, COPY, LLAMA_CPP, PLAIN, BenchCase, BenchSample
 from specllama.core.stats import RunStats
 
 Key = tuple[BenchCase, int]  # a case and a run: answers with the same key are compared
@@ -37,7 +37,8 @@ class SummaryRow:
 
     best: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's speed-up over
     that length's, with the interval of their quotient; None without auto. The best of several noisy figures
-    looks better than it is, so this errs against auto.
+    looks better than it is, so this errs against auto. auto_over_copies: the same over that of auto without
+    draft models and heads; None where that was not measured.
     """
 
     workload: str | None
@@ -45,6 +46,7 @@ class SummaryRow:
     cells: Mapping[str, SummaryCell]
     best: str | None
     auto_against_best: Estimate | None
+    auto_over_copies: Estimate | None = None
 
     @property
     def regret(self) -> float | None:
@@ -175,7 +177,10 @@ def _row(
     against = None
     if best is not None and AUTO in cells:
         against = _against(cells[AUTO], cells[best], quotient(paired(AUTO, best), paired(best, AUTO)))
-    return SummaryRow(workload, temperature, cells, best, against)
+    over = None
+    if AUTO in cells and COPY in cells:
+        over = _against(cells[AUTO], cells[COPY], quotient(paired(AUTO, COPY), paired(COPY, AUTO)))
+    return SummaryRow(workload, temperature, cells, best, against, over)
 
 
 def _against(auto: SummaryCell, best: SummaryCell, paired: Estimate | None) -> Estimate | None:
@@ -198,7 +203,7 @@ def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
     speeds = {
         name: c.speedup.value
         for name, c in cells.items()
-        if name not in (AUTO, LLAMA_CPP) and c.speedup is not None
+        if name not in (AUTO, COPY, LLAMA_CPP) and c.speedup is not None
     }
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 

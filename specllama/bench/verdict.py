@@ -65,6 +65,8 @@ def advice(s: BenchSummary, off: str = "", busy: bool = False) -> str:
         text = "keep the default, which drafts where that pays; -md none saves the memory of a draft."
     elif not _certain(s):
         text = "keep the default; measure again with more --runs on an idle machine before changing anything."
+    elif _copies_are_faster(s.total):
+        text = "-md none was faster here: the draft costs more than it gains."
     elif _fixed_is_faster(s.total):
         text = f"--draft-max {s.total.best} was faster here than the default; try it for such texts."
     elif better := [row for row in s.rows if row.workload and _fixed_is_faster(row)]:
@@ -74,6 +76,22 @@ def advice(s: BenchSummary, off: str = "", busy: bool = False) -> str:
     else:
         text = "keep the default, --draft-max auto."
     return f"Advice: {text}"
+
+
+def draft_answer(s: BenchSummary, noun: str, busy: bool = False) -> str:
+    """Whether the draft helps, in a sentence; "" where that was not measured. noun: of the draft. busy: as
+    for `advice`.
+    """
+    over = s.total.auto_over_copies
+    if over is None:
+        return ""
+    if busy:
+        return f"Your {noun}: cannot tell what it gains over copying alone, the machine was busy."
+    gains = f"Your {noun}: {_change(over.value)} over copying alone"
+    if over.low is None or over.high is None:
+        return f"{gains}, by too few answers for an interval."
+    sure = "" if over.low > 1 or over.high < 1 else ", which may be chance"
+    return f"{gains} ({_change(over.low)} to {_change(over.high)}){sure}."
 
 
 def nothing_pays(s: BenchSummary) -> bool:
@@ -170,6 +188,12 @@ def _fixed_is_faster(row: SummaryRow) -> bool:
     )
 
 
+def _copies_are_faster(row: SummaryRow) -> bool:
+    """Whether auto is faster without the draft with its whole interval."""
+    e = row.auto_over_copies
+    return e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
+
+
 def _listed(rows: list[SummaryRow], best: bool = False) -> str:
     shown = []
     for row in rows[:_MAX_ROWS]:
@@ -199,6 +223,10 @@ def _text_note(s: BenchSummary, exact: bool) -> str:
     )
     differ = f"{n} of {s.compared} differ from plain decoding's from some token on"
     return f"Texts: {differ} ({shown}{more}). {reason}"
+
+
+def _change(factor: float) -> str:
+    return f"{100 * (factor - 1):+.0f} %"
 
 
 def _percent(share: float) -> str:

@@ -121,12 +121,19 @@ class EngineClient:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
         return self._control(protocol.Calibrate(seconds), protocol.Calibrated)
 
-    def configure(self, draft_max: int | None = None, draft_min: int = 0, draft_p_min: float = 0.0) -> None:
-        """Change how the idle engine drafts (see LoadSettings), without loading again.
+    def configure(
+        self,
+        draft_max: int | None = None,
+        draft_min: int = 0,
+        draft_p_min: float = 0.0,
+        priced: bool = True,
+    ) -> None:
+        """Change how the idle engine drafts (see LoadSettings), without loading again. priced: False leaves
+        draft models and heads out.
 
         Raises UsageError for impossible settings, EngineError if the engine is busy.
         """
-        self._control(protocol.Configure(draft_max, draft_min, draft_p_min), protocol.Configured)
+        self._control(protocol.Configure(draft_max, draft_min, draft_p_min, priced), protocol.Configured)
 
     def inspect(self) -> BuildInfo:
         """The version, features and devices of this build of llama.cpp."""

@@ -106,16 +106,18 @@ class Loaded:
         n_ubatch = self.settings.target.n_ubatch
         return min(context.n_outputs_max, context.n_batch, n_ubatch, context.max_rollback + 1)
 
-    def policy(self) -> Policy:
-        """The policy that the settings ask for; the planner is always the same one."""
-        s, drafters = self.settings, self.drafters
+    def policy(self, priced: bool = True) -> Policy:
+        """The policy that the settings ask for; the planner is always the same one. priced: False leaves
+        draft models and heads out, for a planner of its own.
+        """
+        s, drafters = self.settings, [d for d in self.drafters if priced or not d.priced]
         for drafter in drafters:
             if isinstance(drafter, ConfidentDrafter):
                 drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            return self.profile.planner_of(drafters)
+            return self.profile.planner_of(drafters) if priced else self.profile.unpriced_planner(drafters)
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 

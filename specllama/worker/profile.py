@@ -68,6 +68,7 @@ class ModelProfile:
         shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
         self.curves = CostCurves.from_dict(data.get("curves"), shaped)
         self.planner: Planner | None = None
+        self._unpriced: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         if self.t1 is not None and self.epsilon is not None:
@@ -178,11 +179,23 @@ class ModelProfile:
             self.planner.change_seconds = self.change_seconds or 0.0
         return self.planner
 
+    def unpriced_planner(self, drafters: Sequence[Drafter]) -> Planner:
+        """A planner of these drafters, which are without draft models and heads, that begins with what the
+        pair's has learnt. What it learns is not stored.
+        """
+        if self._unpriced is None:
+            costs = self.planner.costs if self.planner else self.curves.at(0)
+            learnt = self.planner.learnt.to_dict() if self.planner else self._learnt
+            self._unpriced = Planner(drafters, self.clock, costs, learnt, POLICY)
+            self._unpriced.change_seconds = self.change_seconds or 0.0
+        return self._unpriced
+
     def use_curve_at(self, n_ids: int) -> None:
-        """Let the planner use the cost curve for sequences of `n_ids` ids in all."""
+        """Let the planners use the cost curve for sequences of `n_ids` ids in all."""
         curve = self.curves.at(n_ids)
-        if self.planner is not None and self.planner.costs is not curve:
-            self.planner.use_costs(curve)
+        for planner in (self.planner, self._unpriced):
+            if planner is not None and planner.costs is not curve:
+                planner.use_costs(curve)
 
     def distrust_stored_t2(self) -> None:
         """Measure a decode of two rows again if its time is a stored one: by that time no draft could pay."""

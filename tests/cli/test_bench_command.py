@@ -50,7 +50,7 @@ CELL = an_object(
 ROW = an_object(
     workload={"type": ["string", "null"]}, temperature=MAYBE,
     configurations={"type": "object", "additionalProperties": CELL}, best_fixed={"type": ["string", "null"]},
-    auto_against_best=ESTIMATE, regret=MAYBE,
+    auto_against_best=ESTIMATE, auto_over_copies=ESTIMATE, regret=MAYBE,
 )  # fmt: skip
 MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={"type": "integer"})
 OBJECT = an_object(
@@ -101,8 +101,8 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in tables.out + tables.err
     assert lines[0] == "target pydoc-target Q4_0, draft pydoc-draft Q4_0, copy, 1 thread"
-    assert lines[1].startswith("64 of 64 answers, up to 8 tokens each")  # 8 prompts, 2 temperatures, 4 ways
-    header = lines.index("workload temp plain t/s     2     7  auto")
+    assert lines[1].startswith("80 of 80 answers, up to 8 tokens each")  # 8 prompts, 2 temperatures, 5 ways
+    header = lines.index("workload temp plain t/s     2     7  copy  auto")
     labels = [line.split()[:2] for line in lines[header + 1 : header + 8]]
     assert labels == [
         ["edit", "0"], ["edit", "0.8"], ["json", "0"], ["json", "0.8"], ["all", "0"], ["all", "0.8"],
@@ -112,9 +112,10 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
         assert any(line.startswith(head) for line in lines), head
     assert " the speed of plain decoding" in " ".join(lines[-10:])
     assert any(line.startswith("Advice: ") for line in lines[-2:])
+    assert any(line.startswith("Your draft model: ") for line in lines[-6:])
     assert "regret: the share of its speed that auto misses" in " ".join(lines)
     shown = " ".join(tables.lines).replace("  ", " ")
-    estimate = shown.index("measuring takes 64 answers of up to 8 tokens, after 4 to warm up; Ctrl-C shows")
+    estimate = shown.index("measuring takes 80 answers of up to 8 tokens, after 5 to warm up; Ctrl-C shows")
     assert estimate < shown.index("that takes about ")
     assert "warming up" not in shown[:estimate]
     start = "speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy"
@@ -124,11 +125,11 @@ def test_the_tables_show_every_configuration(tables: Result) -> None:
 def test_json_is_one_object(measured: Result) -> None:
     assert measured.code == 0, measured.err
     jsonschema.validate(measured.json, OBJECT)
-    assert measured.json["configurations"] == ["plain", "2", "7", "auto"]
+    assert measured.json["configurations"] == ["plain", "2", "7", "copy", "auto"]
     assert (measured.json["answers"], measured.json["planned"], measured.json["texts_compared"]) == (
+        80,
+        80,
         64,
-        64,
-        48,
     )
     assert [(row["workload"], row["temperature"]) for row in measured.json["rows"]] == [
         ("edit", 0), ("edit", 0.8), ("json", 0), ("json", 0.8), (None, 0), (None, 0.8),
@@ -136,6 +137,11 @@ def test_json_is_one_object(measured: Result) -> None:
     total = measured.json["total"]["configurations"]
     assert total["plain"]["n_drafted"] == 0
     assert total["plain"]["speedup"] is None
+    assert measured.json["total"]["auto_over_copies"]["value"] == pytest.approx(
+        total["auto"]["speedup"]["value"] / total["copy"]["speedup"]["value"]
+    )
+    by = [s["drafted_by"] for s in measured.json["samples"] if s["configuration"] == "copy"]
+    assert all("model" not in drafted for drafted in by)
     assert total["7"]["n_drafted"] > total["2"]["n_drafted"] > 0
     assert len(total["2"]["accept_by_position"]) == 2
     assert measured.json["t_n"][0]["relative"] == 1
@@ -167,11 +173,11 @@ def test_llama_cpp_without_specllamas_kernels(command: Command) -> None:
     line = ("bench", *QUICK, "--workloads", "edit", "--k", "3", "--temp", "0", "--without-kernels")
     result = command(*line, "--json")
     assert result.code == 0, result.err
-    assert result.json["configurations"] == ["plain", "llama.cpp", "3", "auto"]
+    assert result.json["configurations"] == ["plain", "llama.cpp", "3", "copy", "auto"]
     cells = result.json["total"]["configurations"]
     assert cells["llama.cpp"]["n_drafted"] == 0
     assert cells["llama.cpp"]["answers"] == cells["plain"]["answers"] > 0
-    assert result.json["texts_compared"] == 2 * cells["plain"]["answers"]
+    assert result.json["texts_compared"] == 3 * cells["plain"]["answers"]
 
 
 def test_own_prompts_and_a_report_that_replaces_an_earlier_one(command: Command) -> None:

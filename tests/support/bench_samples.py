@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from specllama.bench.plan import LLAMA_CPP, BenchCase, BenchConfig, BenchSample, BenchStep
+from specllama.bench.plan import COPY, LLAMA_CPP, BenchCase, BenchConfig, BenchSample, BenchStep
 from specllama.core.stats import RunStats
 
 SECONDS = 2.0
@@ -14,6 +14,8 @@ SECONDS = 2.0
 def config(name: str) -> BenchConfig:
     if name == LLAMA_CPP:
         return BenchConfig(0, kernels=False)
+    if name == COPY:
+        return BenchConfig(None, priced=False)
     return BenchConfig({"plain": 0, "auto": None}.get(name, int(name) if name.isdigit() else None))
 
 

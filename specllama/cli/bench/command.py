@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from specllama.bench.plan import BenchSample, configs, order, row_times
+from specllama.bench.plan import BenchConfig, BenchSample, configs, order, row_times
 from specllama.bench.record import record
 from specllama.bench.report import report
 from specllama.bench.runner import BenchRunner
 from specllama.bench.summary import summarise
-from specllama.bench.verdict import advice, verdict
+from specllama.bench.verdict import advice, draft_answer, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
@@ -138,7 +138,7 @@ def _measure(
         console.note("note: the model has no chat template, prompts go in as they are")
     warn_if_busy()
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
-    ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
+    ways = _ways(plan, info)
     into.planned = len(plan.cases) * len(ways) * plan.runs
     most = "" if plan.n_tokens is None else f" of up to {counted(plan.n_tokens, 'token')}"
     console.note(
@@ -170,6 +170,13 @@ def _measure(
                 console.note(f"note: {client.notices.pop(0)}")
 
 
+def _ways(plan: BenchPlan, info: LoadInfo) -> list[BenchConfig]:
+    """What is measured; copying alone too where a draft model or head drafts besides it."""
+    names = _drafters(info)
+    priced = [name for name in names if name in info.details.priced]
+    return configs(plan.lengths, bool(names), plan.without_kernels, 0 < len(priced) < len(names))
+
+
 def _drafters(info: LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
     return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
@@ -178,16 +185,16 @@ def _drafters(info: LoadInfo) -> list[str]:
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
-    ways = configs(plan.lengths, bool(_drafters(info)), plan.without_kernels)
+    ways = _ways(plan, info)
     summary = summarise(results.samples, [c.name for c in ways])
     off = "" if _drafters(info) else info.off_reason or "the only drafter needs a grammar"
     sentence, about = verdict(summary, off), _about(plan, results, exact)
     if as_json:
         console.data(json.dumps(record(summary, results.samples, about, sentence)) + "\n")
     else:
-        report_lines = lines(
-            summary, about, sentence, advice(summary, off, results.are_off), columns(sys.stdout)
-        )
+        helps = draft_answer(summary, "head" if info.head else "draft model", results.are_off)
+        answers = [*([helps] if helps else []), advice(summary, off, results.are_off)]
+        report_lines = lines(summary, about, sentence, answers, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
         write_report(plan.report, report(summary, about, sentence))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
+from specllama.bench.plan import AUTO, COPY, LLAMA_CPP, PLAIN
 from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
@@ -24,9 +24,9 @@ _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
 def lines(
-    s: BenchSummary, about: Mapping[str, Any], verdict: str, advice: str, width: int | None
+    s: BenchSummary, about: Mapping[str, Any], verdict: str, answers: Sequence[str], width: int | None
 ) -> Iterator[str]:
-    """All tables, no line longer than `width` where possible; the advice is the last one."""
+    """All tables, no line longer than `width` where possible, the verdict and the answers after it."""
     yield from wrapped(_head(about), width)
     yield from wrapped(
         f"{s.answers} of {counted(about['planned'], 'answer')}, {extent(about['settings'])}, measured in "
@@ -40,7 +40,7 @@ def lines(
     yield from _positions(s, width)
     yield from _curve(s, width)
     yield ""
-    for text in [*notes(s, about), verdict, advice]:
+    for text in [*notes(s, about), verdict, *answers]:
         yield from wrapped(text, width)
 
 
@@ -117,7 +117,7 @@ def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
     """Acceptance by position: of auto, the best length and the longest one."""
-    lengths = [name for name in s.configs if name not in (PLAIN, AUTO, LLAMA_CPP)]
+    lengths = [name for name in s.configs if name not in (PLAIN, AUTO, COPY, LLAMA_CPP)]
     shown = {*lengths[-1:], AUTO, s.total.best}
     by_config = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
     by_config = {name: shares for name, shares in by_config.items() if shares}

@@ -18,6 +18,7 @@ def test_configurations_are_plain_each_length_once_and_auto() -> None:
     assert [c.name for c in configs([4, 1, 4])] == NAMES
     assert [c.draft_max for c in configs([4, 1])] == [0, 1, 4, None]
     assert [c.name for c in configs([4, 1], speculation=False)] == ["plain"]
+    assert [c.name for c in configs([4], copies=True)] == ["plain", "4", "copy", "auto"]
 
 
 @given(

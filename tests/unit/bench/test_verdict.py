@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from specllama.bench.summary import summarise
-from specllama.bench.verdict import advice, nothing_pays, verdict
+import re
+
+from specllama.bench.summary import BenchSummary, summarise
+from specllama.bench.verdict import advice, draft_answer, nothing_pays, verdict
 from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
@@ -92,3 +94,23 @@ def test_the_advice_names_a_fixed_length_only_where_it_is_certainly_faster() -> 
     )
     assert summary(plain=100, four=150, auto=200) == "Advice: keep the default, --draft-max auto."
     assert advice(summarise([sample("plain", 10)], NAMES)).startswith("Advice: let it run to the end")
+
+
+def test_one_line_says_whether_the_draft_helps() -> None:
+    def summary(copies: tuple[float, ...], auto: tuple[float, ...]) -> BenchSummary:
+        rows = {"plain": (10.0,) * len(auto), "4": (9.0,) * len(auto), "copy": copies, "auto": auto}
+        samples = [sample(name, tps, number=i) for name, all_ in rows.items() for i, tps in enumerate(all_)]
+        return summarise(samples, ["plain", "4", "copy", "auto"])
+
+    helps = summary((20.0,) * 4, (25.0, 25.0, 26.0, 25.0))
+    told = draft_answer(helps, "draft model")
+    assert re.fullmatch(r"Your draft model: \+2\d % over copying alone \(\+2\d % to \+\d\d %\)\.", told)
+    assert draft_answer(helps, "head", busy=True).startswith("Your head: cannot tell what it gains")
+    chance = summary((20.0,) * 3, (15.0, 20.5, 25.0))
+    told = draft_answer(chance, "head")
+    assert re.fullmatch(r"Your head: \+\d % .+\(-\d+ % to \+\d+ %\), which may be chance\.", told)
+    hurts = summary((20.0,) * 4, (15.0,) * 4)
+    assert draft_answer(hurts, "head") == "Your head: -25 % over copying alone (-25 % to -25 %)."
+    assert advice(hurts) == "Advice: -md none was faster here: the draft costs more than it gains."
+    assert draft_answer(summary((20.0,), (30.0,)), "head").endswith("by too few answers for an interval.")
+    assert draft_answer(summarise([sample("plain", 10)], NAMES), "head") == ""
