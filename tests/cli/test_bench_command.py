@@ -140,8 +140,8 @@ def test_json_is_one_object(measured: Result) -> None:
     assert measured.json["total"]["auto_over_copies"]["value"] == pytest.approx(
         total["auto"]["speedup"]["value"] / total["copy"]["speedup"]["value"]
     )
-    by = [s["drafted_by"] for s in measured.json["samples"] if s["configuration"] == "copy"]
-    assert all("model" not in drafted for drafted in by)
+    assert set(total["copy"]["accept_by_source"]) <= {"copy"}
+    assert "model" in total["7"]["accept_by_source"]
     assert total["7"]["n_drafted"] > total["2"]["n_drafted"] > 0
     assert len(total["2"]["accept_by_position"]) == 2
     assert measured.json["t_n"][0]["relative"] == 1
@@ -200,7 +200,7 @@ def test_own_prompts_and_a_report_that_replaces_an_earlier_one(command: Command)
     result = command("bench", *args)
     assert result.code == 0, result.err
     assert "Left out: prompt long 1: the prompt has" in result.out
-    assert "6 of 12 answers" in result.out  # one prompt, which did not find its own cache the second time
+    assert "8 of 16 answers" in result.out  # one prompt, which did not find its own cache the second time
     assert "old" not in (command.home / "old.html").read_text("utf-8").split("</title>")[0]
     (command.home / "long.json").write_text(json.dumps({"long": prompts["long"]}))
     none = command("bench", "--prompts", "long.json", *QUICK)
@@ -219,7 +219,7 @@ def test_without_drafters_plain_decoding_is_measured_and_it_says_why(command: Co
         "bench", *args, "--k", "2", env={"SPECLLAMA_DRAFT_MAX": "0", "SPECLLAMA_MAX_TOKENS": "3"}
     )
     assert stored.code == 0, stored.err
-    assert "12 of 12 answers, up to 8 tokens" in stored.out  # bench decides that itself
+    assert "16 of 16 answers, up to 8 tokens" in stored.out  # bench decides that itself
 
 
 def test_a_given_text(command: Command) -> None:
@@ -227,7 +227,7 @@ def test_a_given_text(command: Command) -> None:
     (command.home / "given.py").write_text(text)
     shown = command("bench", "--text", "given.py", "--k", "3", "--runs", "1")
     assert shown.code == 0, shown.err
-    assert "3 of 3 answers, each a given text, measured in" in shown.out
+    assert "4 of 4 answers, each a given text, measured in" in shown.out
     assert "The text was given" in shown.out
     args = ("--k", "3", "--runs", "1", "--json", "--report", "given.html")
     pairs = [{"prompt": "Write it.", "text": text}, {"prompt": "Again.", "text": "# Grüße\n" + text}]
@@ -238,7 +238,7 @@ def test_a_given_text(command: Command) -> None:
     settings = measured.json["settings"]
     assert (settings["text"], settings["n_tokens"], settings["temperatures"]) == ("given.json", None, [0])
     written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in measured.json["samples"]}
-    assert len(written) == 6
+    assert len(written) == 8
     assert written[1, "plain"] == written[1, "3"] == written[1, "auto"] > 30
     assert measured.json["texts_different"] == []
     assert measured.json["total"]["configurations"]["3"]["n_accept"] > 10

@@ -76,7 +76,7 @@ def name(values: dict[str, Any]) -> str:
 
 
 def test_rejects_environment_variables(shared: Command) -> None:
-    given = [*BAD, *NOT_NUMBERS]
+    given = [one for one in (*BAD, *NOT_NUMBERS) if "" not in one[0].values()]  # empty ones are not set
     envs = [{f"SPECLLAMA_{key.upper()}": str(x) for key, x in values.items()} for values, _ in given]
     results = shared.batch(*(CommandLine(("run", "-p", "zip"), env) for env in envs))
     for (values, needle), env, result in zip(given, envs, results, strict=True):
