@@ -309,7 +309,7 @@ def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain
     text = log.read_text()
     assert "q8_0" in text
     assert re.search(r"n_ctx += 512", text)
-    assert len(result.lines) >= 5
+    assert len(result.lines) >= 4
     assert "llama_context" not in result.err
     assert "llama_context" in shared.generate(*ARGS[:2], "-n", "1", "--verbose").err
     assert plain.json["n_predict"] == 60
@@ -391,7 +391,7 @@ def test_unsupported_flags_of_llama_cpp_are_refused_by_name(shared: Command) -> 
     results = shared.many(*(("run", "-p", "zip", *flag.split()) for flag in flags))
     for result, flag in zip(results, flags, strict=True):
         assert (result.code, result.out) == (2, "")
-        assert result.lines[0].startswith(f"error: No such option: {flag.split()[0]}")
+        assert result.lines[0].lower().startswith(f"error: no such option: {flag.split()[0]}")
 
 
 def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) -> None:
