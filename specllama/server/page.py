@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
+_IMPORT = re.compile(r"""(?m)^(?:import|export) (?:.*?from )?["']\./(.*?)["'];""")
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -89,6 +91,22 @@ def _page_file(content: bytes, suffix: str) -> _PageFile:
     return _PageFile(content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
 
 
+@functools.cache
+def _index() -> _PageFile:
+    """The document, which names all modules that are loaded at once: one round trip instead of one for each
+    step from import to import.
+    """
+    files, scripts, waiting = page_files(), set[str](), ["app.js"]
+    while waiting:
+        name = waiting.pop()
+        if name in files and name not in scripts:
+            waiting += _IMPORT.findall(files[name].read_text("utf-8"))
+        scripts.add(name)
+    links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in sorted(scripts))
+    text = (_STATIC / "index.html").read_text("utf-8")
+    return _page_file(text.replace("<script ", f"{links}<script ", 1).encode(), ".html")
+
+
 def _sent(file: _PageFile, api: ApiRequest) -> Response:
     headers = _HEADERS | {"etag": file.tag}
     known = [tag.strip().removeprefix("W/") for tag in api.header("if-none-match").split(",")]
@@ -101,7 +119,7 @@ async def root(api: ApiRequest) -> Response:
     """The page for browsers, a line of text for others: Ollama's clients probe the server this way."""
     if "text/html" not in api.header("accept"):
         return PlainTextResponse("specllama is running", headers={"vary": "Accept"})
-    return _sent(_read(_STATIC / "index.html"), api)
+    return _sent(_index(), api)
 
 
 def _route(name: str, read: Callable[[], _PageFile]) -> ApiRoute:

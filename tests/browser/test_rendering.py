@@ -317,3 +317,19 @@ def test_small_tags_and_footnotes(page: Page) -> None:
     assert note.endswith("&lt;i&gt;book&lt;/i&gt;.")
     drafted = page.js("return document.querySelector('.answer sub').firstElementChild.dataset.source")
     assert drafted in ("model", "target"), "what is in them has its source"
+
+
+def test_the_spaces_before_lines_of_code_have_no_tint(page: Page) -> None:
+    """Whatever the pieces in which they come; the text stays, and its rounds."""
+    made_up(page, "```py\ndef f():\n    if x:\n\t    return (1,  2)\n```\n", size=3)
+    parts = page.js(
+        "return [...document.querySelectorAll('pre [data-round]')].map(e => "
+        "  [e.textContent, e.dataset.source ?? ''])"
+    )
+    assert "".join(text for text, _ in parts) == "def f():\n    if x:\n\t    return (1,  2)"
+    line = ""
+    for text, source in parts:
+        blank = not text.strip(" \t") and not line.strip(" \t")
+        assert bool(source) != blank, (line, text)
+        line = (line + text).rpartition("\n")[2]
+    assert page.js("return document.querySelector('pre').textContent") == "".join(text for text, _ in parts)

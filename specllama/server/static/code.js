@@ -9,7 +9,7 @@ const NODES = 60; // of a block of lines
  * text.
  */
 export function addLines(code, nodes) {
-	for (const node of nodes) {
+	for (const node of withoutIndents(nodes, isIndent(code.querySelector(".lines:last-child")))) {
 		let block = code.lastElementChild;
 		if (!block?.matches(".lines")) {
 			block = element("span", { class: "lines" });
@@ -31,6 +31,36 @@ export function addLines(code, nodes) {
 		}
 		block.append(node);
 	}
+}
+
+/** Whether what comes next in a block of lines stands at the beginning of a line, or after spaces alone. */
+function isIndent(block) {
+	for (let node = block?.lastChild; node; node = node.previousSibling) {
+		const text = node.textContent;
+		const end = text.lastIndexOf("\n") + 1;
+		if (text.slice(end).trim()) return false;
+		if (end) return true;
+	}
+	return true;
+}
+
+/** The nodes with the spaces before lines in spans without a source: they are not tinted. indent: see isIndent. */
+function withoutIndents(nodes, indent) {
+	let begins = indent;
+	return nodes.flatMap((node) => {
+		const text = node.textContent;
+		const parts = text.split(begins ? /((?:^|(?<=\n))[ \t]+)/ : /((?<=\n)[ \t]+)/);
+		const line = text.slice(text.lastIndexOf("\n") + 1);
+		begins = !line.trim() && (begins || line.length < text.length);
+		if (!node.dataset?.source || parts.length === 1) return [node];
+		node.remove();
+		return parts.map((part, i) => {
+			const span = node.cloneNode(false);
+			span.textContent = part;
+			if (i % 2) span.removeAttribute("data-source");
+			return span;
+		}).filter((span) => span.textContent);
+	});
 }
 
 export function codeHead(pre, language) {

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from specllama.core.sampling.params import PARAMETERS
-from specllama.server.page import POLICY, ROUTES, generated_files, page_files
+from specllama.server.page import POLICY, ROUTES, _index, generated_files, page_files
 
 LIMIT = 640_000  # bytes of all files that the page can load
 FIRST = 315_000  # bytes of those that the page loads at once
@@ -55,6 +55,17 @@ def test_the_initial_load_is_small() -> None:
     assert "vendor/marked.esm.js" in loaded
     assert not {name for name in loaded if "temml" in name or "highlight" in name or "languages" in name}
     assert sum(FILES[name].stat().st_size for name in loaded) < FIRST
+
+
+def test_the_document_names_what_is_loaded_at_once() -> None:
+    """So that the browser asks for all of it together."""
+    document = Elements(_index().content.decode()).elements
+    preloaded = {attributes["href"] for _, attributes in document if attributes.get("rel") == "modulepreload"}
+    loaded = {"app.js"}
+    while more := {target for name in loaded for target in imported(name)} - loaded:
+        loaded |= more
+    assert preloaded == {f"page/{name}" for name in loaded}
+    assert {"page/parameters.js", "page/vendor/marked.esm.js"} <= preloaded
 
 
 def test_every_file_is_served_without_a_key() -> None:
