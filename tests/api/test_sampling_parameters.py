@@ -172,7 +172,7 @@ def server(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def generated(command: Command, record: Record, *flags: str, **env: str) -> dict[str, Any]:
     """What a run with these flags gave the engine."""
     result = command("run", "--json", "--raw", "-p", "import os", *flags, env={**record.env, **env})
-    assert result.code == 0, result.err
+    assert result.code == 0 or "the answer was cut at -n" in result.err  # of a schema
     (params,) = record.take()
     return params
 
