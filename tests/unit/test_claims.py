@@ -108,7 +108,7 @@ CODES = {cls.exit_code for cls in classes(errors.SpecllamaError)}
 
 
 def test_all_exit_codes_are_listed() -> None:
-    of_signals = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
+    of_signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
     listed = {int(code) for cells in rows(RUN, "| code | |") for code in cells[0].split(", ")}
     assert listed == {0, *CODES, *of_signals}
 
