@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from specllama.calls.tools import Schema
+from specllama.text.grammar_errors import NOTHING, in_words
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -145,17 +146,19 @@ def checked(text: str) -> tuple[str, bool]:
 
 
 def _fails_at_start(grammar: str, limits: LLParserLimits) -> str:
-    """Why a grammar that compiles fails with its first forced tokens, "" if it does not. A required property
-    with the schema that it is in is forced without end.
+    """Why a grammar that compiles fails with its first forced tokens, or after them, "" if it does not. A
+    required property with the schema that it is in is forced without end; a $ref to itself allows nothing.
     """
     from llguidance import LLMatcher
 
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
     matcher.consume_tokens(matcher.compute_ff_tokens())
+    if not matcher.is_error() and not matcher.is_stopped() and not any(matcher.compute_bitmask()):
+        return "" if matcher.is_accepting() else NOTHING
     if not matcher.is_error():
         return ""
-    error = " ".join(matcher.get_error().partition("<state>")[0].split())
-    return "no value is short enough for it" if "Too many items" in error else error[:300]
+    error = in_words(matcher.get_error())
+    return "no value is short enough for it" if "Too many items" in matcher.get_error() else error
 
 
 @functools.cache

@@ -5,8 +5,9 @@ Separates reasoning, text and tool calls. Knows no API.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from specllama.calls.pieces import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.client import protocol
@@ -30,6 +31,8 @@ from specllama.server.ids import random_key
 from specllama.server.token_spans import TokenSpans
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
+ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
+
 
 class EventAssembler:
     """Converts the engine's messages about one generation into events.
@@ -38,7 +41,8 @@ class EventAssembler:
     the text. continues: the answer continues a text of the client, so that the model does not begin with a
     reasoning tag. end_ids: tokens without text. reader: finds tool calls in the text, None if there can be
     none; tokens of calls have no logprobs. progress: report the prefill. ends_early: if the generation is
-    cancelled, the text so far is the answer.
+    cancelled, the text so far is the answer. reasoning: as llama-server's reasoning_format: in the text with
+    its tags ("none"), in both places ("deepseek-legacy"), otherwise apart.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class EventAssembler:
         end_ids: Collection[int] = (),
         reader: CallReader | None = None,
         progress: bool = False,
+        reasoning: ReasoningFormat = "auto",
     ) -> None:
+        self._format, self._in_tags = reasoning, False
         self.index, self.prompt = index, prompt
         self._reader, self._n_calls = reader, 0
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
@@ -73,6 +79,28 @@ class EventAssembler:
 
         Raises EngineError for a generation that the engine cancelled.
         """
+        events = self._of(message, now)
+        if self._format in ("none", "deepseek-legacy"):
+            return [shown for event in events for shown in self._with_tags(event)]
+        return events
+
+    def _with_tags(self, event: Event) -> Iterator[Event]:
+        """An event as the format of the reasoning demands; reasoning is text between its tags too."""
+        opening, closing = self._splitter.tags
+        if isinstance(event, Reasoning):
+            if self._format == "deepseek-legacy":
+                yield event
+            tag = "" if self._in_tags else f"{opening}\n"
+            self._in_tags, lost = True, self._format == "none"
+            runs = [(len(tag), "target"), *event.runs] if tag else event.runs
+            yield TextEvent(self.index, tag + event.text, runs, (), event.round if lost else None)
+            return
+        if self._in_tags and isinstance(event, (TextEvent, CallOpen)):
+            self._in_tags, tag = False, f"\n{closing}\n\n"
+            yield TextEvent(self.index, tag, [(len(tag), "target")])
+        yield event
+
+    def _of(self, message: protocol.Message, now: float) -> list[Event]:
         delta = self._result.add(message)
         if isinstance(message, protocol.Started):
             self._last, self._started = now, True

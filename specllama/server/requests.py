@@ -15,7 +15,7 @@ from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
 from specllama.core.gain import plain_rate
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError
-from specllama.server.assembler import EventAssembler
+from specllama.server.assembler import EventAssembler, ReasoningFormat
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
 
@@ -25,13 +25,14 @@ ReaderOf = Callable[[Tools | None], CallReader | None]
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
     """One text to generate. prompt: index of the prompt that it answers; requests of one prompt differ only
-    in their seeds. splits: see EventAssembler. fields: names of request fields by the parameters that they
-    set, for errors of the engine about a parameter.
+    in their seeds. splits, reasoning: see EventAssembler. fields: names of request fields by the parameters
+    that they set, for errors of the engine about a parameter.
     """
 
     request: protocol.Generate
     prompt: int = 0
     splits: bool = False
+    reasoning: ReasoningFormat = "auto"
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,6 +124,7 @@ class RequestStream:
             self._end_ids,
             reader,
             request.progress,
+            spec.reasoning,
         )
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:

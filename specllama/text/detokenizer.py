@@ -38,7 +38,8 @@ class TokenWriter:
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
     headers: those in which no stop string counts. stop_ids: tokens that end the text, and are no part of it.
-    min_tokens: no stop string counts that is complete within so many tokens.
+    min_tokens: no stop string counts that is complete within so many tokens. controls: control tokens,
+    written or not, and their texts; one whose text is a stop string completes it.
     lengths: of the text that each token pushed so far has completed, in characters.
     """
 
@@ -51,8 +52,10 @@ class TokenWriter:
         headers: Headers | None = None,
         stop_ids: Collection[int] = (),
         min_tokens: int = 0,
+        controls: Mapping[int, str] | None = None,
     ) -> None:
         self._min_tokens = min_tokens
+        self._stop_tokens = {id_: text for id_, text in (controls or {}).items() if text in stops}
         self._stop_ids = frozenset(stop_ids)
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -72,6 +75,9 @@ class TokenWriter:
         source: the token's source, for `take_runs`: "target" or a drafter's name.
         """
         if token in self._stop_ids:
+            return True
+        if token in self._stop_tokens and len(self.lengths) >= self._min_tokens:
+            self.stopped_by = self._stop_tokens[token]
             return True
         text, ends = self._decoded(token), False
         if self._n_indent:

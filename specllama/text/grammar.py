@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from specllama.core.interfaces import MaskError
 from specllama.errors import UsageError
 from specllama.text.gbnf.lark import gbnf_to_lark
+from specllama.text.grammar_errors import NOTHING, in_words
 from specllama.text.grammar_tokens import GrammarVocabulary, grammar_tokenizer
 from specllama.text.json_shape import json_shape
 from specllama.text.large_stack import with_large_stack
@@ -124,14 +125,14 @@ class Grammars:
                 self._tokenizer = grammar_tokenizer(self._model)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise _refused(what, matcher.get_error())
+            raise _refused(what, matcher.get_error(), text)
         probe = matcher.deep_copy()  # finds errors at the first tokens before anything is decoded
         for _ in range(2):
             if not probe.is_stopped() and not any(probe.compute_bitmask()) and not probe.is_accepting():
-                raise _refused(what, probe.get_error() or "no text satisfies it")
+                raise _refused(what, probe.get_error() or NOTHING, text)
             probe.consume_tokens(probe.compute_ff_tokens())
             if probe.is_error():
-                raise _refused(what, probe.get_error())
+                raise _refused(what, probe.get_error(), text)
         return matcher
 
     def _source(self, what: str, text: str) -> str:
@@ -220,7 +221,7 @@ class GrammarMask:
     def _checked(self) -> LLMatcher:
         """The matcher after the accepted tokens. Raises MaskError if it has failed."""
         if self._matcher.is_error():
-            raise MaskError(_first_line(self._matcher.get_error()))
+            raise MaskError(in_words(self._matcher.get_error()))
         return self._matcher
 
     def _after(self, ahead: Sequence[int]) -> LLMatcher | None:
@@ -286,12 +287,8 @@ def _check_size(text: str, what: str) -> None:
         raise UsageError(f"the {what} contains a NUL character")
 
 
-def _refused(what: str, problem: str) -> UsageError:
-    return UsageError(f"the {what} cannot be used: {_first_line(problem)}")
-
-
-def _first_line(text: str) -> str:
-    """The message of llguidance without the parser state after it."""
-    if "ff_tokens)" in text:  # of the text that is the only one possible
-        return "it asks for a text without end"
-    return " ".join(text.partition("<state>")[0].split())[:300]
+def _refused(what: str, error: str, source: str = "") -> UsageError:
+    problem = in_words(error)
+    if problem == NOTHING and '"$ref"' in source:
+        problem += ": a $ref leads to nothing but itself"
+    return UsageError(f"the {what} cannot be used: {problem}")

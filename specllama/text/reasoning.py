@@ -34,6 +34,18 @@ def closing_tag(prompt: str) -> str:
     return next((closing for opening, closing in TAGS.items() if end.endswith(opening)), "")
 
 
+def thought_apart(text: str) -> tuple[str, str] | None:
+    """(The reasoning, the rest) of an answer that begins with its reasoning in tags, None for others. Without
+    the closing tag all of it is reasoning.
+    """
+    begun = text.lstrip()
+    opening = next((tag for tag in TAGS if begun.startswith(tag)), None)
+    if opening is None:
+        return None
+    thought, closing, rest = begun[len(opening) :].partition(TAGS[opening])
+    return (thought.strip(), rest.lstrip()) if closing else (thought.lstrip(), "")
+
+
 def is_over(prompt: str, channel: tuple[str, str] | None = None) -> bool:
     """Whether the prompt ends after reasoning, as where a template switches it off with an empty one.
     channel: tags of the model's family besides TAGS.
@@ -56,12 +68,14 @@ class ReasoningSplitter:
     closing: the tag that closes the reasoning that the prompt has opened (see `closing_tag`); if it is "",
     the generation may itself start with an opening tag. off: everything is answer. keep_tags: tags and white
     space are part of the reasoning, so that the pieces add up to the whole text; otherwise tags and the white
-    space around them are dropped. Reasoning that is never closed lasts to the end.
+    space around them are dropped. Reasoning that is never closed lasts to the end. tags: around
+    the reasoning.
     """
 
     def __init__(self, closing: str = "", off: bool = False, keep_tags: bool = False) -> None:
         self._closing = "" if off else closing
         self._undecided = not closing and not off
+        self.tags = next((tags for tags in TAGS.items() if tags[1] == closing), (OPENING, CLOSING))
         self._keep_tags = keep_tags
         self._at_start = bool(self._closing)  # of reasoning or answer, where white space is dropped
         self._buffer = RunBuffer()  # what was pushed and not yet returned
@@ -96,6 +110,7 @@ class ReasoningSplitter:
         tag = next((tag for tag in TAGS if begun.startswith(tag)), None)
         if tag is not None:
             self._closing, self._at_start = TAGS[tag], True
+            self.tags = tag, TAGS[tag]
             if not self._keep_tags:
                 self._buffer.take(len(self._buffer.text) - len(begun) + len(tag))
         return True

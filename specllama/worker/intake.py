@@ -22,7 +22,7 @@ from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.core.stats import RunStats
-from specllama.errors import BusyError, SpecllamaError, UsageError
+from specllama.errors import BusyError, SpecllamaError
 from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
@@ -35,6 +35,7 @@ from specllama.worker.preparer import LARGE, Job, Preparer, attempt
 from specllama.worker.prompts import Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
 
+_MAX_NAMED = 10  # ids in a line
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
 _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
 
@@ -60,7 +61,7 @@ class RequestIntake:
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post = send, post
         self._preparer, self._reader = Preparer(), Preparer()
-        self._said = ""  # about stop_token_ids
+        self._said: dict[str, str] = {}  # the latest notes, by field
 
     @functools.cached_property
     def _infill_rule(self) -> InfillRule:
@@ -87,6 +88,8 @@ class RequestIntake:
         or sends the error later.
         """
         received = running_time()
+        if message.chat is not None:
+            message = replace(message, prompt=self.prompts.calls.apart(message.chat))
         if isinstance(message.prompt, protocol.MixedInput):
             size += _PART_BYTES * len(message.prompt.parts)
         accepted = attempt(lambda: self._accepted(message, received))
@@ -108,23 +111,24 @@ class RequestIntake:
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
         n_vocab = self._loaded.model.n_vocab
-        if foreign := [str(i) for i in params.stop_token_ids if i >= n_vocab]:
-            ids = f"this model has ids from 0 to {n_vocab - 1}: {', '.join(foreign)} cannot end a text"
-            if ids != self._said:  # not once for each of many texts
-                self._said = ids
-                self._send(protocol.Notice(f"stop_token_ids: {ids}"))
+        for name, given, what in (
+            ("stop_token_ids", params.stop_token_ids, "cannot end a text"),
+            ("logit_bias", params.logit_bias, "have no bias"),
+        ):
+            if foreign := [str(i) for i in given if i >= n_vocab]:
+                ids = ", ".join(foreign[:_MAX_NAMED] + ["…"] * (len(foreign) > _MAX_NAMED))
+                note = f"{name}: this model has ids from 0 to {n_vocab - 1}: {ids} {what}"
+                if note != self._said.get(name):  # not once for each of many texts
+                    self._said[name] = note
+                    self._send(protocol.Notice(note))
         return Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
-        """The biases of all tokens; those of ids count before those of texts. Raises UsageError."""
+        """The biases of all tokens of the vocabulary; those of ids count before those of texts."""
         model = self._loaded.model
-        last, highest = model.n_vocab - 1, max(params.logit_bias, default=0)
-        if highest > last:
-            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
-        if not of_texts:
-            return params.logit_bias
+        own = {i: bias for i, bias in params.logit_bias.items() if i < model.n_vocab}
         biases = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
-        return biases | dict(params.logit_bias)
+        return biases | own
 
     def _prepare(self, accepted: Accepted) -> Prepared:
         """The prompt and the grammar of a request, in any thread; that of a thousand tools takes 0.2 s to
@@ -231,7 +235,8 @@ class RequestIntake:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
             ends = params.stop_token_ids, params.min_tokens
-            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers, *ends)
+            controls = model.control_tokens if stops else {}
+            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers, *ends, controls)
             request = Request(
                 prompt.ids,
                 params,

@@ -116,6 +116,7 @@ class Prompts:
         """
         self.limit.check_messages(chat.messages)
         self.limit.check_tools(chat.tools)
+        chat = self.calls.apart(chat)
         return self._continued(chat, self._render(chat, chat.messages))
 
     def _boundaries(self, prompt: protocol.PromptInput, ids: Sequence[int]) -> Sequence[Boundary]:

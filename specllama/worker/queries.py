@@ -58,7 +58,7 @@ def answer_query(
         for text, more in _texts("".join(part.text for part in parts)):
             yield protocol.Rendered(question.id, text, more)
     elif isinstance(question, protocol.CountTokens):
-        request = protocol.Generate(question.id, question.chat)
+        request = protocol.Generate(question.id, prompts.calls.apart(question.chat))
         yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))
 
 

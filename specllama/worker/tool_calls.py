@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specllama.calls.abilities import Abilities, abilities, rendered, rendered_text
@@ -18,13 +19,14 @@ from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
 from specllama.calls.schema import notes
 from specllama.calls.tools import NO_TOOLS, Tools
+from specllama.client.prompt_input import ChatInput
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN, Headers
 from specllama.text.prompt_parts import PromptTemplate
-from specllama.text.reasoning import TAGS, is_over
+from specllama.text.reasoning import TAGS, closing_tag, is_over, thought_apart
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
 
@@ -197,7 +199,17 @@ class ToolCalls:
                 parts.append(PromptPart(after, True))
         elif prefix and self._channels.begin:
             parts = [*parts, PromptPart(self._channels.begin, True)]
+        elif prefix and (closing := closing_tag("".join(part.text for part in parts[-4:]))):
+            blank = "\n" if parts[-1].text.endswith("\n") else ""  # the template has opened reasoning
+            parts = [*parts, PromptPart(f"{blank}{closing}{2 * blank}", True)]
         return template.continued([part for part in parts if part.text], prefix)
+
+    def apart(self, chat: ChatInput) -> ChatInput:
+        """The chat with the reasoning in tags at the beginning of its answer as such."""
+        if chat.prefix_thought or self._around_thought is None:
+            return chat
+        thought = thought_apart(chat.prefix)
+        return chat if thought is None else replace(chat, prefix_thought=thought[0], prefix=thought[1])
 
     @property
     def thought_tag(self) -> str:

@@ -20,7 +20,8 @@ async def messages(api: ApiRequest) -> Response:
     speculation = body.speculation
     model, ignored = body.model or api.service.name, body.ignored_fields
     writer = MessageWriter(model, speculation.enabled, bool(speculation.trace), api.id, ignored)
-    return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
+    fields, reasoning = body.limits.fields, body.shown_reasoning
+    return await api.answer([CompletionSpec(request, 0, True, reasoning, fields)], writer, body)
 
 
 async def count_tokens(api: ApiRequest) -> Response:

@@ -64,7 +64,8 @@ async def chat(api: ApiRequest) -> Response:
         return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
     api.log_chat(request)
-    return await api.answer([CompletionSpec(request, splits=True, fields=body.limits.fields)], writer, body)
+    fields, reasoning = body.limits.fields, body.shown_reasoning
+    return await api.answer([CompletionSpec(request, 0, True, reasoning, fields)], writer, body)
 
 
 async def generate(api: ApiRequest) -> Response:

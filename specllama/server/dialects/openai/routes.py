@@ -26,7 +26,7 @@ async def chat(api: ApiRequest) -> Response:
     request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_chat(request)
     writer = ChatWriter(_options(api, body, body.n_logprobs is not None))
-    specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
+    specs = [CompletionSpec(request, 0, True, body.shown_reasoning, body.limits.fields)]
     return await api.answer(specs, writer, body, n=body.n)
 
 

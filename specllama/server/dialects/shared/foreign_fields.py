@@ -63,7 +63,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,),
     "grammar_lazy": (False,),
     "parse_tool_calls": (True,),
-    "reasoning_format": ("auto", "deepseek"),
+    "reasoning_format": ("auto", "none", "deepseek", "deepseek-legacy"),  # texts are not split
     "add_generation_prompt": (True,),
     "continue_final_message": (True,),
     "lora": ([],),

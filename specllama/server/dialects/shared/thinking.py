@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
+from specllama.server.assembler import ReasoningFormat
 from specllama.server.dialects.shared.answer_forms import NestedFields
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
 from specllama.text.template_variables import effort_variables, template_variables
@@ -40,7 +41,9 @@ class ReasoningFields(Body):
 
 
 class ThinkingFields(NestedFields):
-    """chat_template_kwargs: variables of the template, which take precedence."""
+    """chat_template_kwargs: variables of the template, which take precedence. reasoning_format: see
+    EventAssembler.
+    """
 
     chat_template_kwargs: Annotated[JsonObject, SMALL, Field(max_length=64, default_factory=dict)]
     enable_thinking: bool | None = None
@@ -49,6 +52,12 @@ class ThinkingFields(NestedFields):
     reasoning: ReasoningFields | None = None
     reasoning_effort: Word | None = None
     verbosity: Word | None = None
+    reasoning_format: ReasoningFormat | None = None
+
+    @property
+    def shown_reasoning(self) -> ReasoningFormat:
+        """The format of the reasoning in the answer."""
+        return self.reasoning_format or "auto"
 
     @field_validator("think")
     @classmethod

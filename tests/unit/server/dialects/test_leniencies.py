@@ -288,6 +288,16 @@ def test_long_stop_texts(api: str) -> None:
         asked(api, stop=["x" * 5000])
 
 
+@every
+@pytest.mark.parametrize("name", ["none", "deepseek", "deepseek-legacy", "auto", None])
+def test_forms_of_reasoning(api: str, name: str | None) -> None:
+    sent = body(api, reasoning_format=name)
+    assert getattr(sent, "shown_reasoning", name or "auto") == (name or "auto")
+    assert sent.ignored_fields == ()
+    with pytest.raises(FieldError, match="reasoning_format"):
+        body(api, reasoning_format="hidden")
+
+
 def test_bodies_are_whole_characters() -> None:
     text = rb'{"a": "\ud83d", "b": "\\ud83d \ud83d\ude00", "\ude00": [["\ud83d\ud83d\ude00"]]}'
     assert parse(text) == {"a": "\ufffd", "b": "\\ud83d 😀", "\ufffd": [["\ufffd😀"]]}

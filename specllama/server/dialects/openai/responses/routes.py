@@ -50,7 +50,7 @@ async def respond(api: ApiRequest) -> Response:
         partial(recent.add, owner) if body.store else lambda _: None,
     )
     writer = ResponsesWriter(fields)
-    specs = [CompletionSpec(request, splits=True, fields=body.limits.fields)]
+    specs = [CompletionSpec(request, 0, True, body.shown_reasoning, body.limits.fields)]
     return _KeptResponse(await api.answer(specs, writer, body), writer)
 
 
