@@ -38,6 +38,11 @@ class ModelLease:
         return self._is_open
 
     @property
+    def has_engine(self) -> bool:
+        """Whether the model is loaded or loading, and is not being unloaded."""
+        return self._is_open or self.state == "loading"
+
+    @property
     def waiting_since(self) -> float | None:
         """When the first waiter arrived, None without waiters; seconds of the event loop."""
         return next(iter(self._waiters.values()), None)

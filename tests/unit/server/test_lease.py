@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from specllama.errors import ResourceError
+from specllama.errors import EngineDiedError, ResourceError
+from specllama.server.dialects.llama_server.routes import slots
 from specllama.server.lease import ModelLease
 
 
@@ -107,5 +110,28 @@ def test_idle_time_begins_with_the_last_release() -> None:
         assert one.idle_at is None
         one.idle_seconds, one.state = 5.0, "unloaded"
         assert one.idle_at is None
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_slots_of_a_model_that_is_being_unloaded_are_none(when: str) -> None:
+    async def test(one: ModelLease) -> None:
+        one.state = "loaded"
+        one.open()
+        assert one.has_engine
+
+        async def engine() -> None:
+            one.close()
+            raise EngineDiedError("the engine does not answer")
+
+        if when == "before":
+            one.close()
+        service, supervisor = SimpleNamespace(lease=one), SimpleNamespace(engine=engine)
+        api: Any = SimpleNamespace(service=service, supervisor=supervisor)
+        assert (await slots(api)).body == b"[]"
+        one.state = "loading"
+        with pytest.raises(EngineDiedError):
+            await slots(api)
 
     in_loop(test)

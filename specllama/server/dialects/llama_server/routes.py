@@ -9,7 +9,7 @@ from functools import partial
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
-from specllama.errors import ResourceError, SpecllamaError
+from specllama.errors import EngineDiedError, ResourceError, SpecllamaError
 from specllama.server.dialects.llama_server import models, shapes, slot_actions, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
@@ -90,11 +90,17 @@ async def props(api: ApiRequest) -> Response:
 
 
 async def slots(api: ApiRequest) -> Response:
-    """An unloaded model has none."""
-    if api.service.lease.state == "unloaded":
+    """An unloaded model has none, nor has one that is being unloaded meanwhile."""
+    lease = api.service.lease
+    if not lease.has_engine:
         return JSONResponse([])
-    await api.supervisor.engine()
-    state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
+    try:
+        await api.supervisor.engine()
+        state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
+    except EngineDiedError:
+        if lease.has_engine:
+            raise
+        return JSONResponse([])
     if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in state.slots):
         raise ResourceError("no slot is free", "ask again later")
     return JSONResponse(shapes.slots(state, api.supervisor.info, api.owner))
