@@ -117,7 +117,6 @@ def test_a_field_that_cannot_be_used(server: Server, fields, param) -> None:
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "messages"),
-        ({"prompt": "x", "logit_bias": {"99999": 1}}, "4095"),
     ],
 )
 def test_a_field_of_completions_that_cannot_be_used(server: Server, fields, needle) -> None:
