@@ -19,7 +19,7 @@ from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
 from specllama.calls.schema import notes
 from specllama.calls.tools import NO_TOOLS, Tools
-from specllama.client.prompt_input import ChatInput
+from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
@@ -204,7 +204,7 @@ class ToolCalls:
             parts = [*parts, PromptPart(f"{blank}{closing}{2 * blank}", True)]
         return template.continued([part for part in parts if part.text], prefix)
 
-    def apart(self, chat: ChatInput) -> ChatInput:
+    def apart(self, chat: protocol.ChatInput) -> protocol.ChatInput:
         """The chat with the reasoning in tags at the beginning of its answer as such."""
         if chat.prefix_thought or self._around_thought is None:
             return chat
