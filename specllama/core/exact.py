@@ -17,6 +17,7 @@ from specllama.core.policy.cost_curve import CostCurve
 VISIBLE_CELLS = 256  # a decode sees a multiple of this many, as many as hold the cells in use
 DEFAULT_WIDTH = 8  # where nothing is measured or stored
 CHUNKS = (64, 128, 256, 512)  # rows of a decode of a prompt
+_CLEARLY = 1.15  # times the seconds per token: exact texts depend on the width, so noise must not change it
 _CHUNK_SECONDS = 0.5  # most that such a decode should take
 # Tokens of texts such as edits and code, and how often a draft's next one is right in each kind.
 _KINDS = ((0.6, 0.97), (0.4, 0.65))
@@ -35,14 +36,18 @@ class ExactRows:
         return min(self.width, -(-end // VISIBLE_CELLS) * VISIBLE_CELLS - end + 1)
 
 
-def best_width(curve: CostCurve, max_rows: int) -> int | None:
+def best_width(curve: CostCurve, max_rows: int, held: int | None = None) -> int | None:
     """The measured width with the highest expected tokens per second; None if fewer than two were measured.
-    It depends on the target alone: with and without drafts it is the same.
+    It depends on the target alone: with and without drafts it is the same. held: the width so far, which is
+    kept unless another one is clearly better.
     """
     widths = [n for n, _ in curve.times if n <= max_rows]
     if len(widths) < 2:
         return None
-    return min(widths, key=lambda n: (_seconds_per_token(curve, n), n))
+    best = min(widths, key=lambda n: (_seconds_per_token(curve, n), n))
+    if held in widths and _seconds_per_token(curve, held) < _CLEARLY * _seconds_per_token(curve, best):
+        return held
+    return best
 
 
 def _seconds_per_token(curve: CostCurve, width: int) -> float:

@@ -56,6 +56,14 @@ def file_identity(path: str | os.PathLike[str]) -> FileIdentity:
     return FileIdentity(os.fspath(path), content, whole, _identity(status))
 
 
+def content_of(path: str) -> str:
+    """A file in stored measurements: its content, the same for every copy, or its path if that is unknown."""
+    try:
+        return file_identity(path).content
+    except OSError:
+        return path
+
+
 def part_identities(header: Header) -> tuple[FileIdentity, ...]:
     """Those of a model's files; `header.once` reads them once. Raises OSError."""
     return tuple(map(file_identity, header.parts))

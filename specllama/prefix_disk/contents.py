@@ -39,6 +39,11 @@ class DirectoryContents:
         """Bytes of all states, those of newer versions included."""
         return sum(k.file_bytes for k in list(self._known.values())) + sum(self._newer_bytes.values())
 
+    @property
+    def largest(self) -> str:
+        """The name of the largest state; "" without any."""
+        return max(self._known, key=lambda name: self._known[name].file_bytes, default="")
+
     def refresh(self, lock: threading.Condition | None = None) -> None:
         """Read what has changed. lock: for those who look up meanwhile. Raises OSError."""
         lock_: AbstractContextManager[object] = lock if lock is not None else contextlib.nullcontext()

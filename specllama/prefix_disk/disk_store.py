@@ -27,6 +27,7 @@ from specllama.prefix_disk.state_file import (
     BadStateFileError,
     forget_pages,
     read_ahead,
+    read_beginning,
     read_header,
     read_parts,
 )
@@ -36,6 +37,8 @@ WRITE_RATE = 128e6  # bytes a second
 QUEUE_BYTES = 1 << 30  # of records that wait to be written; a single one may be larger
 RESERVE_BYTES = 256 << 20  # of the disk that stay free
 PAUSE_SECONDS = 60.0  # without writing, after an error of the disk
+_TRIED_BYTES = 16 << 20  # of a state, to find out how fast the disk is, for so many seconds at most
+_TRIED_SECONDS = 1.0
 _FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.05  # most that a look-up waits for what other processes have written
@@ -253,6 +256,7 @@ class DiskStore:
     def _work(self) -> None:
         """The thread."""
         self._guarded(self._writer.tidy)
+        self._guarded(self._try_reading)
         while True:
             with self._changed:
                 self._writing = False
@@ -269,6 +273,24 @@ class DiskStore:
                 self._guarded(self._writer.write, record)
             del record  # and its memory, while this thread waits
         self._guarded(self._writer.note_uses)
+
+    def _try_reading(self) -> None:
+        """Read a part of a state where the stored rate says that this is slow: states that are not read for
+        that reason would never show that one read had stalled. Raises OSError.
+        """
+        with self._changed:
+            name = self._contents.largest if self._load_rate.is_slow else ""
+        if not name:
+            return
+        began = self._clock()
+        with self._directory.opened(name) as number:
+            in_time = began + _TRIED_SECONDS
+            n_bytes = read_beginning(
+                number, _TRIED_BYTES, lambda: not self._closing and self._clock() < in_time
+            )
+        with self._changed:
+            self._load_rate.tried(n_bytes, self._clock() - began)
+        self._writer.note_uses(always=True)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
         try:

@@ -9,11 +9,15 @@ import os
 import threading
 from collections.abc import Callable
 
+from specllama.stored_figures import moved
+
 SYNC_BYTES = 32 << 20  # written between two syncs, so that no long one follows at the end
 LOAD_RATE = 1e9  # bytes a second, until it is measured
 _OPEN_SECONDS = 0.002  # of opening a file and checking its header
-_LEAST_MEASURED = 1 << 20  # bytes, from which on a read tells the rate
+LEAST_MEASURED = 1 << 20  # bytes, from which on a read tells the rate
 _NEWEST_SHARE = 0.3  # of the last read in the measured rate
+_MOST_OFF = 3.0  # times longer or shorter than predicted, as which one read counts at most
+_RATES = (1e6, 1e11)  # bytes a second that a disk can have
 
 
 class AbandonedError(Exception):
@@ -70,20 +74,31 @@ class LoadRate:
 
     def __init__(self, rate: float = 0.0) -> None:
         self.measured = rate > 0
-        self._per_byte = 1 / (rate if self.measured else LOAD_RATE)
+        self._per_byte = 1 / min(max(rate, _RATES[0]), _RATES[1]) if self.measured else 1 / LOAD_RATE
 
     @property
     def rate(self) -> float:
         """Bytes a second."""
         return 1 / self._per_byte
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether states may not be read because of this rate, so that it would never be measured again."""
+        return self.rate < LOAD_RATE / _MOST_OFF
+
     def seconds(self, n_bytes: int) -> float:
         """That reading so many bytes is predicted to take."""
         return _OPEN_SECONDS + n_bytes * self._per_byte
 
     def add(self, n_bytes: int, seconds: float) -> None:
-        """So many bytes were read."""
-        if n_bytes >= _LEAST_MEASURED and seconds > 0:
+        """So many bytes were read. A read that has stalled counts as a slow one."""
+        if n_bytes >= LEAST_MEASURED and seconds > 0:
             share = _NEWEST_SHARE if self.measured else 1.0
-            self._per_byte = share * seconds / n_bytes + (1 - share) * self._per_byte
+            self._per_byte = moved(self._per_byte, seconds / n_bytes, share, _MOST_OFF)
+            self.measured = True
+
+    def tried(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes were read to find out whether the disk is faster than the rate says."""
+        if n_bytes >= LEAST_MEASURED and seconds > 0:
+            self._per_byte = min(self._per_byte, max(seconds / n_bytes, 1 / _RATES[1]))
             self.measured = True

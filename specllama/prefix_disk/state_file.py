@@ -186,6 +186,17 @@ def read_ahead(number: int) -> None:
             os.posix_fadvise(number, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
+def read_beginning(number: int, n_bytes: int, goes_on: Callable[[], bool]) -> int:
+    """Read at most so many bytes of a file while it goes on, and forget them; returns how many these were.
+    Raises OSError.
+    """
+    at = 0
+    while at < n_bytes and goes_on() and (block := os.pread(number, min(BLOCK, n_bytes - at), at)):
+        at += len(block)
+    forget_pages(number)
+    return at
+
+
 def forget_pages(number: int) -> None:
     """Tell the system that a file will not be read again soon: the memory is the model's."""
     if hasattr(os, "posix_fadvise"):

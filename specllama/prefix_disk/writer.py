@@ -63,9 +63,11 @@ class StateWriter:
             self._make_room(ledger, 0, float("inf"))
             self._store(ledger)
 
-    def note_uses(self) -> None:
-        """Write down the uses of this process. Raises OSError."""
-        if self._used and self._directory.secret:
+    def note_uses(self, always: bool = False) -> None:
+        """Write down the uses of this process, and the rate of reading. always: without uses too. Raises
+        OSError.
+        """
+        if (self._used or always) and self._directory.secret:
             with self._directory.locked():
                 self._store(self._ledger())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from math import log
+from math import exp, log
 from statistics import median
 
 import numpy as np
@@ -22,14 +22,16 @@ from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy import widths
 from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.posterior import StepCosts
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 CHANGING = 2  # decodes after a change of the width that may take longer
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 LOAD_SECONDS = 0.5  # most that timing them may take
 FAST_SECONDS = 0.05  # of one row; where it takes longer, a change of some milliseconds does not count
-_CHECKED = 2, 4, 8  # widths of a stored curve that are tried; measured again where they are far off
+_CHECKED = 2, 4, 8, 16, 32  # widths of a stored curve that are tried; measured again where far off
 _LOAD_SAMPLES = 2  # of a width in a load: the next one has a second look before they count as reliable
+_OVERHEAD = 1e-3  # seconds of a step of a draft beyond its decode, at most
 _ALIKE = log(1.25)  # decodes in an empty context can be so much faster than those of texts
 _CHANGES = 6  # changes of the width that are timed
 _CHANGE_SHARE, _CHANGE_SECONDS = 0.1, 3e-4  # a change that costs less, in t(1) and in seconds, counts as free
@@ -92,24 +94,29 @@ def measure(
     seconds: float,
     clock: Callable[[], float],
     into: Calibration | None = None,
+    known: int = 0,
+    t1: float | None = None,
 ) -> Calibration:
     """Compare batched with single rows: decode pieces of `ids` after `ids`, which the cache holds, in batches
     and one by one, and remove them again.
 
     Takes about `seconds` and leaves the cache as it was, or empty if the memory refuses to be rolled back.
-    into: an earlier comparison to extend.
+    into: an earlier comparison to extend. known: batches of up to so many rows need not be compared, and
+    wider ones once.
+    t1: seconds of a decode of one row, if that is known.
     """
     calibration, n, started, at = into if into is not None else Calibration(), len(ids), clock(), 0
+    compared = [w for w in WIDTHS if w > known]
     if not can_roll_back(context) or n < 1 or context.n_past(seq_id) != n:
         return calibration
     max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
-    for width in cycle(WIDTHS):
-        left = seconds - (clock() - started)
+    for width in compared if known else cycle(compared):
+        left, equal_up_to = seconds - (clock() - started), max(known, calibration.equal_up_to)
         # Once batches of ENOUGH_ROWS equal single rows, wider ones are compared with those.
-        step = ENOUGH_ROWS if width > ENOUGH_ROWS and calibration.equal_up_to >= ENOUGH_ROWS else 1
-        cost = (3 if step == 1 else 1) * width * min(calibration.singles) if calibration.singles else 0.0
+        step = ENOUGH_ROWS if width > ENOUGH_ROWS and equal_up_to >= ENOUGH_ROWS else 1
+        cost = comparing_seconds(width, equal_up_to, min(calibration.singles, default=t1 or 0.0))
         fits = width <= max_rows and cost <= left
-        if left <= 0 or (not fits and width == WIDTHS[0]):
+        if left <= 0 or (not fits and width == compared[0]):
             break
         if not fits:
             continue
@@ -118,6 +125,14 @@ def measure(
         if not _compare(context, rows, step, clock, calibration):
             break
     return calibration
+
+
+def comparing_seconds(width: int, equal_up_to: int, t1: float) -> float:
+    """About what comparing a batch with single rows takes, or with batches of ENOUGH_ROWS once these are
+    known to be equal.
+    """
+    together = width > ENOUGH_ROWS and equal_up_to >= ENOUGH_ROWS
+    return (1 if together else 3) * width * t1
 
 
 def _compare(
@@ -236,30 +251,67 @@ def measure_load(
         curve.set_scale(1, t1)
     if not curve.known:
         curve.observe(1, t1)
+    curve.leave_out_impossible([1])
     if t1 > FAST_SECONDS or max_rows < 2:
         return None
-    wanted = dict.fromkeys(unmeasured(curve, (n for n in widths.WIDTHS if n <= max_rows)), _LOAD_SAMPLES)
-    for n in _CHECKED:
-        if n <= max_rows and curve.count(n) and (CHANGING + 1) * curve.predict(n) < LOAD_SECONDS / 4:
-            took = min(decode(n) for _ in range(CHANGING + 1))
-            if abs(log(took / curve.predict(n))) > curve.config.most_off:
-                curve.forget(n)
-                wanted[n] = curve.config.min_samples
+    _check_stored(curve, decode, t1, max_rows)
+    wanted = unmeasured(curve, (n for n in widths.WIDTHS if n <= max_rows))
     finds_change = not changes_known and _CHANGES * (CHANGING + 1) * t1 < LOAD_SECONDS
     spent = min(LOAD_SECONDS / 2, _CHANGES * (CHANGING + 1) * t1) if finds_change else 0.0
-    for n, n_samples in wanted.items():
+    for n in wanted:
         expected = max(curve.predict(n), t1)
-        n_decodes = CHANGING + (n_samples if spent + (CHANGING + 1) * expected < LOAD_SECONDS / 2 else 1)
+        n_decodes = CHANGING + (_LOAD_SAMPLES if spent + (CHANGING + 1) * expected < LOAD_SECONDS / 2 else 1)
         if spent + n_decodes * expected > LOAD_SECONDS:
             break
         seconds = [decode(n) for _ in range(n_decodes)]
         spent += sum(seconds)
         for took in seconds[CHANGING:]:
             curve.observe(n, took)
-    return _change(decode, t1) if finds_change else None
+    return measure_change(decode, t1) if finds_change else None
 
 
-def _change(decode: Callable[[int], float], t1: float) -> float:
+def measure_steps(steps: StepCosts, decode: Callable[[int], float], max_rows: int) -> None:
+    """As `measure_load`, for the decodes of a draft. Stored times are those of its steps, which take up to a
+    millisecond longer, and are kept where they can be right.
+    """
+    curve = steps.curve
+    if curve.known:
+        t1 = min(decode(1), decode(1), decode(1))
+        if t1 / 2 <= curve.predict(1) <= 2 * t1 + _OVERHEAD:
+            curve.set_scale(1, curve.predict(1))
+            _check_stored(curve, decode, t1, max_rows, _OVERHEAD)
+            return
+        steps.curve = CostCurve(steps.config)
+    measure_load(steps.curve, decode, max_rows, changes_known=True)
+
+
+def _check_stored(
+    curve: CostCurve, decode: Callable[[int], float], t1: float, max_rows: int, overhead: float = 0.0
+) -> None:
+    """Try some widths of a stored curve, and replace those that are far off. overhead: seconds by which
+    stored times may be longer than a decode.
+    """
+    spent, factor, sure = 0.0, exp(curve.config.most_off), [1]
+    for n in _CHECKED:
+        if n > max_rows or not curve.count(n):
+            continue
+        if spent + min(curve.predict(n), n * t1) > LOAD_SECONDS / 2:
+            break
+        seconds = list[float]()
+        while len(seconds) <= CHANGING:  # where a change costs something, the first two take longer
+            seconds.append(decode(n))
+            if min(seconds) / factor <= curve.predict(n) <= min(seconds) * factor + overhead:
+                break
+        else:
+            curve.leave_out(n)
+            for took in seconds:
+                curve.observe(n, took)
+        spent += sum(seconds)
+        sure.append(n)
+        curve.leave_out_impossible(sure)
+
+
+def measure_change(decode: Callable[[int], float], t1: float) -> float:
     """Seconds that a change of the width costs: those that the first two decodes after it take longer than
     the third, 0 where these are noise or less than counts.
     """

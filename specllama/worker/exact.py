@@ -89,7 +89,8 @@ class ExactMode:
 
     def _rows(self, given: int | None) -> ExactRows:
         """The rows of decodes: as given, as stored, or the best measured ones. A value stored with other
-        batch sizes is kept; decodes then have as many of those rows as fit.
+        batch sizes is kept; decodes then have as many of those rows as fit. One that was stored long ago is
+        measured again, and kept unless another one is clearly better.
         """
         loaded, most = self._loaded, self._loaded.widest
         profile, context = loaded.profile, loaded.context
@@ -99,25 +100,30 @@ class ExactMode:
         if given is not None:
             known = self._chunk() if profile.change_seconds and profile.keep else profile.exact_chunk
             return ExactRows(given, min(known or best_chunk(inf, context.n_batch), context.n_batch))
-        if stored is not None:
+        if stored is not None and (profile.exact_rows_are_sure or not profile.keep):
             return stored
         narrow = min(context.n_batch, loaded.settings.target.n_ubatch) < max(TIMED)
         if narrow or not profile.keep:  # nothing is stored that other runs could not repeat
-            return ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
-        width = best_width(self._curve(most), most) or min(DEFAULT_WIDTH, most)
+            return stored or ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
+        before = profile.exact_rows
+        width = best_width(self._curve(most), most, DEFAULT_WIDTH if before is None else before.width)
         chunk, row_seconds = profile.exact_chunk, self._engine.row_seconds
         if chunk is None:
             chunk = best_chunk(inf if row_seconds is None else row_seconds, context.n_batch)
-        return profile.agree_on_exact_rows(ExactRows(width, chunk))
+        held = before.width if before is not None else DEFAULT_WIDTH
+        return profile.agree_on_exact_rows(ExactRows(width or min(held, most), chunk), before)
 
     def _curve(self, most: int) -> CostCurve:
-        """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time."""
+        """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time: the
+        shortest of several, one of each width in turn.
+        """
         context, curve, began = self._loaded.context, CostCurve(), self._clock()
         for slot in self._engine.slots:
             empty(context, slot)
         token = max(0, self._loaded.model.bos_id)
-        for n in (n for n in TIMED if n <= most):
-            for left in range(CHANGING, -1, -1):
+        n_before = CHANGING if self._loaded.profile.change_seconds != 0 else 0
+        for n in [n for n in TIMED if n <= most] * curve.config.min_samples:
+            for left in range(n_before, -1, -1):
                 if self._clock() - began > _CURVE_SECONDS:
                     return curve
                 started = self._clock()

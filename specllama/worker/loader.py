@@ -24,6 +24,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.identity import FileIdentity
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
+from specllama.llama.library import KERNELS
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import (
@@ -177,7 +178,8 @@ def load(
     pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
     row_times = row_times_of(store, context) if on_processor else None
     prior = prior_of(header, row_times) if row_times is not None else None
-    profile = ModelProfile(store, key, pair, settings.calibrate, clock, prior)
+    kernels = KERNELS.level or ""
+    profile = ModelProfile(store, key, pair, settings.calibrate, clock, prior, kernels=kernels)
     warm_up_target(context, max(0, model.bos_id), profile, clock)
     if settings.draft_max is None:
         warm_up_drafts(profile, drafters, draft, head, clock)

@@ -7,8 +7,10 @@ steps of each priced drafter. A thread writes the file as a whole; several proce
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import exp
 from typing import Any
 
 from specllama.config.store import ENOUGH_ROWS, Store
@@ -19,9 +21,22 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
 from specllama.core.prefix.slot import Slot
-from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
+from specllama.stored_figures import is_fresh, measured_at
+from specllama.worker.calibrate import (
+    WIDTHS,
+    Calibration,
+    can_roll_back,
+    comparing_seconds,
+    measure,
+    missing_widths,
+    time_widths,
+)
 from specllama.worker.profile_data import (
+    CHANGE,
+    COMPARISON,
+    DATED,
     EXACT,
+    EXACT_ROWS,
     KEPT,
     CostCurves,
     ProfileSnapshot,
@@ -49,7 +64,8 @@ class ModelProfile:
     key: of the target's measurements, pair: of those of the draft (see profile_keys.py). keep: whether
     anything is written. clock: seconds. t1: in seconds, epsilon: in logits, None if not measured yet. reach:
     length in tokens of the longest text after which rows were compared. prior: the shape of the cost curve
-    where no widths are measured, None for that of PolicyConfig.
+    where no widths are measured, None for that of PolicyConfig. time_of_day: in seconds, of what is dated.
+    kernels: their instruction set, "" for llama.cpp's own, for people; the key has a checksum of them.
     """
 
     def __init__(
@@ -60,9 +76,12 @@ class ModelProfile:
         keep: bool,
         clock: Callable[[], float],
         prior: RowPrior | None = None,
+        time_of_day: Callable[[], float] = time.time,
+        kernels: str | None = None,
     ) -> None:
         self.store, self.key, self.pair, self.keep, self.clock = store, key, pair, keep, clock
-        data = store.read(key)
+        data, self._now, self._kernels = store.read(key), time_of_day, kernels
+        self._measured = measured_at(data.get("measured"), DATED)
         self._figures, self._plain = figures_of(data), plain_times(data)
         self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
         shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
@@ -71,8 +90,12 @@ class ModelProfile:
         self._unpriced: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
-        if self.t1 is not None and self.epsilon is not None:
+        self._known = 0  # rows of batches that are not compared again
+        self._replaces = self.t1 is not None and self.epsilon is not None and not self._fresh(COMPARISON)
+        if self.t1 is not None and self.epsilon is not None and not self._replaces:
             self._compared = length_class(self.reach)
+            if "unlike" not in self._figures:
+                self._known, self._compare_left = int(self._figures.get("alike", 0)), _COMPARE_SECONDS
         self._refused = False  # whether the memory refused to be rolled back
         self._changed, self._written = False, -_WRITE_SECONDS
         self._writer: threading.Thread | None = None
@@ -86,10 +109,31 @@ class ModelProfile:
         """Seconds that a change of the number of rows costs, 0 for nothing; None if not measured."""
         return self._figures.get("change")
 
+    def _fresh(self, name: str) -> bool:
+        return is_fresh(self._measured.get(name), self._now())
+
+    @property
+    def change_is_sure(self) -> bool:
+        """Whether what a change costs need not be measured with this load: that it costs nothing was measured
+        not long ago.
+        """
+        return self.change_seconds == 0 and self._fresh(CHANGE)
+
     def observe_change(self, seconds: float) -> None:
         """Record what a change of the number of rows costs."""
-        self._figures["change"] = seconds
+        self._figures["change"], self._measured[CHANGE] = seconds, self._now()
         self._changed = True
+
+    def observe_load(self, t1: float) -> None:
+        """Correct stored times of plain decodes that cannot be, as a load that nothing disturbed has shown.
+        t1: seconds of a decode of one row.
+        """
+        factor = exp(POLICY.most_off)
+        if not t1 / factor <= self._figures.get("t1", t1) <= t1 * factor:
+            self._figures["t1"] = t1
+        if not t1 / factor <= self._plain.get(0, t1) <= t1 * factor:
+            self._plain[0] = t1
+        self._plain = {b: seconds for b, seconds in self._plain.items() if seconds >= t1 / factor}
 
     def plain_t1(self, n_ids: int) -> tuple[float | None, float | None]:
         """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
@@ -144,14 +188,20 @@ class ModelProfile:
             self.flush()
         return chunk
 
-    def agree_on_exact_rows(self, rows: ExactRows) -> ExactRows:
+    @property
+    def exact_rows_are_sure(self) -> bool:
+        """Whether the number of rows of exact texts need not be measured again."""
+        return self._fresh(EXACT_ROWS)
+
+    def agree_on_exact_rows(self, rows: ExactRows, before: ExactRows | None = None) -> ExactRows:
         """Decode exact texts in this way from now on, unless another process was first: all have to use the
-        same one. Returns what was agreed on.
+        same one. Returns what was agreed on. before: what was stored, and is measured again.
         """
         with self.store.lock():
-            if (stored := self.exact_rows) is not None:
+            if (stored := self.exact_rows) is not None and stored != before:
                 return stored
             self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
+            self._measured[EXACT_ROWS] = self._now()
             self._changed = True
             self.flush()
         return rows
@@ -216,11 +266,20 @@ class ModelProfile:
         if self._refused or not can_roll_back(context) or n_ids < 1:
             return []
         widths = missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
-        return widths if self._seconds_left(n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
+        return widths if self._seconds_left(context, n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
 
-    def _seconds_left(self, n_ids: int) -> float:
+    def _seconds_left(self, context: Context, n_ids: int) -> float:
         """Seconds left to compare rows after a text of `n_ids` ids, in its length class."""
-        return _COMPARE_SECONDS if length_class(n_ids) > self._compared else self._compare_left
+        if length_class(n_ids) > self._compared:
+            return _COMPARE_SECONDS
+        if self._known:  # wider batches than an earlier process had time for
+            most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
+            width = next((w for w in WIDTHS if self._known < w <= most), None)
+            if "unlike" in self._figures or width is None:
+                return 0.0
+            if comparing_seconds(width, self._known, self.t1 or 0.0) > _COMPARE_SECONDS / 2:
+                return 0.0
+        return self._compare_left
 
     def measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool = True) -> bool:
         """Measure what is missing for `seconds`, on the text in the cache of an idle slot, and store it.
@@ -240,9 +299,9 @@ class ModelProfile:
         return measured and bool(self.unmeasured(context, n_kept, seconds))
 
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
-        """Returns the number of decodes that were timed."""
+        """Returns the number of decodes that were timed, and of rows that were compared."""
         started, seq_id, ids = self.clock(), slot.seq_id, slot.ids
-        n_timed, compares = 0, self._seconds_left(len(ids)) > 0
+        n_timed, compares = 0, self._seconds_left(context, len(ids)) > 0
         if with_widths and self.planner is not None and not self._refused:
             share, curve = seconds / 2 if compares else seconds, self.curves.at(len(ids))
             changing = bool(self.change_seconds)
@@ -252,16 +311,34 @@ class ModelProfile:
             began = self.clock()
             if length_class(len(ids)) > self._compared:
                 self._compared, self._compare_left = length_class(len(ids)), _COMPARE_SECONDS
-                self._calibration, self._before = Calibration(), dict(self._figures)
+                self._calibration, self._before, self._known = Calibration(), dict(self._figures), 0
             left = max(seconds / 2, seconds - (began - started))
-            measure(context, seq_id, ids, left, self.clock, self._calibration)
-            self._figures = merged(self._before, self._calibration)
-            if (t1 := self._calibration.t1) is not None:
-                bucket = bucket_of(len(ids), POLICY)
-                self._plain[bucket] = min(t1, self._plain.get(bucket, t1))
-            self._refused = context.n_past(seq_id) != len(ids)
+            t1, n_rows = self.t1 if self._known else None, self._calibration.n_rows
+            measure(context, seq_id, ids, left, self.clock, self._calibration, self._known, t1)
             self._compare_left -= self.clock() - began
+            self._known = max(self._known, self._calibration.equal_up_to) if self._known else 0
+            self._use_comparison(len(ids))
+            n_timed += self._calibration.n_rows - n_rows
+            self._refused = context.n_past(seq_id) != len(ids)
         return n_timed
+
+    def _use_comparison(self, n_ids: int) -> None:
+        """Merge the comparison under way with the stored one, or replace an old one as soon as it says as
+        much, or cannot say more.
+        """
+        new = self._calibration
+        if not new.n_rows:
+            return
+        self._measured[COMPARISON] = self._now()
+        says_as_much = new.unlike is not None or new.equal_up_to >= self._before.get("alike", 0)
+        if self._replaces and (says_as_much or self._compare_left <= 0):
+            self._replaces = False
+            self._before = {name: x for name, x in self._before.items() if name in KEPT}
+        if not self._replaces:
+            self._figures = merged(self._before, new)
+        if (t1 := new.t1) is not None:
+            bucket = bucket_of(n_ids, POLICY)
+            self._plain[bucket] = min(t1, self._plain.get(bucket, t1))
 
     def store_curve(self, n_ids: int, curve: CostCurve) -> None:
         """Replace the cost curve for texts of `n_ids` ids, and store it."""
@@ -278,6 +355,7 @@ class ModelProfile:
             others = {name: self._figures[name] for name in KEPT if name in self._figures}
             self._figures = merged({}, calibration) | others
             self._compared, self._compare_left = length_class(calibration.reach), 0.0
+            self._measured[COMPARISON] = self._now()
             self._changed = True
             self.flush()
 
@@ -317,8 +395,10 @@ class ModelProfile:
         learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
         pairs: list[StoredPair] = [{"pair": self.pair, "learnt": one} for one in learnt]
         plain = {str(bucket): seconds for bucket, seconds in self._plain.items()}
-        return ProfileSnapshot(dict(self._figures), plain, self.curves.to_dict(used=True), pairs)
+        curves, measured = self.curves.to_dict(used=True), dict(self._measured)
+        return ProfileSnapshot(dict(self._figures), plain, curves, pairs, measured)
 
     def _write(self, ours: ProfileSnapshot) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
-        self.store.write(self.key, ours.merged_with(self.store.read(self.key), POLICY))
+        whole = ours.merged_with(self.store.read(self.key), POLICY)
+        self.store.write(self.key, whole | ({"kernels": self._kernels} if self._kernels is not None else {}))

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
+from specllama.core.exact import CHUNKS
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.json_types import JsonObject
-from specllama.worker.calibrate import Calibration
+from specllama.stored_figures import measured_at
+from specllama.worker.calibrate import TIMED, Calibration
 
 _FIGURES = {  # of a comparison, by store key, with their ranges
     "t1": (1e-9, 1e6),
@@ -20,11 +22,12 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "n_rows": (1, 1e12),
     "alike": (0, 1e6),
     "unlike": (2, 1e6),
-    "reach": (1, 1e12),
-    "exact_width": (1, 1e6),
-    "exact_chunk": (1, 1e6),
-    "change": (0, 1e3),
+    "reach": (1, 1e9),
+    "exact_width": (1, max(TIMED)),
+    "exact_chunk": (1, CHUNKS[-1]),
+    "change": (0, 10),
 }
+DATED = COMPARISON, EXACT_ROWS, CHANGE = "comparison", "exact", "change"  # measured again after a while
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
 _MOST_OFF = 2.0  # a factor: devices have other kernels for more rows, of which each takes less
@@ -147,13 +150,14 @@ class StoredPair(TypedDict):
 @dataclass(frozen=True, slots=True)
 class ProfileSnapshot:
     """What is merged with the stored profile: figures, seconds of plain decodes and curves by range of
-    context lengths, and pairs.
+    context lengths, and pairs. measured: times of day, by `DATED`.
     """
 
     figures: Mapping[str, float]
     plain: dict[str, float]
     curves: JsonObject
     pairs: list[StoredPair]
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     def merged_with(self, data: Mapping[str, Any], config: PolicyConfig) -> JsonObject:
         """A stored profile with this one's values; its other entries, of other processes, stay. config: of
@@ -164,7 +168,9 @@ class ProfileSnapshot:
         others = [p for p in pairs_of(data) if p["pair"] not in ours]
         plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | self.plain
         pairs = [*others, *self.pairs][-_MAX_PAIRS:]
-        return {**figures_of(data), **self.figures, "plain": plain, "curves": curves, "pairs": pairs}
+        measured = {**measured_at(data.get("measured"), DATED), **self.measured}
+        figures = {**figures_of(data), **self.figures}
+        return {**figures, "measured": measured, "plain": plain, "curves": curves, "pairs": pairs}
 
 
 def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:

@@ -12,7 +12,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.drafters import words_of
 from specllama.gguf.header import Header
-from specllama.gguf.identity import identity
+from specllama.gguf.identity import content_of, identity
 from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
@@ -21,8 +21,8 @@ from specllama.models.memory.available import physical_cores
 
 
 class ModelKey(TypedDict):
-    """A model and the settings that affect its speed. draft_vocab: of a draft, "auto" where its vocabulary is
-    another one.
+    """A model and the settings that affect its speed. lora: content and scale. draft_vocab: of a draft,
+    "auto" where its vocabulary is another one.
     """
 
     model: list[str | int]
@@ -68,7 +68,7 @@ def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> ModelK
     overrides = [list(override) for override in s.override_tensor]
     return {
         "model": identity(header),
-        "lora": [list(one) for one in s.lora],
+        "lora": [[content_of(path), scale] for path, scale in s.lora],
         "n_gpu_layers": s.n_gpu_layers,
         "placed": [*placed, overrides],
         "threads": [context.n_threads, context.n_threads_batch],

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specllama.core.policy.config import numbers
+from specllama.stored_figures import can_take
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 64)  # rows of the products
 # Times of decodes of 2 to 12 rows, relative to those that products alone predict: 0.9 to 1.3 for models of
@@ -19,7 +20,6 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 64)  # rows of the products
 SEVERAL_ROWS = 1.1
 _LARGEST_SHARE = 0.1  # of the weights may have a type that was not measured
 _PER_BYTE = (1e-15, 1e-3)  # seconds; others are rejected
-_IMPLAUSIBLE = 2.0  # times as long as one row after the other
 
 RowTimes = Mapping[str, Sequence[float]]  # by type, for each of WIDTHS: seconds per byte of weights
 RowPrior = tuple[tuple[int, float], ...]  # (rows, time of a decode in t(1)) for each of WIDTHS
@@ -77,10 +77,11 @@ def _checked(given: object) -> list[float]:
 
 
 def is_plausible(per_byte: Sequence[float]) -> bool:
-    """Whether no number of rows takes much longer than one row after the other, as where another program
+    """Whether each number of rows can take so long next to each other one: none does where another program
     interrupted the measurement.
     """
-    return all(x <= _IMPLAUSIBLE * n * per_byte[0] for n, x in zip(WIDTHS, per_byte, strict=True))
+    times = list(zip(WIDTHS, per_byte, strict=True))
+    return all(can_take(n, x, m, known) for n, x in times for m, known in times)
 
 
 def _interpolated(per_byte: Sequence[float], n_rows: float) -> float:

@@ -7,6 +7,7 @@ As a program, `python -m specllama.worker.row_times`, it measures what is missin
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from statistics import median
@@ -21,6 +22,7 @@ from specllama.llama.library import compiled
 from specllama.llama.products import ProductError, Products
 from specllama.models.memory.available import available_memory, physical_cores
 from specllama.other_work import OtherWork
+from specllama.stored_figures import is_fresh, measured_at
 from specllama.worker.row_prior import (
     WIDTHS,
     RowPrior,
@@ -85,13 +87,19 @@ class RowTimeStore:
 
     def add(self, times: dict[str, list[float]]) -> None:
         """Keep further types; the others, of other processes too, stay."""
-        self._store.write(self.key, {"types": self.read() | times})
+        data = self._store.read(self.key)
+        measured = measured_at(data.get("measured"), checked_times(data.get("types")))
+        measured |= dict.fromkeys(times, time.time())
+        self._store.write(self.key, {"types": self.read() | times, "measured": measured})
 
     @property
     def missing(self) -> list[tuple[str, ...]]:
-        """The groups of which at least one type is not known."""
-        known = self.read()
-        return [group for group in GROUPS if not known.keys() >= set(group)]
+        """The groups of which at least one type is not known, or was measured long ago."""
+        data, now = self._store.read(self.key), time.time()
+        known = checked_times(data.get("types"))
+        measured = measured_at(data.get("measured"), known)
+        fresh = {kind for kind in known if is_fresh(measured.get(kind), now)}
+        return [group for group in GROUPS if not fresh >= set(group)]
 
 
 def row_times_of(store: Store, context: LlamaContext) -> RowTimeStore | None:

@@ -13,17 +13,14 @@ from specllama.core.head_interfaces import HeadRow
 from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.posterior import StepCosts
 from specllama.drafters import HEAD, MODEL
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads.context import HeadContext
 from specllama.other_work import OtherWork
-from specllama.worker.calibrate import measure_load
+from specllama.worker.calibrate import measure_change, measure_load, measure_steps
 from specllama.worker.draft import LoadedDraft
 from specllama.worker.head import LoadedHead
 from specllama.worker.profile import ModelProfile
-
-_OVERHEAD = 1e-3  # seconds of a step beyond its decode, at most
 
 
 def warm_up_target(
@@ -36,15 +33,19 @@ def warm_up_target(
     def decode(n: int) -> float:
         return _seconds(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
 
-    curve, known = profile.curves.at(0), profile.change_seconds is not None
+    curve, known = profile.curves.at(0), profile.change_is_sure
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
     others = OtherWork(context.n_threads_batch)
     before = curve.to_dict() if curve.known else None
     change = measure_load(curve, decode, most, known)
+    if change == 0 and profile.change_seconds:  # then it is to be seen twice
+        change = measure_change(decode, curve.predict(1)) and profile.change_seconds
     if others.disturbs:  # what was measured counts in this process, if at all
         profile.curves.put(0, CostCurve.from_dict(before, curve.config))
         profile.curves.at(0).set_scale(1, curve.predict(1))
-    elif change is not None:
+        return
+    profile.observe_load(curve.predict(1))
+    if change is not None:
         profile.observe_change(change)
 
 
@@ -66,23 +67,14 @@ def warm_up_drafts(
             return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
 
         with suppress(DecodeError, NoRoomError):
-            _measure_steps(learnt[MODEL.name].steps, decode, context.n_batch, context.n_ctx)
+            most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
+            measure_steps(learnt[MODEL.name].steps, decode, most)
     if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
         layer = head.context
         if not layer.reads_target:
             with suppress(DecodeError, NoRoomError):
-                steps = learnt[HEAD.name].steps
-                _measure_steps(steps, lambda n: _head_seconds(layer, n, clock), layer.n_batch, layer.n_ctx)
-
-
-def _measure_steps(steps: StepCosts, decode: Callable[[int], float], n_batch: int, n_ctx: int) -> None:
-    """Measure decodes of a draft, unless the stored times of its steps, which are longer, can be right."""
-    if steps.curve.known:
-        took = min(decode(1), decode(1), decode(1))
-        if took / 2 <= steps.curve.predict(1) <= 2 * took + _OVERHEAD:
-            return
-        steps.curve = CostCurve(steps.config)
-    measure_load(steps.curve, decode, min(DEFAULT.max_rows, n_batch, n_ctx), changes_known=True)
+                steps, most = learnt[HEAD.name].steps, min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
+                measure_steps(steps, lambda n: _head_seconds(layer, n, clock), most)
 
 
 def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:

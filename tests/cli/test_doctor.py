@@ -37,7 +37,7 @@ OFFLINE = {
     "HF_TOKEN": None,
     "HF_ENDPOINT": None,
 }
-TITLES = ["versions", "machine", "llama.cpp", "cache", "exactness", "hub", "configuration"]
+TITLES = ["versions", "machine", "llama.cpp", "cache", "exactness", "stored", "hub", "configuration"]
 
 
 @pytest.fixture(scope="module")

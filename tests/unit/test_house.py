@@ -24,7 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
     "json_types", "errors", "wording", "clock", "processor_time", "python_command", "large_memory",
-    "regular_file", "other_work", "core", "drafters",
+    "regular_file", "other_work", "stored_figures", "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
     "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
@@ -53,12 +53,15 @@ ONLY: dict[str, tuple[str, ...]] = {
     "large_memory": (),
     "other_work": (),
     "regular_file": (),
-    "core": ("errors",),
+    "stored_figures": (),
+    "core": ("errors", "stored_figures"),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "heads": ("errors", "wording", "gguf", "regular_file"),
     "data": (),
-    "prefix_disk": ("errors", "clock", "large_memory", "regular_file", "config", "gguf.identity"),
+    "prefix_disk": (
+        *("errors", "clock", "large_memory", "regular_file", "stored_figures", "config", "gguf.identity"),
+    ),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
@@ -70,7 +73,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     ),
     "worker": (
         *(*BASICS, "core", "drafters", "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
-        *("models", "llama", "prefix_disk"),
+        *("models", "llama", "prefix_disk", "stored_figures"),
         *("client.protocol", "client.model_info", "client.tune_messages", "client.trim_messages"),
     ),
 }  # fmt: skip
@@ -371,6 +374,7 @@ def test_one_clock_measures_time() -> None:
     times_of_day = {
         "models.hub.retry_after", "server.dialects.ollama.routes", "server.dialects.openai.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
+        "cli.doctor.stored", "worker.profile", "worker.row_times",
     }  # fmt: skip
     clocks = {
         (module_name(path), node.attr)

@@ -65,7 +65,7 @@ def test_a_comparison_of_as_many_rows_as_the_stored_one_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(*_args: object) -> None:
-        calibration = _args[-1]
+        calibration = _args[5]
         assert isinstance(calibration, Calibration)
         calibration.singles, calibration.changes, calibration.widths, calibration.reach = (
             [0.001],

@@ -40,7 +40,7 @@ def doctor(given: Mapping[str, Any]) -> int:
 
 def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     """The whole report as plain data, and the problems."""
-    from specllama.cli.doctor import engine, files, hub, machine, setup
+    from specllama.cli.doctor import engine, files, hub, machine, setup, stored
 
     problems: list[Problem] = []
     probe = hub.Probe(os.environ)  # answers while the engine starts
@@ -58,6 +58,7 @@ def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
         "demo_model": engine.demo_model(problems),
         "cache": files.cache(problems),
         "exactness": files.exactness(),
+        "stored": stored.stored(),
         "hub": hub.hub(os.environ, probe, problems),
         "config": setup.config(os.environ, problems),
         **rpc,

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -43,12 +43,15 @@ class CacheReport(TypedDict):
 
 
 class StoredKey(TypedDict):
-    """The readable parts of a store's key."""
+    """The readable parts of a store's key. kernels: the instruction set of specllama's kernels, "" where
+    llama.cpp used its own, None where that is not known.
+    """
 
     model: str | None
     quant: str | None
     devices: list[str] | None
     threads: list[Any] | None
+    kernels: str | None
 
 
 class StoredExactness(StoredKey):
@@ -73,9 +76,9 @@ def cache(problems: list[Problem]) -> CacheReport:
     if problem := writing_problem(path):
         what = f"nothing is remembered between runs: {path} {problem}"
         problems.append(Problem(what, "make it writable, or set SPECLLAMA_CACHE to a directory that is"))
-    files = list(_files(path / "calibration"))
-    whole = sum(calibration(file) is not None for file in files if file.suffix == ".json")
-    broken = sum(file.suffix in (".json", ".broken") for file in files) - whole
+    stored = list(files(path / "calibration"))
+    whole = sum(calibration(file) is not None for file in stored if file.suffix == ".json")
+    broken = sum(file.suffix in (".json", ".broken") for file in stored) - whole
     n_bytes, complete = directory_size(path)
     return {
         "path": str(path),
@@ -104,20 +107,18 @@ def exactness() -> list[StoredExactness]:
     compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
     which acceptance copied drafts pay.
     """
-    stored = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
+    stored = [(file, calibration(file)) for file in files(store.cache_dir() / "calibration")]
     newest = sorted(((f.stat().st_mtime, f, data) for f, data in stored if data), key=lambda x: -x[0])
     return [
         {
-            **_key(data.get("key")),
-            "t1": _number(data.get("t1")),
-            "epsilon": _number(data.get("epsilon")),
-            "rows": _number(data.get("n_rows")),
-            "behind": _number(data.get("reach")),
-            "alike": _number(data.get("alike")),
-            "unlike": _number(data.get("unlike")),
-            "meaning": meaning(
-                *(_number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike"))
-            ),
+            **readable_key(data),
+            "t1": number(data.get("t1")),
+            "epsilon": number(data.get("epsilon")),
+            "rows": number(data.get("n_rows")),
+            "behind": number(data.get("reach")),
+            "alike": number(data.get("alike")),
+            "unlike": number(data.get("unlike")),
+            "meaning": meaning(*(number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike"))),
             "pays_from": pays_from(data.get("curves")),
             "file": str(file),
         }
@@ -205,15 +206,17 @@ def free_disk(path: Path) -> int | None:
     return None
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def files(directory: Path) -> Iterator[Path]:
+    """The files of a directory, by name."""
     try:
         yield from sorted(file for file in directory.iterdir() if file.is_file())
     except OSError:
         return
 
 
-def _key(key: Any) -> StoredKey:
-    """The readable parts of a store key; keys of other versions may lack any of them."""
+def readable_key(data: Mapping[str, Any]) -> StoredKey:
+    """What the figures of a calibration belong to; files of other versions may lack any of it."""
+    key, kernels = data.get("key"), data.get("kernels")
     key = key if isinstance(key, dict) else {}
     model, threads = key.get("model"), key.get("threads")
     name, _, quant = model[:3] if isinstance(model, list) and len(model) >= 3 else (None, None, None)
@@ -222,6 +225,7 @@ def _key(key: Any) -> StoredKey:
         "quant": quant if isinstance(quant, str) else None,
         "devices": _names(key.get("devices")),
         "threads": threads if isinstance(threads, list) else None,
+        "kernels": kernels if isinstance(kernels, str) else None,
     }
 
 
@@ -232,6 +236,7 @@ def _names(devices: Any) -> list[str] | None:
     return names or None
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """A stored number, None for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if number else None

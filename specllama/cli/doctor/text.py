@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from specllama.cli.doctor.stored import age
 from specllama.cli.formatting import wrapped
 from specllama.config.store import ENOUGH_ROWS
 from specllama.models.sizes import size
@@ -45,6 +46,7 @@ def whole(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
         "llama.cpp": _engine(report["engine"]),
         "cache": _cache(report["cache"]),
         "exactness": _exactness(report["exactness"]),
+        "stored": _stored(report["stored"]),
         "hub": _hub(report["hub"]),
         "configuration": _config(report["config"]),
         **({"RPC workers": _rpc(report["rpc"])} if "rpc" in report else {}),
@@ -75,7 +77,9 @@ def _verdict(report: Mapping[str, Any]) -> Rows:
         yield "GPU", f"present ({machine['gpus'][0]['backend']}) and not used; {processor}"
     else:
         yield "GPU", f"none found; {processor}"
-    measured = list(_newest(report["exactness"]))[:_MODELS]
+    now = report["engine"].get("kernels") or ""
+    own = [one for one in report["exactness"] if one["kernels"] in (None, now)]
+    measured = list(_newest(own or report["exactness"]))[:_MODELS]
     yield from _said("texts", [(_model(one), exactness_verdict(one)) for one in measured])
     yield from _said("drafting", [(_model(one), pays_verdict(one["pays_from"])) for one in measured])
     if not measured:
@@ -114,10 +118,10 @@ def pays_verdict(pays_from: float | None) -> str:
 
 
 def _newest(measurements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The newest measurements of each model and number of threads."""
+    """The newest measurements of each model, number of threads and kernels."""
     seen = set()
     for one in measurements:
-        key = one["model"], one["quant"], str(one["threads"])
+        key = one["model"], one["quant"], str(one["threads"]), one["kernels"]
         if key not in seen:
             seen.add(key)
             yield one
@@ -192,13 +196,45 @@ def _cache(c: Mapping[str, Any]) -> Rows:
 
 def _exactness(measurements: Sequence[Mapping[str, Any]]) -> Rows:
     for one in _newest(measurements):
-        with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
+        with_ = _setting(one)
         figures = [f"t(1) {1000 * one['t1']:.2f} ms"] if one["t1"] is not None else []
         if one["epsilon"] is not None:
             figures.append(f"epsilon {one['epsilon']:.2g}")
         yield _model(one), f"{', '.join([*with_, *figures]) or 'no figures'}: {one['meaning']}"
     if not measurements:
         yield "models", "nothing measured yet; `specllama run` does it after an answer"
+
+
+def _setting(one: Mapping[str, Any]) -> list[str]:
+    """Threads and kernels."""
+    with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
+    if one["kernels"] is not None:
+        with_.append(f"kernels {one['kernels']}" if one["kernels"] else "llama.cpp's own kernels")
+    return with_
+
+
+def _stored(report: Mapping[str, Any]) -> Rows:
+    for one in report["models"]:
+        lora = [f"{counted(one['lora'], 'adapter')}"] if one["lora"] else []
+        widths = [f"decodes of {', '.join(map(str, one['widths']))} rows timed"] if one["widths"] else []
+        compared = [f"rows compared {age(one['compared'])}"] if one["compared"] is not None else []
+        change = [f"another number of rows costs {1000 * one['change']:.1f} ms"] if one["change"] else []
+        exact = [f"--exact with {one['exact_width']:.0f} rows"] if one["exact_width"] else []
+        figures = [*_setting(one), *lora, *widths, *compared, *change, *exact]
+        yield _model(one), f"{', '.join(figures) or 'no figures'}; written {age(one['age'])}"
+        for pair in one["pairs"]:
+            if pair["draft"] is None and not pair["tokens"]:
+                continue
+            step = [f"{1000 * pair['step']:.2f} ms a token"] if pair["step"] is not None else []
+            right = [
+                f"{name}: {100 * pair['acceptance'][name]:.0f} % of {n:.0f} right"
+                for name, n in pair["tokens"].items()
+            ]
+            yield "", f"drafts of {pair['draft'] or 'no model'}: {', '.join([*step, *right]) or 'no figures'}"
+    if report["read_rate"] is not None:
+        yield "prompts", f"read from the disk at {size(report['read_rate'])} a second"
+    if not report["models"] and report["read_rate"] is None:
+        yield "figures", "none yet"
 
 
 def _hub(h: Mapping[str, Any]) -> Rows:

@@ -54,6 +54,7 @@ class PolicyConfig:
     # Draft models and heads
     enough_tokens: float = 24.0  # tokens of drafts after which their gain is known
     explore_allowance: float = 1.0  # most that drafts which are not expected to pay may lose at once
+    stored_explore: float = 0.2  # least of it that a later process starts with
     explore_share: float = 0.0025  # share of the time of rounds that refills it
     max_model_draft: int = 48  # most tokens in a round
     lookahead: int = 8  # further tokens that are considered before drafting stops

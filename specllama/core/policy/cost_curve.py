@@ -7,13 +7,13 @@ interpolated, wider ones follow a prior from the widest measured one. Knows no m
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import exp, inf, isfinite, log
 from statistics import median_low
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
+from specllama.stored_figures import can_take
 
-_MOST = 2.0  # stored times of n rows above this many times n single ones are left out
 _N_RATIOS = 5  # decodes that show how much slower a machine is than when a curve was stored
 
 
@@ -69,6 +69,8 @@ class CostCurve:
         self._counts[n] = count + 1
         if before is None or count < c.min_samples:
             self._set(n, min(seconds / self.scale, before if before and count else inf))
+            if self._stored:
+                self.leave_out_impossible()
             return
         # Scale and width see the same limited deviation: else outliers would drive them apart.
         off = max(-c.most_off, min(c.most_off, off))
@@ -117,6 +119,35 @@ class CostCurve:
             return self.predict(n)
         return max(self.predict(n), min(self.config.unmeasured * self.predict(n), 1.1 * n * self.predict(1)))
 
+    @property
+    def seen(self) -> bool:
+        """Whether this process has measured anything of it."""
+        return bool(self._ratios) or bool(set(self._counts) - self._stored)
+
+    def leave_out_impossible(self, sure: Iterable[int] = ()) -> None:
+        """Leave out the stored times that cannot be next to those that this process has measured, or to those
+        of the widths `sure`; where that are several, all stored ones but these.
+        """
+        sure = set(sure) & set(self._widths)
+        known = [n for n in self._widths if n in sure or (n not in self._stored and self.count(n) > 1)]
+        stored = self._stored - sure
+        at = self._seconds
+        wrong = {n for n in stored if not all(can_take(n, at[n], m, at[m]) for m in known)}
+        if len(wrong) > 1:
+            wrong = stored
+        for n in wrong:
+            self.leave_out(n)
+
+    def leave_out(self, n: int) -> None:
+        """Drop the time of a width that was not measured in this process, as if it had never been stored."""
+        if n in self._stored:
+            self._stored.discard(n)
+            self._counts.pop(n, None)
+            del self._seconds[n]
+            self._widths.remove(n)
+            at = self._predict if self._widths else self.config.prior
+            self.table = [at(w) if w else 0.0 for w in range(len(self.table))]
+
     def forget(self, n: int) -> None:
         """Forget a width that was not measured in this process, so that it is measured again."""
         if n in self._stored:
@@ -136,11 +167,10 @@ class CostCurve:
             n, seconds, count = known or (0, 0, 0)
             if n not in range(1, config.max_rows + 1) or count < 1 or not is_number(seconds, 1e-9, 1e6):
                 return cls(config)
-            t1 = curve._seconds.get(1, seconds)
-            if seconds <= _MOST * n * t1:  # others were measured while the machine was busy
-                curve._counts[int(n)] = int(min(count, config.min_samples))
-                curve._set(int(n), seconds)
+            curve._counts[int(n)] = int(min(count, config.min_samples))
+            curve._set(int(n), seconds)
         curve._stored = set(curve._widths)
+        curve.leave_out_impossible([1])
         return curve
 
     def as_prior(self) -> CostCurve:

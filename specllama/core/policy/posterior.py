@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import log
 from typing import NamedTuple
 
 from specllama.core.interfaces import Drafter
@@ -22,12 +23,17 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.widths import RunLengths
 from specllama.core.sequence import common_prefix
 
+_MOST_STORED = 2.0  # times the prior: stored steps take no longer until one was measured in this process
+_RARE = 1e-3  # least chance of a token, and of a wrong one
+_DECIDES = log(100)  # log odds at which a stored table is given up, or kept for good
+_ENOUGH = 256.0  # tokens after which it is kept for good
 ALONE, COPY = 0, 1  # what a draft model or head competes with: no draft, or a copied one
 _MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
 
 
 class AcceptanceTable:
     """The chance that a token is right, by bin: the mean of a Beta distribution with exponential forgetting.
+    What was stored is given up where what is seen in this process is far more likely without it.
 
     priors: the chance of each bin before any observation. weight: the number of observations that the prior
     is worth. forget: weight of an observation one observation later.
@@ -45,15 +51,21 @@ class AcceptanceTable:
         self._counted = [(0.0, 0.0)] * len(self.priors)  # of each bin, in the two sums
         self._n_right = self._n_expected = 0.0
         self.chances = list(self.priors)
+        self._rival: AcceptanceTable | None = None  # what this process alone has seen, until that decides
+        self._evidence = 0.0  # log odds of the rival
 
     def observe(self, bin_: int, right: bool) -> None:
         """Count one drafted token; all tokens before it were right."""
-        self._right[bin_] = self._right[bin_] * self.forget + right
-        self._seen[bin_] = self._seen[bin_] * self.forget + 1
-        self._update(bin_)
+        self.observe_run((bin_,), right)
 
     def observe_run(self, bins: Sequence[int], last: bool) -> None:
         """Count several tokens in a row, all of them right except possibly the last."""
+        rival = self._rival
+        if rival is not None:
+            self._evidence += sum(
+                _log_odds(rival.chances[bin_], self.chances[bin_], last or i < len(bins))
+                for i, bin_ in enumerate(bins, 1)
+            )
         if before := bins[:-1]:  # forgetting n observations sums up to a geometric series
             for bin_, n in Counter(before).items():
                 kept = self.forget**n
@@ -61,7 +73,17 @@ class AcceptanceTable:
                 self._right[bin_] = self._right[bin_] * kept + new
                 self._seen[bin_] = self._seen[bin_] * kept + new
                 self._update(bin_)
-        self.observe(bins[-1], last)
+        bin_ = bins[-1]
+        self._right[bin_] = self._right[bin_] * self.forget + last
+        self._seen[bin_] = self._seen[bin_] * self.forget + 1
+        self._update(bin_)
+        if rival is not None:
+            rival.observe_run(bins, last)
+            if self._evidence > _DECIDES:
+                for name in ("_right", "_seen", "_counted", "_n_right", "_n_expected", "chances"):
+                    setattr(self, name, getattr(rival, name))
+            if abs(self._evidence) > _DECIDES or rival.n_seen > _ENOUGH:
+                self._rival = None
 
     def _update(self, bin_: int) -> None:
         """Recompute the chances; priors count as far as the drafter's confidence was worth so far."""
@@ -98,6 +120,7 @@ class AcceptanceTable:
         self._right, self._seen = right, seen
         for bin_ in range(len(self.priors)):
             self._update(bin_)
+        self._rival, self._evidence = AcceptanceTable(self.priors, self.weight, self.forget), 0.0
         return True
 
 
@@ -114,10 +137,12 @@ class StepCosts:
 
     def predict(self, n_ids: int, t1: float) -> float:
         """Seconds of a step of `n_ids` ids now. t1: seconds of a target decode of one row, for the prior."""
-        if self.curve.known:
-            widest = self.config.max_rows
-            return self.curve.predict(min(n_ids, widest)) * max(1.0, n_ids / widest)
-        return self.config.step_prior * t1 * (1 + self.config.catch_up * (n_ids - 1))
+        prior = self.config.step_prior * t1 * (1 + self.config.catch_up * (n_ids - 1))
+        if not self.curve.known:
+            return prior
+        widest = self.config.max_rows
+        seconds = self.curve.predict(min(n_ids, widest)) * max(1.0, n_ids / widest)
+        return seconds if self.curve.seen else min(seconds, _MOST_STORED * prior)
 
 
 class Expected(NamedTuple):
@@ -264,7 +289,7 @@ class DrafterPosterior:
                 self.first[kind] = [x / total for x in known]
         if is_number(explore := data.get("explore")):
             most = self.config.explore_allowance
-            self.explore = max(0.0, min(most, float(explore)))
+            self.explore = max(self.config.stored_explore, min(most, float(explore)))
 
 
 class PairState:
@@ -338,6 +363,12 @@ class PairState:
         stored = data.get("runs")
         for runs, known in zip(self.runs, stored if isinstance(stored, list) else (), strict=False):
             runs.restore(known)
+
+
+def _log_odds(one: float, other: float, right: bool) -> float:
+    """By how much an outcome is more likely with the first chance than with the other."""
+    one, other = (min(max(chance, _RARE), 1 - _RARE) for chance in (one, other))
+    return log(one / other) if right else log((1 - one) / (1 - other))
 
 
 def _is_table(data: object) -> bool:

@@ -187,7 +187,10 @@ def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
         for n, samples in sorted(times.items())
         if len(samples) >= DEFAULT.min_samples
     ]
-    return CostCurve.from_dict({"widths": widths})
+    curve = CostCurve.from_dict({"widths": widths})
+    for n, seconds in curve.times[:1]:
+        curve.set_scale(n, seconds)  # they are of this process
+    return curve
 
 
 def points(times: Mapping[int, Sequence[float]]) -> list[TimedWidth]:

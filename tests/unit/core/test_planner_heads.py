@@ -131,10 +131,11 @@ def known_head(right: float) -> dict[str, Any]:
     return learnt.to_dict()
 
 
-def test_a_head_that_can_gain_nothing_is_tried_once_at_most_in_two_short_answers() -> None:
+def test_a_head_that_can_gain_nothing_is_tried_once_by_each_process() -> None:
+    """Each of two short answers is of its own process: a wrong record must not last."""
     steps: list[int] = []
     learnt_from([trace(n, 0.45) for n in range(2)], steps, known_head(0.45))
-    assert sum(steps) <= 1
+    assert max(steps) <= 1
     learnt_from([trace(0, 0.9)], steps := [], known_head(0.9))
     assert steps[0] > 0  # its own record says otherwise
 
@@ -145,11 +146,12 @@ def test_a_head_that_can_gain_nothing_is_tried_now_and_then_over_all_answers() -
     learnt_from([trace(i, 0.45) for i in range(n)], steps, known_head(0.45))
     assert sum(steps) >= 2
     seconds_of_steps = sum(steps) * 0.00315
-    assert seconds_of_steps < 2 * DEFAULT.explore_share * n * N_TEXT * expensive_rows(1)
+    share = DEFAULT.explore_share * N_TEXT + DEFAULT.stored_explore  # each answer is of its own process
+    assert seconds_of_steps < 2 * n * share * expensive_rows(1)
 
 
 def test_a_head_that_has_become_good_is_used_again() -> None:
     steps: list[int] = []
     learnt_from([trace(i, 0.9) for i in range(80)], steps, known_head(0.4))
-    assert steps[0] == 0
+    assert steps[0] <= 1
     assert steps[-1] > 20

@@ -232,7 +232,7 @@ def test_what_is_learnt_is_stored_for_each() -> None:
     for name, state in again.priced.items():
         for weights, before in zip(state.first, learnt.priced[name].first, strict=True):
             assert weights == pytest.approx(before, abs=1e-3)
-        assert state.explore == learnt.priced[name].explore
+        assert state.explore == max(DEFAULT.stored_explore, learnt.priced[name].explore)
         assert state.steps.predict(1, 1.0) == pytest.approx(learnt.priced[name].steps.predict(1, 1.0))
     one = PairState([d for d in session.policy.drafters if d.name == "model"])
     stored = learnt.to_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import shutil
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 from specllama.prefix_disk import disk_store
+from specllama.prefix_disk.eviction import StateLedger
+from specllama.prefix_disk.pace import LoadRate
 from specllama.prefix_disk.record import PrefixRecord
 from tests.support.prefixes import content, equal, ids, record, states, store, written
 
@@ -300,14 +303,43 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
     assert problems == []
 
 
+def stored_rate(directory: Path) -> float:
+    return StateLedger.from_json((directory / "index.json").read_bytes()).load_rate
+
+
 def test_the_measured_rate_is_kept_for_later_processes(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 300)), 4 * MB))
     with store(tmp_path) as one:
         assert one.read(one.find("local", ids((1, 300)))[0]) is not None
         rate = one.load_rate
         assert rate != 1e9
+    assert stored_rate(tmp_path) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("stored", [1e-9, 1.0, 2e6])
+def test_a_stored_rate_so_slow_that_nothing_is_read_is_tried_again(tmp_path: Path, stored: float) -> None:
+    """Only a read corrects the rate, and by this one no state is worth reading."""
+    written(tmp_path, record(ids((1, 300)), 4 * MB))
+    (tmp_path / "index.json").write_text(
+        json.dumps({"inflation": 0, "load_rate": stored, "states": {}}), "utf-8"
+    )
     with store(tmp_path) as one:
-        assert one.load_rate == pytest.approx(rate)
+        assert one.flush(20)
+        assert one.load_rate > 1e7
+        assert one.find("local", ids((1, 300)))[0].seconds < 1
+        assert stored_rate(tmp_path) == pytest.approx(one.load_rate)
+
+
+@pytest.mark.parametrize("before", [[], [0.01] * 5])
+def test_one_stalled_read_is_a_slow_read(before: list[float]) -> None:
+    rate = LoadRate()
+    for seconds in before:
+        rate.add(10 * MB, seconds)
+    rate.add(10 * MB, 600.0)
+    assert rate.rate >= 0.99e9 / 3
+    for _ in range(20):
+        rate.add(10 * MB, 0.1)
+    assert rate.rate == pytest.approx(1e8, rel=0.01)
 
 
 @pytest.mark.parametrize(
