@@ -482,6 +482,6 @@ def test_times_that_cannot_be_are_not_shown(tmp_path):
     answer(profile, context, 12)
     shown = dict(profile.decode_seconds)
     assert 1 in shown
-    assert not {5, 6} & shown.keys()
-    profile.planner.costs.observe(7, 8.9)  # a stall of this process
-    assert 7 not in dict(profile.decode_seconds)
+    assert all(shown.get(n, 0.0) < 2 * context.seconds(n) for n in (5, 6))  # left out, or measured again
+    profile.planner.costs.observe(33, 8.9)  # a stall of this process
+    assert 33 not in dict(profile.decode_seconds)
