@@ -123,11 +123,17 @@ const inSeconds = (seconds) => (seconds < 1 ? `${Math.round(1000 * seconds)} ms`
 /** The same as text. */
 export const summary = (figures) => inParts(figures).map(([text]) => text).join(" · ");
 
+function gainInShort({ speedup, low, high, verdict, limited, drafted, forced }) {
+	if (!(drafted || forced) || !Number.isFinite(speedup)) return "";
+	if (!isClear({ low, high, verdict })) return "gain unclear";
+	return verdict === "alike" ? "about as fast as plain" : `${limited ? "at most " : ""}${speedup.toFixed(2)}× plain`;
+}
+
 /** The line below an answer: its length and speed, and what drafting gained; null without figures. details(): shows the rest. */
 export function figuresLine(figures, details) {
 	const [length, ...others] = inParts(figures);
 	if (!length) return null;
-	const gain = Number.isFinite(figures.speedup) ? gainInWords({ ...figures, source: "" }) : "";
+	const gain = gainInShort(figures);
 	const parts = [length, ...others.filter(([, name]) => name === "rate"), ...(gain ? [[gain, "gain"]] : [])];
 	const shown = parts.map(([text, name], i) => explained(element("span", {}, i < parts.length - 1 ? `${text} · ` : text), name));
 	const line = button("", details, { class: "figures", "aria-controls": "panel" });
