@@ -190,7 +190,7 @@ def test_what_is_over_plain_says_where_plain_is_from(page: Page) -> None:
         assert "plain" not in line
         return
     assert figures["speedup"] <= (figures["n"] - 1) / figures["rounds"] + 1e-9
-    assert re.search(r"\d\.\d\d× plain", line)
+    assert re.search(r"\d\.\d\d× plain|gain unclear|about as fast as plain", line)
     assert re.search(r"\d\.\d\d – \d\.\d\d, plain measured (in this answer|before)", panel)
 
 
