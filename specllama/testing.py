@@ -137,7 +137,7 @@ class TableContext:
         return out
 
     def _note_rollbacks(self, batch: Sequence[BatchRow]) -> None:
-        """See `specllama.llama.rollbacks`: those that the decode ended with can be rolled back."""
+        """See `specllama.llama.context`: those that the decode ended with can be rolled back."""
         self.last_rows = dict.fromkeys(self.last_rows, 0)
         counts = Counter(r.seq_id for r in batch)
         for seq_id, n in reversed(counts.items()):

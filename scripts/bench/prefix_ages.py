@@ -23,7 +23,7 @@ from typing import Any
 from scripts import cli
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
-from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.stored import Boundary
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.testing import TableContext

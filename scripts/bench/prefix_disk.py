@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.slot_file import PrefixRecord
 
 N_IDS, N_SHARED = 8000, 2000  # tokens of a state, and of what all states begin with
 _STEP = 0.001  # seconds that the other thread sleeps between two looks at the clock

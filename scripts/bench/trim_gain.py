@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from scripts import cli
 from specllama.bench.workloads import WORKLOADS
 from specllama.client import protocol
-from specllama.client.trim_messages import Trim, Trimmed
+from specllama.client.tune_messages import Trim, Trimmed
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.stats import RunStats

@@ -54,15 +54,14 @@ from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.curves import curve
+from specllama.core.replay.devices import curve
 from specllama.core.replay.recording import record, record_head, record_steps, write_text
 from specllama.core.replay.simulated_heads import TraceHead
-from specllama.core.replay.simulator import GREEDY, Replay, Seconds, TraceDrafter
-from specllama.core.replay.trace import Trace
+from specllama.core.replay.simulator import GREEDY, Replay, Seconds, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.features import KEPT_ROWS
+from specllama.drafters.feature_drafter import KEPT_ROWS
 from specllama.errors import SpecllamaError, UsageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from specllama.core.interfaces import Drafter
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
-from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds
-from specllama.core.replay.trace import Trace
+from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 

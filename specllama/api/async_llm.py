@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from specllama.api.async_inbox import AsyncInbox
 from specllama.api.base import BaseLLM
-from specllama.api.collect import PendingRequest
-from specllama.api.outputs import Delta, RequestOutput
+from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
 from specllama.api.prompts import (
     Message,
     Params,
@@ -24,11 +24,67 @@ from specllama.api.prompts import (
 )
 from specllama.api.session import EngineSession
 from specllama.api.tokenizer import Tokenizer
-from specllama.calls import definitions
+from specllama.calls import history
 from specllama.calls.tools import Tools
-from specllama.client.client import EngineClient
-from specllama.errors import UsageError
+from specllama.client import protocol
+from specllama.client.client import EngineClient, Submission
+from specllama.errors import SpecllamaError, UsageError
 from specllama.text.template_variables import template_variables
+
+# Carries messages from the client's reader thread to the event loop of a request.
+
+
+class AsyncInbox:
+    """A request of the running event loop: `start` submits it, `take` awaits its deltas, `leave` ends it."""
+
+    def __init__(self, request: PendingRequest) -> None:
+        self.request = request
+        self._inbox: asyncio.Queue[tuple[PendingCompletion, protocol.Message | SpecllamaError]] = (
+            asyncio.Queue()
+        )
+        self._loop = asyncio.get_running_loop()
+        self._submitted: list[Submission] = []
+        self._aborted = False
+
+    def start(self, client: EngineClient) -> None:
+        """Submit the request."""
+        for completion in () if self._aborted else self.request.completions:
+
+            def deliver(
+                message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
+            ) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the message
+                    self._loop.call_soon_threadsafe(self._inbox.put_nowait, (completion, message))
+
+            completion.message = replace(completion.message, id=client.next_id())
+            self._submitted.append(client.submit(completion.message, deliver))
+
+    async def take(self) -> list[protocol.SequenceDelta]:
+        """Wait for deltas and return all that have arrived. Raises the engine's errors."""
+        deltas: list[protocol.SequenceDelta] = []
+        if not self._submitted:
+            self.request.cancel()
+        while not deltas and not self.request.finished:
+            arrived = [await self._inbox.get()]
+            while not self._inbox.empty():
+                arrived.append(self._inbox.get_nowait())
+            for completion, message in arrived:
+                if isinstance(message, SpecllamaError):
+                    raise message
+                if (delta := completion.take(message)) is not None:
+                    deltas.append(delta)
+        return deltas
+
+    def abort(self) -> None:
+        """End the request; its text so far still arrives."""
+        self._aborted = True
+        for submission in self._submitted:
+            submission.cancel()
+
+    def leave(self) -> None:
+        """Stop delivering, and end the request if it still runs."""
+        for submission in self._submitted:
+            submission.discard()
 
 
 class AsyncLLM(BaseLLM):
@@ -74,7 +130,7 @@ class AsyncLLM(BaseLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate`; see LLM.chat."""
         variables = template_variables(chat_template_kwargs)
-        offered = definitions.tools(tools, tool_choice, parallel_tool_calls)
+        offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversation(messages)
         return self._outputs(
             self._request_of(given, sampling_params, n, speculate, variables, request_id, offered)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal, Unpack
 
-from specllama.api.collect import PendingCompletion, PendingRequest
+from specllama.api.outputs import PendingCompletion, PendingRequest
 from specllama.api.prompts import Params, PromptSource, n_completions, sampling
 from specllama.api.session import EngineSession, Progress
 from specllama.calls.tools import Tools
@@ -17,8 +17,7 @@ from specllama.client import protocol
 from specllama.config.arguments import ModelName, SpeculativeConfig, settings_of_arguments, speculative
 from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, SERVED_SLOTS
 from specllama.config.load_options import Layers, LoadOptions
-from specllama.core.sampling.params import SamplingParams
-from specllama.core.seeds import nth_seed
+from specllama.core.sampling.params import SamplingParams, nth_seed
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 

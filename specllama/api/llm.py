@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specllama.api.base import BaseLLM
-from specllama.api.collect import PendingCompletion, PendingRequest
-from specllama.api.outputs import Delta, RequestOutput
+from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
 from specllama.api.prompts import (
     Message,
     Params,
@@ -20,7 +19,7 @@ from specllama.api.prompts import (
     prompts_or_ids,
 )
 from specllama.api.tokenizer import Tokenizer
-from specllama.calls import definitions
+from specllama.calls import history
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
@@ -88,7 +87,7 @@ class LLM(BaseLLM):
         TemplateError where it refuses the messages.
         """
         variables = template_variables(chat_template_kwargs)
-        offered = definitions.tools(tools, tool_choice, parallel_tool_calls)
+        offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversations(messages)
         requests = self._requests(given, sampling_params, n, speculate, variables, tools=offered)
         return self._run(requests, use_tqdm)

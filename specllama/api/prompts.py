@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
-from specllama.calls.definitions import parsed_arguments
+from specllama.calls.history import parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams

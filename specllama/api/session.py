@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from specllama.calls.pieces import CallReader
+from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo

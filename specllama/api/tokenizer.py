@@ -9,7 +9,7 @@ from typing import Any
 
 from specllama.api.prompts import Message, conversation, token_ids
 from specllama.api.session import EngineSession
-from specllama.calls import definitions
+from specllama.calls import history
 from specllama.client import protocol
 from specllama.errors import SpecllamaError, UsageError
 from specllama.text.template_variables import template_variables
@@ -69,7 +69,7 @@ class Tokenizer:
         if not add_generation_prompt:
             raise UsageError("messages end with the beginning of an answer", "add add_generation_prompt=True")
         given = conversation(messages).messages or []
-        chat = protocol.ChatInput(given, template_variables(variables), definitions.tools(tools))
+        chat = protocol.ChatInput(given, template_variables(variables), history.tools(tools))
         parts = self._ask(protocol.Render(-1, chat))
         text = "".join(part.prompt for part in parts if isinstance(part, protocol.Rendered))
         return self.encode(text, False) if tokenize else text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from specllama.bench.plan import BenchSample
+from specllama.bench.runner import BenchSample
 from specllama.core.replay.break_even import acceptance_needed
 
 _MATTERS = 1.1  # decodes after a change that take longer by this factor are shown apart

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.plan import PLAIN, BenchSample
+from specllama.bench.runner import PLAIN, BenchSample
 from specllama.bench.summary import BenchSummary, SummaryCell, SummaryRow
 from specllama.json_types import JsonObject
 

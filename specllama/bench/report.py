@@ -7,10 +7,9 @@ from html import escape
 from typing import Any
 
 from specllama.bench.page import bars, entry, lines, page, table, whiskers
-from specllama.bench.plan import AUTO, COPY, LLAMA_CPP, PLAIN
 from specllama.bench.record import draft_name
-from specllama.bench.summary import BenchSummary, SummaryRow
-from specllama.bench.verdict import extent, label, notes, times
+from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
+from specllama.bench.summary import BenchSummary, SummaryRow, extent, label, notes, times
 from specllama.wording import counted
 
 _MAX_LINES = 8  # of a chart

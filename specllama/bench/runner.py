@@ -2,16 +2,160 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
-from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep, ForcedText
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult, fold
+from specllama.core.stats import RunStats
 from specllama.errors import ContextLengthError
 from specllama.json_types import JsonObject
+
+# What a bench measures and in which order: configurations, prompts, answers. Plain data, no engine.
+
+
+PLAIN, AUTO = "plain", "auto"
+COPY = "copy"  # auto without draft models and heads
+LLAMA_CPP = "llama.cpp"  # plain decoding with llama.cpp's own kernels
+BLOCK = 4  # prompts that a configuration answers in a row
+MIN_ROUNDS = 4  # of a width in an answer, for a time
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """draft_max: a draft length, as in LoadSettings: 0 plain decoding, None auto, else a fixed length.
+    kernels: False for an engine without specllama's kernels. priced: False without draft models and heads.
+    """
+
+    draft_max: int | None
+    kernels: bool = True
+    priced: bool = True
+
+    @property
+    def name(self) -> str:
+        if not self.kernels:
+            return LLAMA_CPP
+        if self.draft_max is None:
+            return AUTO if self.priced else COPY
+        return str(self.draft_max) if self.draft_max else PLAIN
+
+
+class ForcedText(NamedTuple):
+    """A prompt and the text that is written after it whatever the model would write.
+
+    raw: the prompt goes in without the chat template.
+    """
+
+    prompt: str
+    text: str
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """A prompt at a temperature. number: of the prompt in its workload, from 1. forced: the text that is
+    written; None where the model writes its own.
+    """
+
+    workload: str
+    number: int
+    prompt: str = field(repr=False)
+    temperature: float
+    forced: ForcedText | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchStep:
+    """One answer to measure. run: from 1; answers of the same case and run share a seed."""
+
+    run: int
+    case: BenchCase
+    config: BenchConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSample:
+    """One measured answer. tokens: its ids. round_seconds: rows of a decode → (rounds, seconds of their
+    decodes), empty if the engine does not report them; steady_seconds: the same of those that followed two
+    decodes of as many rows. ties_known: whether the engine counts near-ties.
+    """
+
+    step: BenchStep
+    tokens: tuple[int, ...]
+    stats: RunStats
+    round_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    ties_known: bool = False
+    steady_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def config(self) -> str:
+        return self.step.config.name
+
+
+def configs(
+    lengths: Iterable[int], speculation: bool = True, without_kernels: bool = False, copies: bool = False
+) -> list[BenchConfig]:
+    """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted.
+
+    without_kernels: plain decoding with llama.cpp's own kernels too. copies: auto without draft models and
+    heads too.
+    """
+    own = [BenchConfig(0, kernels=False)] if without_kernels else []
+    alone = [BenchConfig(None, priced=False)] if copies else []
+    if not speculation:
+        return [BenchConfig(0), *own]
+    return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), *alone, BenchConfig(None)]
+
+
+def row_times(samples: Iterable[BenchSample]) -> dict[int, list[float]]:
+    """Rows of a decode, with specllama's kernels, to its mean seconds in each answer that had several."""
+    times: dict[int, list[float]] = {}
+    for sample in samples:
+        for rows, (count, seconds) in sample.steady_seconds.items() if sample.config != LLAMA_CPP else ():
+            if count >= MIN_ROUNDS:
+                times.setdefault(rows, []).append(seconds / count)
+    return times
+
+
+def order(
+    cases: Sequence[BenchCase], configs: Sequence[BenchConfig], runs: int, seed: int = 0
+) -> Iterator[BenchStep]:
+    """Every case under every configuration, `runs` times, shuffled by the seed.
+
+    All configurations answer a few cases, of different workloads if there are several, in random order before
+    the next cases follow. Thus compared answers are measured close together and drift of the machine affects
+    them alike, no prompt directly follows itself (its cache would still be there), and an interrupted bench
+    covers all workloads.
+    """
+    rng = random.Random(seed)
+    for run in range(1, runs + 1):
+        temperatures = list(dict.fromkeys(case.temperature for case in cases))
+        rng.shuffle(temperatures)
+        for turn in zip_longest(*(_blocks(cases, t, rng) for t in temperatures), fillvalue=[]):
+            for block in turn:
+                for config in rng.sample(configs, len(configs)):
+                    yield from (BenchStep(run, case, config) for case in block)
+
+
+def _blocks(cases: Sequence[BenchCase], temperature: float, rng: random.Random) -> list[list[BenchCase]]:
+    """The cases of a temperature in blocks of different prompts, one of each workload in turn."""
+    workloads: dict[str, list[BenchCase]] = {}
+    for case in cases:
+        if case.temperature == temperature:
+            workloads.setdefault(case.workload, []).append(case)
+    shuffled = [rng.sample(prompts, len(prompts)) for prompts in workloads.values()]
+    rng.shuffle(shuffled)
+    mixed = [case for turn in zip_longest(*shuffled) for case in turn if case is not None]
+    blocks = [mixed[i : i + BLOCK] for i in range(0, len(mixed), BLOCK)]
+    if len(blocks) > 1 and len(blocks[-1]) == 1:
+        single = blocks.pop()
+        blocks[-1] += single
+    return blocks
+
 
 _FILLER = "Hello"  # prompt between two equal prompts, so that the second is not in the prompt cache
 

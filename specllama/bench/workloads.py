@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from specllama.bench.plan import BenchCase, ForcedText
+from specllama.bench.runner import BenchCase, ForcedText
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject

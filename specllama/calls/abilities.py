@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specllama.calls.format import CallFormat, TemplateData
-from specllama.calls.history import Message, Messages
+from specllama.calls.history import REFUSED, Message, Messages, accepted, settled
 from specllama.calls.tools import Tool, Tools
-from specllama.calls.turns import REFUSED, accepted, settled
 from specllama.errors import SpecllamaError, TemplateError
 
 Rendered = TypeVar("Rendered")

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.calls.closed_schema import closed
+from specllama.calls.schema import MAX_DEPTH, without_nulls
 from specllama.calls.schema_check import JSON_STYLE, STYLE, checked, is_plain, json_text, reduced
-from specllama.calls.schema_form import without_nulls
-from specllama.calls.schema_types import MAX_DEPTH
 from specllama.errors import UsageError
 from specllama.text.json_shape import json_shape
 from specllama.text.schema_length import MAX_LENGTH, forces_too_much

@@ -9,8 +9,7 @@ Text is between <|START_RESPONSE|> and <|END_RESPONSE|>, or <|START_TEXT|> and <
 
 from __future__ import annotations
 
-from specllama.calls.frame import ID, Frame, FrameReader
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader
 from specllama.calls.lark import Lark
 from specllama.calls.scanner import Steps
 

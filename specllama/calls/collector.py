@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.calls.pieces import (
+from specllama.calls.scanner import (
     ArgumentsPiece,
     CallReader,
     ClosePiece,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from specllama.calls.history import Messages
-from specllama.calls.pieces import CallReader
+from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.json_types import JsonObject
 

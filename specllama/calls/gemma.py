@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from specllama.calls.frame import Frame
-from specllama.calls.framed import FramedFormat
-from specllama.calls.literal_syntax import Syntax
-from specllama.calls.literals import LiteralArguments
+from specllama.calls.frame import Frame, FramedFormat
+from specllama.calls.literals import LiteralArguments, Syntax
 
 _WORDS = ("true", "false", "null")
 

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from specllama.calls.frame import Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import Frame, FramedFormat
 from specllama.calls.lark import NEWLINE
 from specllama.calls.tagged import TaggedArguments
 

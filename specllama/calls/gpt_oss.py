@@ -16,7 +16,7 @@ from typing import Any
 
 from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape
-from specllama.calls.framed import WrittenFormat
+from specllama.calls.frame import WrittenFormat
 from specllama.calls.history import Message, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked

@@ -14,8 +14,7 @@ import re
 from typing import ClassVar
 
 from specllama.calls import schema as schemas
-from specllama.calls.frame import Frame, FrameReader
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.lark import NEWLINE, Lark, escaped
 from specllama.calls.scanner import Steps
 from specllama.calls.tools import Tools

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from specllama.calls.format import TemplateData
-from specllama.calls.frame import ID, Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import ID, Frame, FramedFormat
 from specllama.calls.history import Messages, one_call_each
 
 _HEAD, _MID = '{"name": "', '", "arguments": '

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from specllama.calls.frame import ID, Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import ID, Frame, FramedFormat
 from specllama.calls.history import Messages, with_ids
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

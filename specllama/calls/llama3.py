@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.calls import schema as schemas
-from specllama.calls.frame import Frame, FrameReader
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.history import Messages, one_call_each
 from specllama.calls.lark import Lark, literal
-from specllama.calls.literal_syntax import PYTHON
-from specllama.calls.literals import LiteralArguments
+from specllama.calls.literals import PYTHON, LiteralArguments
 from specllama.calls.scanner import Steps
 from specllama.calls.schema_check import json_text
 from specllama.calls.tools import Tools

@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-from specllama.calls.frame import Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import Frame, FramedFormat
 from specllama.calls.tagged import TaggedArguments
 
 _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"

@@ -9,8 +9,7 @@ Their templates refuse ids that are not 9 letters and digits.
 
 from __future__ import annotations
 
-from specllama.calls.frame import ID, Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import ID, Frame, FramedFormat
 from specllama.calls.history import Messages, nine_characters, with_ids
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

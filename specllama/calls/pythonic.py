@@ -6,10 +6,8 @@ Olmo 3 puts each on a line.
 
 from __future__ import annotations
 
-from specllama.calls.frame import Frame
-from specllama.calls.framed import FramedFormat
-from specllama.calls.literal_syntax import PYTHON, Syntax
-from specllama.calls.literals import LiteralArguments
+from specllama.calls.frame import Frame, FramedFormat
+from specllama.calls.literals import PYTHON, LiteralArguments, Syntax
 
 
 class Pythonic(FramedFormat):

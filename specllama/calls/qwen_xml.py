@@ -11,8 +11,7 @@ value
 
 from __future__ import annotations
 
-from specllama.calls.frame import Frame
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import Frame, FramedFormat
 from specllama.calls.history import Messages, text_of, with_arguments
 from specllama.calls.lark import NEWLINE
 from specllama.calls.tagged import TaggedArguments

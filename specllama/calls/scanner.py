@@ -1,21 +1,127 @@
 """Looks for calls in text that arrives in parts: the tools of which all readers are made.
 
-A reader is a generator that yields where it needs more text (`Steps`); `Scanner` has the text and the pieces
-found so far. Knows no call format.
+A reader is a generator that yields where it needs more text (`Steps`); `Scanner` has the text and the
+pieces found so far.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from specllama.calls.json_end import JsonEnd
-from specllama.calls.pieces import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tools
 from specllama.text.detokenizer import SHOWN, Runs
-from specllama.text.run_buffer import RunBuffer
+from specllama.text.reasoning import RunBuffer
+
+# What a reader of tool calls makes of a model's text: pieces of text, and calls in parts.
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text outside calls. runs: (characters, source) of `text`."""
+
+    text: str
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPiece:
+    """Reasoning that the family writes in a form of its own, so that it was not separated before."""
+
+    text: str
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPiece:
+    """A call begins: the name of its tool is complete."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """The next part of the call's arguments, as JSON; never taken back. runs: (characters, source) of what
+    the model wrote for it, which need not be JSON.
+    """
+
+    text: str
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePiece:
+    """The call is complete: its arguments are a JSON object, "{}" at least."""
+
+
+Piece = TextPiece | ThoughtPiece | OpenPiece | ArgumentsPiece | ClosePiece
+
+
+class CallReader(Protocol):
+    """Reads the calls in one answer as it arrives, after the reasoning. It never raises, whatever the model
+    writes: what is no call is text.
+    """
+
+    def push(self, text: str, runs: Runs) -> list[Piece]:
+        """Add text; returns the pieces that are certain by now. runs: (characters, source) of `text`."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """The pieces held back until the end. A call that was cut off has no ClosePiece."""
+        ...
+
+
+@dataclass(slots=True)
+class ReadCall:
+    """A call in an answer. arguments: JSON, an object if the call is complete."""
+
+    name: str
+    arguments: str = ""
+    complete: bool = False
+
+
+# Finds the end of a JSON object or list in text that arrives in parts.
+
+
+_NEXT = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')
+
+
+class JsonEnd:
+    """Looks for the bracket that closes the first one. complete: whether it was found."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def find(self, text: str) -> int:
+        """Number of characters of the next part that belong to the value."""
+        i = 0
+        while i < len(text):
+            if self._escaped:
+                self._escaped, i = False, i + 1
+                continue
+            match = (_IN_STRING if self._in_string else _NEXT).search(text, i)
+            if match is None:
+                break
+            i = match.end()
+            mark = match.group()
+            if mark == "\\":
+                self._escaped = True
+            elif mark == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if mark in "{[" else -1
+                if self._depth <= 0:
+                    self.complete = True
+                    return i
+        return len(text)
+
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -274,3 +380,28 @@ def without_shown(text: str, runs: Runs) -> tuple[str, Runs]:
         if n_left:
             kept.append((n_left, source))
     return text.replace(SHOWN, ""), kept
+
+
+# Calls in another form than that of the model's family, in the text of its channels.
+
+
+class ChannelReader:
+    """Implements CallReader. channels: separates reasoning from text; calls: reads that text."""
+
+    def __init__(self, channels: CallReader, calls: CallReader) -> None:
+        self._channels, self._calls = channels, calls
+
+    def push(self, text: str, runs: Runs) -> list[Piece]:
+        return self._read(self._channels.push(text, runs))
+
+    def finish(self) -> list[Piece]:
+        return self._read(self._channels.finish()) + self._calls.finish()
+
+    def _read(self, pieces: Sequence[Piece]) -> list[Piece]:
+        read: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                read += self._calls.push(piece.text, piece.runs)
+            else:
+                read.append(piece)
+        return read

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import console
-from specllama.cli.files import mapped_errors, refuse_stdout
+from specllama.cli.formatting import LogFile
+from specllama.cli.options import mapped_errors, refuse_stdout
 from specllama.cli.progress import Progress
-from specllama.cli.streams import LogFile
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo

@@ -68,7 +68,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "launch": CommandEntry(
         "launch.command:launch",
-        "cli.launch.options:LAUNCH",
+        "cli.launch.client:LAUNCH",
         "Start an agent or another client, and a server for it.",
     ),
     "ps": CommandEntry("servers:ps", "cli.options:PS", "List the servers that run, and their models."),

@@ -12,9 +12,15 @@ from typing import Any, TypedDict
 from specllama.cli import console
 from specllama.cli.formatting import age, columns, listing, wrapped
 from specllama.errors import NotFoundError, ResourceError
-from specllama.models.sizes import size
-from specllama.prefix_disk.directory import StateDirectory, default_directory
-from specllama.prefix_disk.listing import ListedState, clear, listed, remove_states
+from specllama.models.quants import size
+from specllama.prefix_disk.directory import (
+    ListedState,
+    StateDirectory,
+    clear,
+    default_directory,
+    listed,
+    remove_states,
+)
 from specllama.text.terminal import printable
 from specllama.wording import counted
 

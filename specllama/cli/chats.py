@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from specllama.cli import console
 from specllama.cli.chat.library import ChatLibrary, SavedChat, to_remove
 from specllama.cli.formatting import age, columns, listing, wrapped
-from specllama.models.sizes import size
+from specllama.models.quants import size
 from specllama.text.terminal import printable
 from specllama.wording import counted
 

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import IO, TextIO
 
-from specllama.cli.formatting import columns, wrapped
-from specllama.cli.streams import check_written, write_all
+from specllama.cli.formatting import check_written, columns, wrapped, write_all
 from specllama.errors import Note, ResourceError, spelled
 from specllama.text.terminal import visible
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from specllama.cli import console
-from specllama.cli.download import library
-from specllama.cli.fits import Fit, Machine, fit, guessed_fit, this_machine
 from specllama.cli.formatting import columns, listing, wrapped
+from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, this_machine
+from specllama.cli.progress import library
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
@@ -27,10 +27,10 @@ from specllama.models.installed import (
     unfinished_downloads,
 )
 from specllama.models.installed import remove as remove_model
-from specllama.models.manifest_file import ManifestEntry
+from specllama.models.manifest import ManifestEntry
 from specllama.models.names import DEMO, PYDOC
+from specllama.models.quants import size
 from specllama.models.resolve import Library
-from specllama.models.sizes import size
 from specllama.text.terminal import printable
 
 EXAMPLES = """

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.download import library
-from specllama.cli.files import mapped_errors
+from specllama.cli.options import mapped_errors
+from specllama.cli.progress import library
+from specllama.config.store import write_whole
 from specllama.config.toml_file import parse_toml, read_text
-from specllama.config.whole_file import write_whole
 from specllama.errors import ResourceError, UsageError
 from specllama.gguf.header import read_model
-from specllama.models.manifest import user_path
-from specllama.models.manifest_file import NAME_FORM, SCHEMA, ManifestFile, is_own_name
+from specllama.models.manifest import NAME_FORM, SCHEMA, ManifestFile, is_own_name, user_path
 from specllama.models.own_files import find_own
 
 EXAMPLES = """

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from specllama.cli import console
-from specllama.cli.download import library
 from specllama.cli.formatting import columns, wrapped
+from specllama.cli.progress import library
 from specllama.errors import NetworkError, UsageError
 from specllama.models.hub.pull import PullPlan, plan
 from specllama.models.names import DEMO
 from specllama.models.prepare import prepare_models
+from specllama.models.quants import size
 from specllama.models.resolve import Library, ResolvedModel
-from specllama.models.sizes import size
 
 EXAMPLES = """
 Examples:
@@ -52,8 +52,7 @@ def pull(given: Mapping[str, Any]) -> int:
 
 def _pull_demo(known: Library, given: Mapping[str, Any]) -> int:
     """Download the demo model and print its path; returns the exit code. Raises what `fetch` raises."""
-    from specllama.models.demo import DemoStore
-    from specllama.models.demo_download import fetch
+    from specllama.models.demo import DemoStore, fetch
 
     if len(given["names"]) > 1:
         raise UsageError("demo is downloaded alone", "specllama pull demo, then the other names")

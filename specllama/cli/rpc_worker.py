@@ -17,7 +17,7 @@ from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.models.sizes import size
+from specllama.models.quants import size
 from specllama.rpc import endpoints as rpc
 
 EXAMPLES = """

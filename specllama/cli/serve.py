@@ -7,20 +7,55 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
-from specllama.cli.api_keys import KEY_NOTE, checked_key, keys, separated_keys
 from specllama.cli.browser import open_page
-from specllama.cli.download import library, prepared
-from specllama.cli.files import resolved
-from specllama.cli.progress import Progress
+from specllama.cli.options import resolved
+from specllama.cli.progress import Progress, library, prepared
 from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
 from specllama.config.option import OptionValues
 from specllama.config.options import OF_ONE_MODEL
+from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import printable
 from specllama.wording import counted
+
+# The API keys of a server that is started or used.
+
+
+KEY_NOTE = (
+    "note: other users of this machine can read --api-key in the list of processes; "
+    "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
+)
+_MAX_KEY = 4096  # characters
+
+
+def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
+    """The API keys: those of --api-key, separated by commas as in llama-server, and those of --api-key-file,
+    one a line. Raises UsageError, NotFoundError.
+    """
+    given = list(separated_keys(v.get("api_key", [])))
+    if "api_key_file" in v:
+        lines = read_text(v["api_key_file"], "api_key_file").splitlines()
+        in_file = [line.strip() for line in lines if line.strip()]
+        if not in_file:
+            raise UsageError("--api-key-file holds no key")
+        given += map(checked_key, in_file)
+    return tuple(given)
+
+
+def separated_keys(texts: Sequence[str]) -> tuple[str, ...]:
+    """The keys in texts with commas between them. Raises UsageError."""
+    return tuple(checked_key(key.strip()) for text in texts for key in text.split(","))
+
+
+def checked_key(key: str) -> str:
+    """The key. Raises UsageError for one that cannot be sent."""
+    if not (0 < len(key) <= _MAX_KEY and key.isprintable()):
+        raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
+    return key
+
 
 EXAMPLES = """
 Examples:

@@ -16,7 +16,7 @@ from specllama.cli import console
 from specllama.cli.formatting import columns, duration, listing, wrapped
 from specllama.clock import sleep, wait_until
 from specllama.errors import NotFoundError, ResourceError, UsageError
-from specllama.models.sizes import size
+from specllama.models.quants import size
 from specllama.processor_time import of_tree, wait_while_working
 from specllama.server.running import RunningServer, running, runs
 from specllama.text.terminal import printable

@@ -12,19 +12,18 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import engine_log
-from specllama.cli.download import library
-from specllama.cli.files import refuse_stdout
 from specllama.cli.formatting import columns, wrapped
-from specllama.cli.progress import Progress
+from specllama.cli.options import refuse_stdout
+from specllama.cli.progress import Progress, library
 from specllama.client.client import EngineClient
-from specllama.client.trim_messages import Trim, Trimmed
+from specllama.client.tune_messages import Trim, Trimmed
 from specllama.config.load import MAX_THREADS
+from specllama.config.store import temporary
 from specllama.config.text_file import read_text
-from specllama.config.whole_file import temporary
 from specllama.errors import UsageError
 from specllama.models.prepare import find_draft
-from specllama.models.sizes import size
-from specllama.models.trim.seen import seen_tokens
+from specllama.models.quants import size
+from specllama.models.trim.plan import seen_tokens
 from specllama.text.terminal import printable
 
 EXAMPLES = """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from specllama.cli import console
-from specllama.cli.download import DownloadProgress, library
+from specllama.cli.progress import DownloadProgress, library
 from specllama.errors import IntegrityError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import InstalledModel, installed_models, select

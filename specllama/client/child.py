@@ -1,7 +1,6 @@
 """The engine process as seen by its parent: starts it, serves its three pipes, and finds out why it ended.
 
-Knows nothing about the meaning of messages. The process is the leader of a session of its own, so that a
-terminal's Ctrl-C reaches only the front.
+The process is the leader of a session of its own, so that a terminal's Ctrl-C reaches only the front.
 """
 
 from __future__ import annotations
@@ -20,11 +19,44 @@ from collections.abc import Callable, Mapping
 from typing import IO
 
 from specllama.client import protocol
-from specllama.client.lines import LineBuffer, LineTooLongError
 from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.processor_time import WorkMeter, exits, of_tree
 from specllama.python_command import module_command
+
+# Cuts a stream of bytes into lines.
+
+
+MAX_BYTES = 64 * 1024 * 1024  # of a line; the longest that the engine sends is the load's, with the template
+
+
+class LineTooLongError(ValueError):
+    """A line has more bytes than MAX_BYTES."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a line of more than {MAX_BYTES >> 20} MB")
+
+
+class LineBuffer:
+    """The bytes of a line that is not complete yet. The work is linear in the bytes, however they arrive."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> list[bytes]:
+        """The lines that these bytes complete, without their ends. Raises LineTooLongError."""
+        first, *rest = data.split(b"\n")
+        self._parts.append(first)
+        self._size += len(first)
+        if self._size > MAX_BYTES:
+            raise LineTooLongError
+        if not rest:
+            return []
+        lines = [b"".join(self._parts), *rest[:-1]]
+        self._parts, self._size = [rest[-1]], len(rest[-1])
+        return lines
+
 
 _GRACE_SECONDS = 6.0  # of work, for the process to store what it has and exit, before it is killed
 _READ_BYTES = 16384  # at once; in an event loop, others get their turn in between

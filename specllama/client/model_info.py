@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
-from specllama.calls.channels import ChannelReader
 from specllama.calls.formats import choose, named
-from specllama.calls.pieces import CallReader
+from specllama.calls.scanner import CallReader, ChannelReader
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled

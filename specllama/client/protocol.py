@@ -20,8 +20,7 @@ from specllama.client.prompt_input import MixedInput as MixedInput
 from specllama.client.prompt_input import PromptInput as PromptInput
 from specllama.client.prompt_input import TextInput as TextInput
 from specllama.client.prompt_input import TokenInput as TokenInput
-from specllama.client.trim_messages import Trim, Trimmed
-from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
+from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specllama.calls.collector import CallCollector
-from specllama.calls.pieces import CallReader, ReadCall, TextPiece
+from specllama.calls.scanner import CallReader, ReadCall, TextPiece
 from specllama.client import protocol
 from specllama.core.gain import PlainRate, plain_rate
 from specllama.core.sampling.params import SamplingParams

@@ -12,10 +12,8 @@ from typing import Any, Literal, TypedDict
 from specllama.config.build import assemble
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings
 from specllama.config.load_options import Layers
-from specllama.config.option import OptionValues
+from specllama.config.option import DRAFT, OptionValues, Setting, draft_tokens_of, layers_of, of_kind
 from specllama.config.options import as_argument, option_named
-from specllama.config.setting import DRAFT, Setting
-from specllama.config.values import draft_tokens_of, layers_of, of_kind
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import SpecllamaError, UsageError
 

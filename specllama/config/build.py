@@ -15,11 +15,9 @@ from typing import Any
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
-from specllama.config.option import OptionValues
+from specllama.config.option import DRAFT, OptionValues, Setting, disk_bytes
 from specllama.config.options import IN_PROJECTS, LONG_FLAGS, SEPARATED, STORED
-from specllama.config.setting import DRAFT, Setting
 from specllama.config.text_file import read_text
-from specllama.config.values import disk_bytes
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.config.defaults import CACHE_TYPE, DRAFTERS, KEPT_SECONDS, N_BATCH, N_UBATCH, SERVED_SLOTS
-from specllama.config.option import GGUF, LIST, Scope, row
-from specllama.config.setting import Setting, argument, setting, settings_of
-from specllama.config.values import (
+from specllama.config.option import (
     ADAPTERS,
     DISK_BYTES,
     DRAFT_TOKENS,
     DRAFTER_NAMES,
     ENDPOINTS,
+    GGUF,
     LAYERS,
+    LIST,
     NAMES,
     NEGATED,
     OVERRIDES,
@@ -30,12 +30,18 @@ from specllama.config.values import (
     SHARES,
     TEMPLATE,
     TREE,
+    Scope,
+    Setting,
     adapters,
+    argument,
     experts_on_cpu,
+    row,
+    setting,
+    settings_of,
     template,
 )
-from specllama.config.values import ALL_LAYERS as ALL_LAYERS
-from specllama.config.values import AUTO as AUTO
+from specllama.config.option import ALL_LAYERS as ALL_LAYERS
+from specllama.config.option import AUTO as AUTO
 from specllama.drafters import copies, wants_draft_model
 from specllama.errors import UsageError, option
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 from specllama.config import defaults
 from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS
 from specllama.config.option import CHATS, GGUF, Option, Scope, row, table
-from specllama.core.sampling.parameter import Parameter
-from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS
+from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS, Parameter
 
 _SETTINGS = (*MODEL_SETTINGS.values(), *LOAD_SETTINGS.values())
 

@@ -1,18 +1,22 @@
-"""The decodes of the target: what fits into one, how many rows it has, and what gives way where the cache is
-full. Knows generations by their lengths only; drafts, verifies and chooses nothing.
+"""The decodes of the target: what fits into one, how many rows it has, and what gives way where the cache
+is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import BatchRow, NoRoomError
-from specllama.core.policy.base import RoundLimits
-from specllama.core.scheduler import Scheduler
-from specllama.core.sequence import Generation
+from specllama.core.interfaces import BatchRow, NoRoomError, Row
+from specllama.core.policy.base import Draft, RoundLimits
+from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
+from specllama.core.scheduler import PromptChunk, Scheduler
+from specllama.core.sequence import Generation, Request
+from specllama.core.verify import NO_CHOICE
+from specllama.errors import ContextLengthError, UsageError, option
 
 
 class TargetDecoder:
@@ -102,3 +106,138 @@ class TargetDecoder:
     def _room(self) -> int:
         """Cells that the active generations leave free."""
         return self.target.n_ctx - sum(len(g.history) for g in self.scheduler.active)
+
+
+# Prefill: evaluates a chunk of a prompt and, after the last one, chooses the first token.
+#
+# Which prompt, and how much of it, is decided in scheduler.py; the rounds that follow are in engine.py.
+
+
+class Prefiller:
+    """Evaluates the prompts of the generations of a scheduler."""
+
+    def __init__(self, scheduler: Scheduler, decoder: TargetDecoder) -> None:
+        self.scheduler, self.decoder = scheduler, decoder
+        self.target = scheduler.target
+
+    def evaluate(self, chunk: PromptChunk) -> None:
+        """Evaluate a chunk of a prompt; after the last chunk, choose the first token."""
+        started, generation, n = self.scheduler.clock(), chunk.generation, chunk.n_rows
+        history, first = generation.history, generation.n_past
+        last = first + n == len(history)
+        batch = [
+            BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
+            for pos in range(first, first + n)
+        ]
+        rows = self.decoder.decode(batch)
+        if rows is None:
+            return
+        self.decoder.interrupted()
+        generation.n_past += n
+        generation.n_chunks += 1
+        stats = generation.stats
+        stats.n_evaluated = min(generation.n_past, generation.n_prompt) - stats.n_reused
+        if last:
+            self._begin(generation, rows[0])
+        took = self.scheduler.clock() - started
+        self.scheduler.observe_chunk(chunk, first, took)
+        stats.encode_seconds += took
+        if last:
+            self._share_prefix(generation, rows[0])
+
+    def _begin(self, generation: Generation, row: Row) -> None:
+        """Choose the first token and start drafting; end a request that only evaluates its prompt. row:
+        logits after the prompt, shape (n_vocab,).
+        """
+        if generation.request.warm:
+            generation.finish_reason = "length"
+            return
+        generation.begin_round((), ())
+        token = generation.choose(row)
+        if token == NO_CHOICE:  # the grammar allows no token
+            return
+        generation.commit(token)
+        generation.prefilled = True
+        if generation.first_token == 0:
+            generation.first_token = self.scheduler.clock()
+            generation.stats.ttft_seconds = generation.first_token - generation.submitted
+        request, history, policy = generation.request, generation.history, self.scheduler.policy
+        scopes = request.history_scope, request.cache_scope
+        policy.start(generation.seq_id, history, generation.sampler, request.mask, *scopes)
+
+    def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
+        """Share the cells of the prompt, and `row`, with the generations that wait for the same prompt. Where
+        the memory cannot share cells, they evaluate the prompt themselves.
+        """
+        slots = self.scheduler.slots
+        for generation in self.scheduler.active:
+            if generation.prefix_owner is not prefix_owner:
+                continue
+            generation.prefix_owner = None
+            generation.n_past = self.target.copy(prefix_owner.seq_id, generation.seq_id, prefix_owner.n_past)
+            partials = slots[prefix_owner.seq_id].partials if generation.n_past else []
+            slots[generation.seq_id].partials = list(partials)
+            generation.stats.n_reused = generation.n_past
+            if generation.n_past == len(generation.history) and generation.finish_reason is None:
+                self._begin(generation, row)
+
+
+# Drafts of several texts on recurrent states, which llama.cpp rolls back only where a decode ends with them.
+#
+# It computes texts with equally many rows together, those with fewer before, and may move a state afterwards,
+# without the earlier ones that a rollback needs.
+
+
+def make_even(drafts: Mapping[int, Draft], without: Collection[int] = ()) -> None:
+    """Truncate all drafts to the length that keeps most tokens. Shorter drafts are dropped, and so are those
+    of the sequences `without`, which decode other rows as well.
+    """
+    lengths = {seq: 0 if seq in without else len(draft.tokens) for seq, draft in drafts.items()}
+    length = max(lengths.values(), key=lambda n: (n * sum(m >= n for m in lengths.values()), n), default=0)
+    for seq, draft in drafts.items():
+        n = length if lengths[seq] >= length else 0
+        draft.n_discarded += len(draft.tokens) - n
+        draft.cut(n)
+
+
+# Where a text must end: limits that follow from its request.
+
+
+def ends_ignored(params: SamplingParams) -> bool:
+    """Whether end tokens are never chosen."""
+    return params.ignore_eos or params.max_tokens == UNTIL_CONTEXT_FULL
+
+
+def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
+    """The request with max_tokens limited to the number of forced ids.
+
+    Raises UsageError for invalid ids and for a grammar together with forced ids, ContextLengthError where
+    prompt and ids do not fit into the context.
+    """
+    forced, params = request.forced, request.params
+    if forced is None:
+        return request
+    if request.mask is not None:
+        raise UsageError("a given text cannot be combined with a grammar")
+    if not forced:
+        raise UsageError("the given text is empty")
+    if not all(isinstance(i, int) and 0 <= i < n_vocab for i in forced):
+        raise UsageError(f"token ids of a given text must be from 0 to {n_vocab - 1}")
+    n_prompt, n = len(request.prompt), len(forced)
+    n = min(n, params.max_tokens) if params.max_tokens > 0 else n
+    if n_prompt + n > n_ctx:
+        raise ContextLengthError(
+            f"the prompt has {n_prompt} tokens, the given text {n}, and the context {n_ctx}",
+            f"use {option('n_ctx', n_prompt + n)} or more, or write fewer tokens of it",
+        )
+    return replace(request, params=replace(params, max_tokens=n))
+
+
+def context_length_error(n_prompt: int, n_ctx: int, at_least: bool = False) -> ContextLengthError:
+    """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold."""
+    return ContextLengthError(
+        f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens, which exceeds the available "
+        f"context size of {n_ctx}",
+        f"use {option('n_ctx', n_prompt + 256)} or more",
+        {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
+    )

@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 
-from specllama.core.decoder import TargetDecoder
-from specllama.core.even_drafts import make_even
+from specllama.core.decoder import (
+    Prefiller,
+    TargetDecoder,
+    context_length_error,
+    ends_ignored,
+    make_even,
+    with_forced_limit,
+)
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
-from specllama.core.limits import context_length_error, ends_ignored, with_forced_limit
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
-from specllama.core.prefill import Prefiller
-from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.finder import Slot
 from specllama.core.prefix.store import PrefixStore
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.sampler import KeyedSampler

@@ -1,22 +1,160 @@
 """Scheduling: which generation has which slot, whose prompt is evaluated next, and which are in a round.
 
-Knows the prefix store, and policies by their interface; decodes nothing and chooses no tokens: engine.py,
-prefill.py. Which slot to use, and which evicted texts are kept, is decided in prefix/.
+Which slot to use, and which evicted texts are kept, is decided in prefix/.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
-from specllama.core.chunk_size import ChunkSize
-from specllama.core.fair_queue import FairQueue
+from specllama.core.interfaces import Context
 from specllama.core.policy.base import Policy
-from specllama.core.prefix.boundaries import Boundary, ahead, distances, next_stop
-from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.finder import Slot
 from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.stored import Boundary, ahead, distances, next_stop
 from specllama.core.sequence import FinishReason, Generation
+
+# The order in which waiting generations get slots.
+
+
+QUEUE_STEP = 4  # later requests that each further text of a request lets pass
+
+
+class FairQueue:
+    """The order in which generations get slots. Owners take turns; requests of one owner are served first
+    come, first served, but further texts of a request (`Request.turn` 1, 2, …) let some later requests pass.
+
+    Ranks are the start tags of start-time fair queueing (Goyal et al. 1996): those of an owner grow from the
+    rank that was served last, so an owner with nothing waiting is next, and none waits forever.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, int] = {}  # by owner: the rank of its latest request
+        self._served = 0  # the highest rank that got a slot
+
+    def join(self, waiting: list[Generation], generation: Generation) -> None:
+        """Insert the generation into `waiting` by its rank."""
+        owner, turn = generation.request.owner, generation.request.turn
+        if turn == 0:
+            self._arrived[owner] = max(self._arrived.get(owner, 0) + 1, self._served)
+        generation.queue_rank = self._arrived.get(owner, 0) + turn * QUEUE_STEP
+        insort(waiting, generation, key=lambda g: g.queue_rank)
+
+    def served(self, generation: Generation) -> None:
+        """The generation got a slot."""
+        self._served = max(self._served, generation.queue_rank)
+
+
+# What the rows of prompts cost, from the chunks that were evaluated.
+
+
+_NOISE = 1.03  # factor on what was measured
+
+
+class PrefillCost:
+    """The seconds of a row are those of the last chunk, and grow with its position, since attention goes over
+    all cells before it: linearly, as from the chunk before to the last one.
+    """
+
+    def __init__(self) -> None:
+        self.row_seconds: float | None = None
+        self._at, self._slope = (
+            0.0,
+            0.0,
+        )  # position of the last chunk's middle; seconds of a row for each more
+
+    def observe(self, first: int, n: int, seconds: float) -> None:
+        """A chunk of n rows took so many seconds. first: the position of its first row."""
+        at, row = first + n / 2, seconds / n
+        if self.row_seconds is not None and at > self._at:
+            self._slope = max(0.0, (row - self.row_seconds) / (at - self._at))
+        self._slope = min(self._slope, row / at)  # all of it is attention
+        self.row_seconds, self._at = row, at
+
+    def rows_within(self, first: int, seconds: float) -> float:
+        """Rows from the position `first` on that are predicted to take so many seconds; inf where nothing has
+        been observed.
+        """
+        if self.row_seconds is None or seconds == inf:
+            return inf
+        row, seconds = self.row_seconds + self._slope * (first - self._at), seconds / _NOISE
+        # n rows take n * row + slope * n**2 / 2
+        return 2 * seconds / (row + sqrt(row**2 + 2 * self._slope * seconds)) if seconds > 0 else 0.0
+
+
+# How many rows of a prompt are evaluated in one decode.
+
+
+CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
+CHUNK_GROWTH = 2  # at most: a chunk much larger than the one that was timed may take longer than predicted
+UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
+
+
+class ChunkSize:
+    """Sizes of prefill chunks in a target context, by what earlier ones took. prefill_seconds: target time of
+    a chunk while other sequences wait.
+    """
+
+    def __init__(self, target: Context, prefill_seconds: float) -> None:
+        self.target, self.prefill_seconds = target, prefill_seconds
+        self._cost = PrefillCost()
+        self._timed_rows = CHUNK  # of the decode of which that was measured
+
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a row of a prompt, None before one was evaluated."""
+        return self._cost.row_seconds
+
+    @property
+    def least_seconds(self) -> float:
+        """Predicted seconds of the smallest chunk, 0 before one was evaluated."""
+        return CHUNK * (self.row_seconds or 0.0)
+
+    def observe(self, first: int, n: int, seconds: float) -> None:
+        """A chunk of n rows took so many seconds. first: the position of its first row."""
+        if n >= CHUNK or self.row_seconds is None:  # in a small chunk a row costs more
+            self._cost.observe(first, n, seconds)
+            self._timed_rows = max(n, CHUNK)
+
+    def n_rows(
+        self, first: int, rest: int, most_seconds: float = inf, round_seconds: float | None = None
+    ) -> int:
+        """Rows of the next chunk of a prompt. first: the position of its first row. rest: rows that are left.
+        most_seconds: what the chunk may take. round_seconds: of the round that waits meanwhile; None: nothing
+        waits.
+        """
+        if round_seconds is None:
+            return self._closest(rest, UNSHARED_CHUNK * self.prefill_seconds, most_seconds, inf)
+        # with their own round, the generations that wait see a gap of prefill_seconds at most
+        longest = self.prefill_seconds - min(round_seconds, self.prefill_seconds / 2)
+        fitting = self._cost.rows_within(first, longest)
+        n = self._closest(rest, self.prefill_seconds, most_seconds, fitting)
+        most_rows = CHUNK_GROWTH * self._timed_rows
+        return n if n <= most_rows else most_rows // CHUNK * CHUNK
+
+    def _closest(self, rest: int, seconds: float, most: float, fitting: float) -> int:
+        """With `rest` rows left, the multiple of CHUNK whose predicted time is closest to `seconds`, at most
+        `most` seconds and `fitting` rows, but CHUNK at least.
+
+        The last decode has CHUNK rows plus the remainder (without the rows beyond a multiple of row_multiple,
+        which follow by themselves), however fast the machine is: rounding depends on the width of the decode,
+        and the same prompt must give the same logits.
+        """
+        n_batch = self.target.n_batch
+        if rest < 2 * CHUNK or n_batch < 2 * CHUNK:
+            n, multiple = min(rest, n_batch), self.target.row_multiple
+            return n - n % multiple if n > multiple else n
+        before_last = (rest // CHUNK - 1) * CHUNK
+        timed = CHUNK
+        if self.row_seconds is not None:
+            one = self.row_seconds * CHUNK
+            timed = max(1, round(seconds / one if seconds < most else max(0.0, most) // one)) * CHUNK
+        timed = max(CHUNK, int(min(timed, fitting)) // CHUNK * CHUNK)
+        return min(before_last, timed, n_batch // CHUNK * CHUNK)
+
 
 UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
 

@@ -10,12 +10,11 @@ from typing import Literal, NamedTuple, Protocol
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.policy.base import Draft, DraftBranch, matching
-from specllama.core.prefix.boundaries import Boundary
-from specllama.core.prefix.stored import StoredText
+from specllama.core.prefix.stored import Boundary, StoredText
 from specllama.core.repetition import ENDED, EVERY, repeats
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.probabilities import top_logprobs
+from specllama.core.sampling.proposal import top_logprobs
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from specllama.core.blocks import DraftedBlock
-from specllama.core.head_interfaces import BlockHead
+from specllama.core.head_interfaces import BlockHead, DraftedBlock
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 

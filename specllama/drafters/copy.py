@@ -1,8 +1,8 @@
-"""The drafter `copy`: proposes a continuation that occurred earlier in the text. Knows token ids only.
+"""The drafter `copy`: proposes a continuation that occurred earlier in the text.
 
 Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding) with copies that may
-overlap their own output as in LZ77 (Ziv and Lempel 1977), and with edits: where the text differs from its
-source, the difference is learnt and applied again.
+overlap their own output as in LZ77 (Ziv and Lempel 1977), and with edits: where the text differs from
+its source, the difference is learnt and applied again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,49 @@ from typing import NamedTuple
 
 from specllama.core.interfaces import Alternative, Mask, Proposal, Sampler
 from specllama.drafters import COPY, DrafterInputs, RegisteredDrafter
-from specllama.drafters.edits import Edit, Edits
 from specllama.drafters.ngram_index import Index, TokenIndex
+
+# Edits that a text makes to the source it copies, remembered so that they are repeated.
+
+
+class Edit(NamedTuple):
+    """The source has `old` where the text has `new`; each 1 to 5 tokens."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+class Edits:
+    """The edits that a text has made to its source so far."""
+
+    __slots__ = ("_by_first",)
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, list[Edit]] = {}
+
+    def at(self, tokens: Sequence[int], position: int) -> Edit | None:
+        """The edit whose `old` is at `position` of the source `tokens`; the longest of several, None without
+        one.
+        """
+        if position >= len(tokens):
+            return None
+        for edit in self._by_first.get(tokens[position], ()):
+            old = edit.old
+            if all(position + i < len(tokens) and tokens[position + i] == old[i] for i in range(1, len(old))):
+                return edit
+        return None
+
+    def learn(self, edit: Edit) -> None:
+        """Remember an edit; it replaces one with the same `old`."""
+        same = self._by_first.setdefault(edit.old[0], [])
+        same[:] = sorted(
+            [edit, *(c for c in same if c.old != edit.old)], key=lambda c: len(c.old), reverse=True
+        )
+
+    def unlearn(self, edit: Edit) -> None:
+        """Forget an edit, because the text has kept `old` elsewhere."""
+        self._by_first[edit.old[0]].remove(edit)
+
 
 MAX_EDIT = 4  # most tokens on either side of an edit
 MIN_AGREEING = 2  # tokens after an edit that must agree with the source before the edit is learnt

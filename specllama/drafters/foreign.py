@@ -27,8 +27,7 @@ from specllama.core.interfaces import (
 from specllama.core.translation import Translation
 from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.retokenized import RetokenizedText
-from specllama.drafters.spelling import Spelling
+from specllama.drafters.spelling import RetokenizedText, Spelling
 
 MAX_STEPS = 8  # of the draft model for one token of the target
 

@@ -1,10 +1,11 @@
-"""The drafter `head`: a trained head that predicts from the target's hidden states (multi-token prediction,
-EAGLE-3, Gemma 4's assistants).
+"""The drafter `head`: a trained head that predicts from the target's hidden states (multi-token
+prediction, EAGLE-3, Gemma 4's assistants).
 
-Each row of the head pairs a token with a hidden state: of the target where the token before it was verified,
-the head's own in a draft. Rows of committed tokens are evaluated in the same decode as the first draft token,
-with the target's hidden states, as in training; the head's cache needs no rows of its own for a prompt: it
-may begin anywhere (Li et al., arXiv 2503.01840; DeepSeek-V3, arXiv 2412.19437, section 2.2).
+Each row of the head pairs a token with a hidden state: of the target where the token before it was
+verified, the head's own in a draft. Rows of committed tokens are evaluated in the same decode as the
+first draft token, with the target's hidden states, as in training; the head's cache needs no rows of
+its own for a prompt: it may begin anywhere (Li et al., arXiv 2503.01840; DeepSeek-V3, arXiv 2412.19437,
+section 2.2).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow, Hidden
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
+from specllama.core.kept_tokens import KeptTokens
 from specllama.core.sequence import common_prefix
 from specllama.drafters import DrafterInputs
 from specllama.drafters.block import BlockDrafter
@@ -264,3 +266,29 @@ def make(inputs: DrafterInputs) -> HeadDrafter | BlockDrafter | None:
     if isinstance(inputs.head, BlockHead):
         return BlockDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)
     return HeadDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)
+
+
+# A trimmed head with a tokenizer of its own, as one with the target's ids.
+
+
+class TrimmedHead:
+    """A `DraftHead` over a trimmed one: rows have the target's ids, logits all of them."""
+
+    def __init__(self, head: DraftHead, kept: KeptTokens) -> None:
+        self._head, self._kept = head, kept
+        self.n_ctx, self.n_batch, self.n_seq_max = head.n_ctx, head.n_batch, head.n_seq_max
+        self.n_features, self.lag, self.reads_target = head.n_features, head.lag, head.reads_target
+        self.n_vocab = kept.n_vocab
+        self.following: Sequence[DraftHead] = [TrimmedHead(one, kept) for one in head.following]
+
+    def hidden(self, seq_id: int, features: Hidden) -> Hidden:
+        return self._head.hidden(seq_id, features)
+
+    def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
+        own = self._kept.own_ids(row.token for row in rows)
+        mapped = [row._replace(token=i) for row, i in zip(rows, own, strict=True)]
+        logits, hidden = self._head.decode(mapped, n_rows)
+        return self._kept.spread(logits), hidden
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        self._head.truncate(seq_id, pos)

@@ -12,8 +12,7 @@ import numpy as np
 from specllama.errors import GGUFError
 from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
-from specllama.gguf.strings import StringArray
-from specllama.gguf.types import NOT_MULTIPLIED
+from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts

@@ -1,14 +1,14 @@
-"""GGUF headers: metadata and tensor infos of a model, from disk or any other `GGUFSource`, without llama.cpp.
+"""GGUF headers: metadata and tensor infos of a model, from disk or any other `GGUFSource`, without
+llama.cpp.
 
-Knows the meaning of the common keys; parse.py knows the bytes. Reading rejects damaged headers; check.py
-rejects models that could not be run. Never reads tensor data.
+Reading rejects damaged headers; check.py rejects models that could not be run. Never reads tensor data.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -18,11 +18,17 @@ import numpy as np
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
 from specllama.gguf.key_types import check_types
-from specllama.gguf.parse import MAX_TENSORS, TensorInfo, Value, parse
+from specllama.gguf.parse import (
+    FILE_TYPE_GUESSED,
+    FILE_TYPES,
+    MAX_TENSORS,
+    StringArray,
+    TensorInfo,
+    Value,
+    parse,
+)
 from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_HEADER_BYTES, MAX_PARTS, FileSource, GGUFSource
 from specllama.gguf.split import part_form, part_names
-from specllama.gguf.strings import StringArray
-from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
 
@@ -307,3 +313,26 @@ def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:
         claim = f"it says part {part.integer('split.no', -1) + 1} of {part.integer('split.count')}"
         raise IntegrityError(f"{name}: not part {number + 1} of this model ({claim})", DOWNLOAD_AGAIN)
     return part
+
+
+# The tensors of a header by their names: which there are, their shapes, and the first that is missing.
+
+
+def tensor_names(header: Header) -> frozenset[str]:
+    """The names of all tensors of a file."""
+    return frozenset(t.name for t in header.tensors)
+
+
+def first_missing(names: frozenset[str], needed: Iterable[str]) -> str:
+    """The first of the needed weights that is missing, "" if none is."""
+    return next((f"{name}.weight" for name in needed if f"{name}.weight" not in names), "")
+
+
+def tensor_shape(header: Header, name: str) -> tuple[int, ...]:
+    """A tensor's shape, () if there is no such tensor."""
+    return next((t.shape for t in header.tensors if t.name == name), ())
+
+
+def dims(shape: tuple[int, ...]) -> str:
+    """A shape for messages."""
+    return " × ".join(map(str, shape))

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from specllama.errors import GGUFError
-from specllama.gguf.parse import MetadataEntry
-from specllama.gguf.strings import StringArray
+from specllama.gguf.parse import MetadataEntry, StringArray
 
 _LIST_OR_NUMBER = ("u32", "arr[u32]", "arr[i32]")
 _SPECIAL = (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specllama.gguf.header import Header
 from specllama.gguf.key_types import MAX_TOKENS
-from specllama.gguf.types import NOT_MULTIPLIED, TYPE_NUMBERS, row_bytes
+from specllama.gguf.parse import NOT_MULTIPLIED, TYPE_NUMBERS, row_bytes
 
 PREFIX = "specllama.trim."
 VERSION = 1

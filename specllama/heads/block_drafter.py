@@ -7,16 +7,26 @@ Sources: dflash.cpp of llama.cpp's src/models, and its common/speculative.cpp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
+from types import MappingProxyType
+
+import numpy as np
 
 from specllama.errors import GGUFError
 from specllama.gguf.architectures import LAST_LAYER_OUTPUT
-from specllama.gguf.header import Header
-from specllama.gguf.tensors import tensor_names
+from specllama.gguf.header import Header, tensor_names
+from specllama.gguf.parse import TensorInfo, Value
 from specllama.heads.d2t import n_proposed
-from specllama.heads.kind import HeadInfo, HeadKind
-from specllama.heads.required import GET_ANOTHER, require, require_shape
-from specllama.heads.target_rows import layer_refusals, read_layers
+from specllama.heads.kind import (
+    GET_ANOTHER,
+    HeadInfo,
+    HeadKind,
+    layer_refusals,
+    read_layers,
+    require,
+    require_shape,
+)
 
 ARCHITECTURE = "dflash"
 MARKOV = "markov_w1.weight"  # tells a DSpark head from a DFlash head
@@ -112,3 +122,26 @@ def read_selector(header: Header) -> int:
     require_shape(header, "selector_successor.weight", (rank, header.n_vocab))
     require_shape(header, "selector_hidden.weight", (header.n_embd, rank))
     return top_k
+
+
+# A header of some blocks of another.
+
+
+def of_blocks(header: Header, kept: range, tensors: tuple[TensorInfo, ...]) -> Header:
+    """A header of these blocks, numbered from 0, and these tensors."""
+    prefix = f"{header.architecture}."
+    metadata: dict[str, Value] = {}
+    for key, value in header.metadata.items():
+        if isinstance(value, np.ndarray) and key.startswith(prefix) and len(value) == header.n_layer:
+            value = value[kept.start : kept.stop]
+        metadata[key] = value
+    metadata[f"{prefix}block_count"] = len(kept)
+    metadata.pop(f"{prefix}nextn_predict_layers", None)
+    renamed = tuple(replace(t, name=_renumbered(t.name, kept.start)) for t in tensors)
+    return replace(header, metadata=MappingProxyType(metadata), tensors=renamed)
+
+
+def _renumbered(name: str, start: int) -> str:
+    first, _, rest = name.partition(".")
+    number, _, rest = rest.partition(".")
+    return f"blk.{int(number) - start}.{rest}" if first == "blk" and number.isdigit() else name

@@ -15,8 +15,7 @@ from specllama.gguf.check import (
     check_tokenizer,
     check_types,
 )
-from specllama.gguf.header import Header
-from specllama.gguf.tensors import tensor_names
+from specllama.gguf.header import Header, tensor_names
 from specllama.gguf.trimmed import read_trim
 from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from specllama.errors import GGUFError, IntegrityError
-from specllama.gguf.header import Header
-from specllama.gguf.tensors import dims, tensor_names
-from specllama.heads.kind import HeadInfo
-from specllama.heads.required import GET_ANOTHER, require_shape
+from specllama.gguf.header import Header, dims, tensor_names
+from specllama.heads.kind import GET_ANOTHER, HeadInfo, require_shape
 from specllama.regular_file import open_regular
 
 

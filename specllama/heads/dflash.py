@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.gguf.header import Header
-from specllama.gguf.tensors import tensor_names
+from specllama.gguf.header import Header, tensor_names
 from specllama.heads.block_drafter import (
     ARCHITECTURE,
     MARKOV,

@@ -7,12 +7,17 @@ Source: eagle3.cpp of llama.cpp's src/models.
 from __future__ import annotations
 
 from specllama.gguf.architectures import NEXTN_ROWS
-from specllama.gguf.header import Header
-from specllama.gguf.tensors import tensor_names
+from specllama.gguf.header import Header, tensor_names
 from specllama.heads.d2t import n_proposed
-from specllama.heads.kind import HeadInfo, HeadKind
-from specllama.heads.required import GET_ANOTHER, require, require_shape
-from specllama.heads.target_rows import layer_refusals, read_layers
+from specllama.heads.kind import (
+    GET_ANOTHER,
+    HeadInfo,
+    HeadKind,
+    layer_refusals,
+    read_layers,
+    require,
+    require_shape,
+)
 
 ARCHITECTURE = "eagle3"
 _N_LAYERS = 3  # of the target, that it reads

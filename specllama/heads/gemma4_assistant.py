@@ -10,9 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from specllama.gguf.header import Header
-from specllama.heads.kind import HeadInfo, HeadKind
-from specllama.heads.required import GET_ANOTHER, require, require_shape
-from specllama.heads.target_rows import width_refusals
+from specllama.heads.kind import GET_ANOTHER, HeadInfo, HeadKind, require, require_shape, width_refusals
 from specllama.wording import counted
 
 ARCHITECTURE = "gemma4-assistant"

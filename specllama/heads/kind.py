@@ -1,16 +1,20 @@
 """What a kind of trained head is: its entry, and the head that it reads from a header.
 
 A head drafts tokens from hidden states of its target. It is a part of the model's own file (multi-token
-prediction, MTP), or a file that is no model by itself. Each kind is a file of this package, its entry is in
-`KINDS` in `__init__.py`; all other code uses the attributes of the entry, never its name.
+prediction, MTP), or a file that is no model by itself. Each kind is a file of this package, its entry
+is in `KINDS` in `__init__.py`; all other code uses the attributes of the entry, never its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from specllama.gguf.header import Header
+import numpy as np
+
+from specllama.errors import GGUFError
+from specllama.gguf.architectures import LAYER_INPUTS
+from specllama.gguf.header import MAX_LAYERS, Header, dims, first_missing, tensor_names, tensor_shape
 from specllama.gguf.parse import TensorInfo
 
 
@@ -153,3 +157,70 @@ class HeadInfo:
 def _block(name: str) -> int | None:
     parts = name.split(".", 2)
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else None
+
+
+# What the file of a head must have: raises GGUFError for tensors that are missing or of another shape.
+
+
+GET_ANOTHER = "Get another file of the head."
+
+
+def require(header: Header, needed: Iterable[str], n_layer: int, block: str) -> None:
+    """Raises GGUFError if weights are missing: those `needed`, and those of each block, as words."""
+    if not 1 <= n_layer <= MAX_LAYERS:
+        header.fail(
+            f"{header.architecture}.block_count", f"{n_layer} is not in 1 to {MAX_LAYERS}", GET_ANOTHER
+        )
+    wanted = [*needed, *(f"blk.{i}.{name}" for i in range(n_layer) for name in block.split())]
+    if missing := first_missing(tensor_names(header), wanted):
+        raise GGUFError(
+            f"{header.path}: {len(header.tensors)} tensors: {missing} is not among them", GET_ANOTHER
+        )
+
+
+def require_shape(header: Header, name: str, expected: tuple[int, int]) -> None:
+    """Raises GGUFError if a tensor has another shape."""
+    if (shape := tensor_shape(header, name)) != expected:
+        message = f"{header.path}: tensor {name!r} is {dims(shape)}, not {dims(expected)}"
+        raise GGUFError(message, GET_ANOTHER)
+
+
+# What kinds have in common that read rows of the target: its layers' inputs, of the right width.
+
+
+def read_layers(header: Header) -> tuple[int, ...]:
+    """The layers of the target that the head reads. Raises GGUFError for negative ones."""
+    key = f"{header.architecture}.target_layers"
+    value = header.metadata.get(key)
+    layers = tuple(int(i) for i in value) if isinstance(value, np.ndarray) else ()
+    if any(i < 0 for i in layers):
+        header.fail(key, f"layer {min(layers)} is not possible", GET_ANOTHER)
+    return layers
+
+
+def layer_refusals(target: Header, head: HeadInfo, last: frozenset[str]) -> Iterator[str]:
+    """Of a head that reads the inputs of layers. last: architectures that hand out the output of the last one
+    in the way in which the head reads it.
+    """
+    yield from width_refusals(head.n_embd_target, target.n_embd)
+    architecture, n_layer = target.architecture, target.n_layer_trunk
+    if max(head.target_layers) > n_layer:
+        yield f"the head reads layer {max(head.target_layers)}, the target has {n_layer}"
+    if architecture not in LAYER_INPUTS and min(head.target_layers) < n_layer:
+        yield f"llama.cpp here does not hand out the layers of {architecture!r} models"
+    if n_layer in head.target_layers and architecture not in last:
+        yield (
+            f"the head reads the output of the last layer, {n_layer - 1}, which llama.cpp here does not hand "
+            f"out for {architecture!r} models"
+        )
+    lacks = [n for n, own in (("embeddings", head.own_embeddings), ("output", head.own_output)) if not own]
+    sizes = (("hidden sizes", head.n_embd, target.n_embd), ("vocabularies", head.n_vocab, target.n_vocab))
+    for name, ours, theirs in sizes:
+        if lacks and ours != theirs:
+            what = " and ".join(lacks)
+            yield f"the head uses the target's {what}, but their {name} are {theirs} and {ours}"
+
+
+def width_refusals(wanted: int, there: int) -> Iterator[str]:
+    if wanted != there:
+        yield f"the head reads hidden states of {wanted} elements, the target's have {there}"

@@ -12,14 +12,11 @@ from types import MappingProxyType
 from specllama.errors import GGUFError
 from specllama.gguf.architectures import MTP as ARCHITECTURES
 from specllama.gguf.architectures import MTP_ASSERTED, MTP_CHAINED, MTP_REQUIRED, NEXTN_ROWS
-from specllama.gguf.header import Header
+from specllama.gguf.header import Header, dims, first_missing, tensor_names, tensor_shape
 from specllama.gguf.parse import Value
-from specllama.gguf.tensors import dims, first_missing, tensor_names, tensor_shape
 from specllama.gguf.trimmed import read_trim
-from specllama.heads.blocks import of_blocks
-from specllama.heads.kind import HeadInfo, HeadKind
-from specllama.heads.required import GET_ANOTHER
-from specllama.heads.target_rows import width_refusals
+from specllama.heads.block_drafter import of_blocks
+from specllama.heads.kind import GET_ANOTHER, HeadInfo, HeadKind, width_refusals
 from specllama.wording import counted
 
 MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three

@@ -5,7 +5,9 @@ Conditions on which llama.cpp would abort the process are checked here and raise
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -16,17 +18,33 @@ from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
 from specllama.large_memory import MemoryReserve
-from specllama.llama.branches import BranchSequences, check_branches, why_no_branches
+from specllama.llama.branches import BranchSequences, SequenceStates, check_branches, why_no_branches
 from specllama.llama.context_params import context_params
-from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.embedding_batch import EmbeddingBatch
-from specllama.llama.library import llama
-from specllama.llama.log import log
-from specllama.llama.logits import LogitRows
+from specllama.llama.decode_limits import DecodeLimits, TokenBatch, further_rows
+from specllama.llama.embedding_batch import EmbeddingBatch, LogitRows
+from specllama.llama.library import llama, log
 from specllama.llama.model import LlamaModel
-from specllama.llama.rollbacks import rows_to_roll_back
-from specllama.llama.sequence_states import SequenceStates
-from specllama.llama.token_batch import TokenBatch, further_rows
+
+# Which sequences of a recurrent context can be rolled back after a decode.
+
+
+def rows_to_roll_back(seq_ids: Sequence[int], max_rollback: int, n_at_once: int) -> dict[int, int]:
+    """Rows of each sequence that can be rolled back after a decode of rows of these sequences, by seq_id:
+    of those that it ended with, all at once. max_rollback: states kept; n_at_once: n_ubatch.
+
+    llama.cpp computes sequences with equally many rows at once and those with fewer before
+    (llama_batch_allocr::split_equal). To make room it moves the states of others, without the earlier ones
+    that a rollback needs.
+    """
+    counts = list(Counter(seq_ids).items())  # in the order of their first rows
+    if len(counts) == 1:
+        return dict(counts)
+    n, widest = counts[-1][1], max(n for _, n in counts)
+    ending = list(takewhile(lambda count: count[1] == n, reversed(counts)))
+    if widest - n > max_rollback or len(ending) * n > n_at_once:
+        return {}  # one with more rows may have been computed partly with them, or not all at once
+    return dict(ending)
+
 
 _AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
 _UNLIMITED = 1 << 30

@@ -17,7 +17,7 @@ from specllama.core.translation import Translation
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
 from specllama.llama.model import LlamaModel
-from specllama.pair.shared_tokens import Overlap
+from specllama.pair.vocab import Overlap
 
 
 class ModelSpeller:

@@ -1,7 +1,7 @@
 """The shared library: checked, loaded and started once, and what this build of it supports.
 
 Importing this module loads llama.cpp. It raises EngineError if llama-cpp-python is absent, has another
-version or cannot be loaded. Knows nothing about models.
+version or cannot be loaded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,62 @@ import os
 import shlex
 import sys
 import types
+from collections import deque
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, TypedDict
 
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError, option
 from specllama.llama.kernels import load
-from specllama.llama.log import log
+
+# llama.cpp's log: keeps the last warnings and errors, which explain a failed load; optionally prints all.
+#
+# library.py installs the callback before anything else of llama.cpp runs.
+
+
+_WARNING, _ERROR, _CONTINUATION = 3, 4, 5  # ggml_log_level
+_KEPT = 200  # lines
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)  # ggml_log_callback
+
+
+class LlamaLog:
+    """Keeps the last lines of level warning and error. verbose: also writes every line to stderr."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.callback = _CALLBACK(self._receive)
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+        self._level = 0
+
+    def clear(self) -> None:
+        """Forget the lines so far, before a load whose `reason` may be needed."""
+        self._lines.clear()
+
+    def reason(self) -> str:
+        """The last three warnings and errors in one line."""
+        return "; ".join(list(self._lines)[-3:]) or "llama.cpp gave no reason"
+
+    def line_with(self, word: str) -> str:
+        """The last warning or error with this word, "" for none."""
+        last_line = next((line for line in reversed(self._lines) if word in line), "")
+        return last_line.partition("\n")[0].removeprefix("warning: ")
+
+    def _receive(self, level: int, text: bytes, _user: object) -> None:
+        line = text.decode("utf-8", "replace")
+        if self.verbose:
+            sys.stderr.write(line)
+        self._level = level if level != _CONTINUATION else self._level
+        if self._level in (_WARNING, _ERROR) and line.strip(" .\n"):
+            self._lines.append(line.strip())
+
+
+log = LlamaLog()
+
+
+def show_log(verbose: bool) -> None:
+    """Write llama.cpp's log to stderr from now on, or stop writing it."""
+    log.verbose = verbose
+
 
 TESTED = "0.3.36"
 _CMAKE_ARGS = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"'
@@ -165,3 +215,54 @@ def compiled() -> str:
         kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in entries]
     kept = [*sorted(kept), *filter(None, (KERNELS.identity,))]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+
+
+# The devices and buffer types that this build of llama.cpp can use.
+
+
+_GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of this build.
+
+    gpu: llama.cpp counts an RPC worker as one, whatever its hardware. remote: the device of an RPC worker,
+    whose description is the worker's address. free, total: bytes of memory. handle: ggml_backend_dev_t.
+    """
+
+    name: str
+    description: str
+    gpu: bool
+    remote: bool
+    free: int
+    total: int
+    handle: int
+
+
+def devices() -> list[Device]:
+    """All devices of the build, the CPU among them, and those of the RPC workers that were added."""
+    listed = []
+    for i in range(ggml.ggml_backend_dev_count()):
+        dev = ggml.ggml_backend_dev_get(i)
+        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        ggml.ggml_backend_dev_memory(dev, ctypes.byref(free), ctypes.byref(total))
+        name = ggml.ggml_backend_dev_name(dev).decode()
+        about = ggml.ggml_backend_dev_description(dev).decode()
+        gpu = ggml.ggml_backend_dev_type(dev) in _GPU_TYPES
+        remote = ggml.ggml_backend_reg_name(ggml.ggml_backend_dev_backend_reg(dev)) == b"RPC"
+        listed.append(Device(name, about, gpu, remote, free.value, total.value, dev))
+    return listed
+
+
+def buffer_type(name: str) -> int:
+    """The ggml_backend_buffer_type_t with this name. Raises UsageError listing the known names."""
+    known = {}
+    for device in devices():
+        handle = ggml.ggml_backend_dev_buffer_type(device.handle)
+        known[ggml.ggml_backend_buft_name(handle).decode()] = handle
+    if name not in known:
+        raise UsageError(
+            f"no buffer type {name!r} for {option('override_tensor')}", f"there are: {', '.join(known)}"
+        )
+    return int(known[name])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from specllama.clock import running_time
-from specllama.gguf.types import TYPE_NUMBERS, row_bytes
+from specllama.gguf.parse import TYPE_NUMBERS, row_bytes
 from specllama.llama.library import ggml
 
 LENGTH = 2048  # numbers of a row

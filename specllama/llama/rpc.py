@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specllama.errors import EngineError, NetworkError
-from specllama.llama.devices import Device
-from specllama.llama.library import ADD_RPC, ggml
+from specllama.llama.library import ADD_RPC, Device, ggml
 
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _MEMORY = ctypes.CFUNCTYPE(

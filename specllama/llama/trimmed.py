@@ -19,10 +19,9 @@ from specllama.gguf.header import Header
 from specllama.gguf.trimmed import TrimInfo
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.embedding_batch import EmbeddingBatch
+from specllama.llama.embedding_batch import EmbeddingBatch, to_floats
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
-from specllama.llama.tensor_rows import to_floats
 
 
 class Embeddings:

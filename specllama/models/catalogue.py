@@ -16,7 +16,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import NotFoundError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
-from specllama.models.manifest_file import ManifestEntry
+from specllama.models.manifest import ManifestEntry
 from specllama.models.names import DEMO, PYDOC, shown
 from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library

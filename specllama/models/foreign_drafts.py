@@ -5,23 +5,128 @@ tries.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import platform
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
-from specllama.errors import SpecllamaError, option
+from specllama.config.store import Store, cache_dir
+from specllama.errors import GGUFError, IntegrityError, SpecllamaError, option
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.identity import identity
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore
-from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts
+from specllama.models.memory.available import physical_cores
 from specllama.models.names import DEMO
+from specllama.models.quants import ModelFiles, find_heads
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
 from specllama.pair.check import check_pair
+from specllama.pair.head_check import check_any
 from specllama.pair.notes import COSTLY_DRAFT
 from specllama.pair.overlap import overlap
-from specllama.pair.shared_tokens import Overlap
+from specllama.pair.vocab import Overlap
 from specllama.text.terminal import printable
+
+# What drafts of other vocabularies gained for a target on this machine: `-md auto` uses only those that were
+# measured to pay. `tune` predicts the gain from its measurements, and answers with such a draft measure it.
+#
+# One small file a target, in the cache.
+
+
+PAYS = 1.05  # times as fast as without it: less is not worth the memory and the time of loading
+FOLDER = "drafts"  # of the cache
+_MAX_DRAFTS = 16  # of a target: those measured last
+_MAX_SPEEDUP = 1000.0
+Source = Literal["tune", "answers"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRecord:
+    """path: absolute. model: the draft's `identity`. speedup: predicted by "tune" over plain decoding,
+    without: the same without the draft, from what the text repeats. Of "answers": of their rounds with the
+    draft over such without it, which is 1. n_tokens: that this rests on. acceptance: share of the drafted
+    tokens that were right; needed: from which drafts pay; None where that is not known.
+    """
+
+    path: str
+    model: list[str | int]
+    source: Source
+    speedup: float
+    without: float
+    n_tokens: int
+    acceptance: float | None = None
+    needed: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the text is as without this draft."""
+        return self.speedup / max(1.0, self.without)
+
+    @property
+    def pays(self) -> bool:
+        return self.gain >= PAYS
+
+    @property
+    def label(self) -> str:
+        """What was measured, for people."""
+        if self.source == "answers":
+            return f"in answers here, rounds with it were {self.speedup:.2f} x as fast as without it"
+        return (
+            f"specllama tune predicted {self.speedup:.2f} x plain decoding, {self.without:.2f} x without it"
+        )
+
+
+class MeasuredDrafts:
+    """The file of one target. target: its header. store: that in the cache by default."""
+
+    def __init__(self, target: Header, store: Store | None = None) -> None:
+        self._store = store or Store(cache_dir() / FOLDER)
+        machine = [platform.machine(), platform.processor(), physical_cores()]
+        self._key = {"target": identity(target), "machine": machine}
+
+    def all(self) -> list[DraftRecord]:
+        """All drafts that were measured, those that gain most first; what is malformed is left out."""
+        return sorted(self._read(), key=lambda draft: -draft.gain)
+
+    def of(self, draft: Header) -> DraftRecord | None:
+        """What was measured with this draft, wherever its file is."""
+        return next((record for record in self.all() if record.model == identity(draft)), None)
+
+    def put(self, record: DraftRecord) -> None:
+        """Store it in place of what was measured with this draft before."""
+        with self._store.lock():
+            kept = [one for one in self._read() if one.model != record.model]
+            drafts = [asdict(one) for one in (*kept, record)][-_MAX_DRAFTS:]
+            self._store.write(self._key, {"drafts": drafts})
+
+    def _read(self) -> Iterator[DraftRecord]:
+        stored = self._store.read(self._key).get("drafts")
+        for data in stored if isinstance(stored, list) else ():
+            if isinstance(data, Mapping) and (record := _parsed(data)) is not None:
+                yield record
+
+
+def _parsed(data: Mapping[str, Any]) -> DraftRecord | None:
+    names = [field.name for field in fields(DraftRecord)]
+    shares = (data.get("acceptance"), data.get("needed"))
+    if (
+        set(data) != set(names)
+        or not isinstance(data["path"], str)
+        or not isinstance(data["model"], list)
+        or data["source"] not in ("tune", "answers")
+        or not all(_is_number(data[name], _MAX_SPEEDUP) for name in ("speedup", "without"))
+        or not isinstance(data["n_tokens"], int)
+        or not all(share is None or _is_number(share, 1.0) for share in shares)
+    ):
+        return None
+    return DraftRecord(**{name: data[name] for name in names})
+
+
+def _is_number(value: object, most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def foreign_draft(
@@ -108,3 +213,60 @@ def _may_draft(path: str, target: Header) -> bool:
     if is_head_file(draft) or draft.bytes_per_token >= COSTLY_DRAFT * target.bytes_per_token:
         return False
     return not check_pair(target, draft).ok and overlap(target, draft)[0] is not None
+
+
+# Heads next to a model on disk, as `mtp-*.gguf` in the folder of the model or in a folder MTP in it.
+#
+# Names decide which files are looked at, their headers whether they fit.
+
+
+MAX_LOOKED_AT = 16  # heads whose headers are read
+_MAX_ENTRIES = 4096  # of a folder
+_MARK = re.compile(r"(?:^|(?<=[-._]))(?:mtp|eagle-?3|dflash|dspark|assistant|head|qat)(?=[-._]|$)")
+
+
+def head_beside(path: str, target: Header) -> tuple[str, str]:
+    """(the head for a model, ""), or ("", why the first one that was made for it by its name does not fit).
+
+    path: of the model's first part. ("", "") if there is none. Files that cannot be read are passed over.
+    """
+    reason = ""
+    for head in list(heads_named_for(path))[:MAX_LOOKED_AT]:
+        with suppress(GGUFError, IntegrityError, OSError):
+            verdict = check_any(target, read_model(head))
+            if verdict.ok:
+                return head, ""
+            reason = reason or f"{os.path.basename(head)}: {verdict.reason}"
+    return "", reason
+
+
+def heads_named_for(path: str) -> Iterator[str]:
+    """The files of heads next to a model whose names go with the model's, those next to it first."""
+    folder, name = os.path.split(path)
+    wanted = _stem(name)
+    for directory in (folder, os.path.join(folder, "MTP")):
+        for model in find_heads(_names(directory)):
+            file = os.path.basename(model.first)
+            stem = _stem(file)
+            if file != name and (stem in wanted or wanted in stem):
+                yield os.path.join(directory, file)
+
+
+def _names(folder: str) -> list[str]:
+    """The files of a folder, with its name in front."""
+    names = []
+    with suppress(OSError), os.scandir(folder or ".") as entries:
+        for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
+            if entry.name.lower().endswith(".gguf") and entry.is_file():
+                names.append(f"{os.path.basename(folder)}/{entry.name}")
+    return names
+
+
+def _stem(name: str) -> str:
+    """What the names of a model and of its head have in common: without quantisation, part and kind."""
+    name = re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", name.lower())
+    quant = ModelFiles({1: name}).quant.lower()
+    name = name.removesuffix(".gguf")
+    if quant:
+        name = name.replace(quant, "")
+    return re.sub(r"[-._]+", "-", _MARK.sub("", name)).strip("-")

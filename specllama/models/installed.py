@@ -11,8 +11,7 @@ from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError, option
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
-from specllama.models.manifest import user_path
-from specllama.models.manifest_file import ManifestEntry
+from specllama.models.manifest import ManifestEntry, user_path
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
 from specllama.models.stored import StoredRepo

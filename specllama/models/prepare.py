@@ -18,8 +18,8 @@ from specllama.errors import (
 )
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
+from specllama.models.quants import size
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
-from specllama.models.sizes import size
 
 if TYPE_CHECKING:
     from specllama.gguf.header import Header
@@ -253,7 +253,7 @@ def own_draft(library: Library, target: ResolvedModel, header: Header) -> Resolv
         return _embedded_draft()
     from specllama.gguf.header import read_model
     from specllama.heads import read_head, unusable_head
-    from specllama.models.heads_on_disk import head_beside
+    from specllama.models.foreign_drafts import head_beside
     from specllama.pair.head_check import check_any
 
     if read_head(header) is not None:

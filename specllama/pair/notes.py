@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from specllama.errors import Note, warning
 from specllama.gguf.header import Header
-from specllama.gguf.strings import StringArray
+from specllama.gguf.parse import StringArray
 from specllama.gguf.trimmed import is_trimmed, read_trim
 from specllama.pair.vocab import Vocab, end_ids, read_vocab, shown
 

@@ -1,12 +1,17 @@
-"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) builds it from a header, including its defaults.
+"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) builds it from a header, including its
+defaults.
 
 Reads no model file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specllama.gguf.check import NO_TOKENIZER, TOKENIZERS
 from specllama.gguf.header import Header
@@ -183,3 +188,151 @@ def _in_range(given: int | None, default: int | None, n_tokens: int) -> int | No
     if given is not None and 0 <= given < n_tokens:
         return given
     return default if default is not None and default < n_tokens else None
+
+
+# The types of the tokens of a vocabulary: ordinary ones, and those with a meaning of their own. Reads no
+# model file.
+
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # llama_token_type
+
+
+def token_types(header: Header, n: int) -> NDArray[np.int64]:
+    """The llama_token_type of each of n tokens, NORMAL where the header has none; shape (n,)."""
+    stored = header.metadata.get("tokenizer.ggml.token_type")
+    types = np.full(n, NORMAL, np.int64)
+    if isinstance(stored, np.ndarray):
+        types[: len(stored)] = stored[:n]
+    return types
+
+
+# The bytes that the tokens of a vocabulary stand for, as llama.cpp writes them. Reads no model file.
+
+
+_SPACE = "▁".encode()
+_SEPARATOR = "\uf8ff"  # between texts that are translated together
+KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBytes:
+    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens and those that
+    end a generation, by text.
+    """
+
+    vocab: Vocab
+    pieces: list[bytes]
+    special: dict[bytes, int]
+
+
+def token_bytes(header: Header) -> TokenBytes | None:
+    """The tokens of a vocabulary; None for a tokenizer whose texts are not understood."""
+    vocab = read_vocab(header)
+    if vocab.kind not in KINDS:
+        return None
+    types = token_types(header, vocab.n_tokens)
+    types[sorted(end_ids(header, vocab))] = CONTROL
+    pieces = _normal(header, vocab)
+    for i in np.flatnonzero(types != NORMAL).tolist():
+        kind, text = types[i], vocab.texts[i]
+        pieces[i] = text if kind == USER_DEFINED else _byte(text) if kind == BYTE else b""
+    special = {vocab.texts[i]: i for i in np.flatnonzero(types == CONTROL).tolist()}
+    return TokenBytes(vocab, pieces, special)
+
+
+def _normal(header: Header, vocab: Vocab) -> list[bytes]:
+    """The bytes of the tokens if all of them are ordinary."""
+    if vocab.kind != "bpe" or header.text("tokenizer.ggml.model") == "gemma4":
+        return [text.replace(_SPACE, b" ") for text in vocab.texts]
+    joined = _SEPARATOR.join(text.decode(errors="replace") for text in vocab.texts)
+    texts = [_latin(text) for text in joined.translate(_BYTES_OF_CHARACTERS).split(_SEPARATOR)]
+    if len(texts) == vocab.n_tokens:
+        return texts
+    return [_latin(t.decode(errors="replace").translate(_BYTES_OF_CHARACTERS)) for t in vocab.texts]
+
+
+def _latin(text: str) -> bytes:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return b""  # not of a byte-level vocabulary
+
+
+def _byte(text: bytes) -> bytes:
+    """The byte of a token as <0x0A>."""
+    try:
+        return bytes([int(text[3:5], 16)]) if text.startswith(b"<0x") else b""
+    except ValueError:
+        return b""
+
+
+def _characters_of_bytes() -> dict[int, int]:
+    """From the characters that a byte-level vocabulary writes for bytes to those bytes (bytes_to_unicode of
+    GPT-2's encoder.py).
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: byte for byte in plain} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_BYTES_OF_CHARACTERS = _characters_of_bytes()
+
+
+# The result of comparing two vocabularies (overlap.py).
+
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Overlap:
+    """The tokens that a draft shares with its target.
+
+    to_target: the target's id of each token of the draft, -1 for those that it lacks; no id occurs twice.
+    n_target: tokens of the target. may_grow: by the target's id, whether the text of a token is the beginning
+    of a token that the draft lacks: what the draft spells as this token and the next one may be one token of
+    the target. never_drafted: tokens of the draft that stand for no text and that the target lacks. n_shared:
+    ordinary tokens in both, of the n_ordinary that the draft has.
+    """
+
+    to_target: Ids
+    n_target: int
+    may_grow: NDArray[np.bool_]
+    never_drafted: Ids
+    n_shared: int
+    n_ordinary: int
+
+    @property
+    def share(self) -> float:
+        """Of the draft's ordinary tokens, those that the target has too."""
+        return self.n_shared / max(1, self.n_ordinary)
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        return f"{100 * self.share:.0f} % of tokens shared"
+
+
+# Which token of a trimmed vocabulary stands in a text for one that it lacks. Reads no model file.
+
+
+def stand_ins(target: Header, draft: Header) -> Callable[[int], int]:
+    """From a target's id to the draft's own id of the longest token that the target's token ends with; 0
+    where there is none.
+    """
+
+    @cache
+    def own_ids() -> dict[bytes, int]:
+        return {text: i for i, text in enumerate(draft.token_texts)}
+
+    @cache
+    def texts() -> list[bytes]:
+        return target.token_texts
+
+    @cache
+    def stand_in(token: int) -> int:
+        text = texts()[token] if token < len(texts()) else b""
+        endings = (own_ids().get(text[at:]) for at in range(1, len(text)))
+        return next((own for own in endings if own is not None), 0)
+
+    return stand_in

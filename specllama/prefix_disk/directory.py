@@ -1,9 +1,9 @@
 """The directory of prefix states: its secret, its lock, and the files in it.
 
-Files of other names are left alone. A state that is not whole is removed with a line, one of a newer version
-is left. A state arrives under its name whole or not at all: it is written under a temporary name, on which
-its writer holds a lock that the system releases with the process, so that what a killed one has left is known
-and removed. Knows what is in a state only to check it, and not what it is worth.
+Files of other names are left alone. A state that is not whole is removed with a line, one of a newer
+version is left. A state arrives under its name whole or not at all: it is written under a temporary
+name, on which its writer holds a lock that the system releases with the process, so that what a killed
+one has left is known and removed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from specllama.config.places import close_to_others
-from specllama.config.store import cache_dir
-from specllama.config.whole_file import temporary, write_whole
+from specllama.config.store import cache_dir, temporary, write_whole
+from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.state_file import (
     BadStateFileError,
     NewerStateFileError,
@@ -253,3 +254,66 @@ def _is_held(path: Path) -> bool:
     finally:
         os.close(number)
     return False
+
+
+# The states on disk as people manage them: which there are, of which model, and how to remove them.
+#
+# Reads headers, and shows neither texts nor whose they are. Works while servers use the directory.
+
+
+ID_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ListedState:
+    """A state. id: the beginning of its file's name. model: as it was called when it was loaded. n_bytes: of
+    the file. seconds: that reading its text again would cost. changed: time of day in seconds at which it was
+    written. uses: so far, writing included.
+    """
+
+    id: str
+    name: str
+    model: str
+    kind: str
+    n_tokens: int
+    n_bytes: int
+    seconds: float
+    changed: float
+    uses: int
+
+
+def listed(directory: StateDirectory) -> list[ListedState]:
+    """The states, the newest first; none where there is no directory. Raises OSError."""
+    if not directory.open(create=False):
+        return []
+    ledger, states = StateLedger.from_json(directory.read_ledger()), []
+    for name in directory.sizes():
+        header = directory.header(name)
+        with contextlib.suppress(FileNotFoundError):
+            if header is not None:
+                changed = os.stat(directory.path / name).st_mtime
+                use, meta = ledger.uses.get(name), header.meta
+                uses = use.uses if use is not None else 1
+                figures = header.n_tokens, header.file_bytes, meta.seconds, changed, uses
+                states.append(ListedState(name[:ID_LENGTH], name, meta.model, meta.kind, *figures))
+    return sorted(states, key=lambda state: -state.changed)
+
+
+def remove_states(directory: StateDirectory, states: Sequence[ListedState]) -> None:
+    """Remove these states. Raises OSError."""
+    with directory.locked():
+        for state in states:
+            directory.remove(state.name)
+
+
+def clear(directory: StateDirectory) -> tuple[int, int]:
+    """Remove all states, those that cannot be read and unfinished ones too; returns how many, and their
+    bytes. What a server is writing does not appear afterwards. Raises OSError.
+    """
+    if not directory.open(create=False) and not directory.path.is_dir():
+        return 0, 0
+    with directory.locked():
+        sizes = {**directory.sizes(), **directory.unfinished_sizes()}
+        for name in sizes:
+            directory.remove(name)
+    return len(sizes), sum(sizes.values())

@@ -1,17 +1,22 @@
 """The value of states on disk, and which are evicted when there is no room.
 
 The rule is GreedyDual-Size with frequency (Cherkasova, "Improving WWW Proxies Performance with
-Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998): the priority of a state is what it saves per byte
-times its uses, plus the inflation at its last use; inflation is the priority of what went last. So what is
-not used sinks without any clock, which may be set back. Knows no files; the ledger is the text of index.json.
+Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998): the priority of a state is what it saves per
+byte times its uses, plus the inflation at its last use; inflation is the priority of what went last. So
+what is not used sinks without any clock, which may be set back. Knows no files; the ledger is the text
+of index.json.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from specllama.config.defaults import CACHE_DISK_BYTES, CACHE_DISK_SHARE
 
 _MAX_USES = 1000
 _MB = 1e6
@@ -112,3 +117,19 @@ def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
         raise ValueError(value)
     return float(value)
+
+
+# How much of the disk states may use where the user has not said so.
+
+
+def automatic_budget(directory: Path, held: int = 0) -> int:
+    """Bytes for a directory, which may not exist yet: 8 GB, or a tenth of what would be free without it if
+    that is less; 0 where nothing is known of the disk. held: bytes that the directory has already.
+    """
+    for there in (directory, *directory.parents):
+        try:
+            free = shutil.disk_usage(there).free
+        except OSError:
+            continue
+        return min(CACHE_DISK_BYTES, int(CACHE_DISK_SHARE * (free + held)))
+    return 0

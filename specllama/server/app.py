@@ -19,10 +19,10 @@ from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Shared
-from specllama.server.disk_scopes import DiskScopes
 from specllama.server.http.access import AccessMiddleware
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
 from specllama.server.models import ModelPool
+from specllama.server.service import DiskScopes
 from specllama.server.supervisor import Say
 
 DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, lm_studio.DIALECT, ollama.DIALECT)

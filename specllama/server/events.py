@@ -1,19 +1,33 @@
 """The event stream from which the answers of all APIs are written, and its accumulation.
 
-An answer sent in one piece is the accumulated stream (`Accumulator`), so that both forms agree. Knows no API
-and no HTTP.
+An answer sent in one piece is the accumulated stream (`Accumulator`), so that both forms agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import secrets
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from specllama.client import protocol
 from specllama.core.gain import PlainRate
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.errors import SpecllamaError
+
+# Random ids of answers and calls.
+
+
+_ALPHANUMERICS = string.ascii_letters + string.digits
+
+
+def random_key() -> str:
+    """24 random letters and digits."""
+    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
+
 
 Runs = Sequence[tuple[int, str]]
 Logprobs = Sequence[protocol.PositionLogprobs]
@@ -270,3 +284,49 @@ class Accumulator:
     def ends(self) -> list[End]:
         """The End of each choice that has ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]
+
+
+# The protocol of writers: an answer in the form of an API, from the stream of events.
+
+
+class DialectWriter(Protocol):
+    """Writes one answer. fold: accumulates the events. media_type: of a stream. ping: bytes that keep an idle
+    stream alive; clients ignore them.
+    """
+
+    fold: Accumulator
+    media_type: str
+    ping: bytes
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
+        """The part of a stream for the next events, which are added to `fold`. n_choices: of the answer."""
+        ...
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """An error after the first byte, as a part of a stream."""
+        ...
+
+    def end(self) -> bytes:
+        """The last bytes of a stream, after an error too."""
+        ...
+
+    def answer(self) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        """The whole answer, from `fold`."""
+        ...
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON in UTF-8, on one line also for readers that split lines as str.splitlines does (httpx's
+    iter_lines, and so ollama-python).
+    """
+    text = _JSON.encode(value)
+    return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")
+
+
+def data_event(data: Mapping[str, object]) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + to_json(data) + b"\n\n"

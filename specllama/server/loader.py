@@ -17,11 +17,10 @@ from specllama.client.model_info import LoadInfo
 from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError
 from specllama.models.resolve import Library
-from specllama.server.backoff import LoadBackoff
 from specllama.server.memory import LoadedModel, MemoryLedger
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
-from specllama.server.supervisor import Say
+from specllama.server.supervisor import LoadBackoff, Say
 
 if TYPE_CHECKING:  # needs numpy, which a server with one model does not load
     from specllama.server.eviction import PendingLoad

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import uvicorn
 
-from specllama.client.event_loop import run
+from specllama.client.client import run
 from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
 from specllama.models.resolve import Library

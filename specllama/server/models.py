@@ -12,17 +12,16 @@ from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, UsageError
 from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_file, scan
 from specllama.models.details import DetailsReader, ModelDetails
+from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
-from specllama.models.sizes import FILE_SHARE
 from specllama.server.admission import Admission, QueueLimit
-from specllama.server.lease import State
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
 from specllama.server.pulls import Pulls, PullState
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME, ServerSettings
-from specllama.server.supervisor import Say, Supervisor
+from specllama.server.supervisor import Say, State, Supervisor
 
 _LONGEST = 1e9  # longest idle time that a client may set, in seconds
 _RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names

@@ -82,8 +82,7 @@ class Pulls:
     def _download(self, model: CatalogueModel) -> None:
         library = Library(_Progress(self, model), self._environ)
         if model.pull == DEMO:
-            from specllama.models.demo import DemoStore
-            from specllama.models.demo_download import fetch
+            from specllama.models.demo import DemoStore, fetch
 
             fetch(DemoStore(self._environ), library.listener)
             return

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
-from specllama.calls.pieces import CallReader
+from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.client.client import Submission
-from specllama.client.loop_client import LoopClient
+from specllama.client.client import LoopClient, Submission
 from specllama.core.gain import plain_rate
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError
 from specllama.server.assembler import EventAssembler, ReasoningFormat

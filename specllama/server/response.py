@@ -13,11 +13,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.events import Event, Start
+from specllama.server.events import DialectWriter, Event, Start, to_json
+from specllama.server.http.body import IdleTimer
 from specllama.server.http.errors import ClientGoneError
-from specllama.server.http.timeout import IdleTimer
 from specllama.server.requests import RequestStream
-from specllama.server.writer import DialectWriter, to_json
 
 PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 

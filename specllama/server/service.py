@@ -1,6 +1,6 @@
 """One served model: its engine (through its supervisor), requests and metrics.
 
-Knows no HTTP and no other models: server/models.py does. Everything runs in one event loop.
+Everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from dataclasses import replace
 from functools import partial
 
 from specllama.client import protocol
-from specllama.client.loop_client import LoopClient
-from specllama.core.seeds import nth_seed
+from specllama.client.client import LoopClient
+from specllama.core.sampling.params import nth_seed
 from specllama.errors import BusyError, ContextLengthError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
+from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.scopes import OPEN, SHARED, scope_of
 from specllama.server.admission import Admission
 from specllama.server.metrics import Metrics, MetricsByOwner
 from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
-from specllama.server.supervisor import Supervisor
+from specllama.server.supervisor import Say, Supervisor
 
 _GAUGE_SECONDS = 1.0  # longest wait of a scrape for the engine's own figures
 
@@ -172,3 +174,37 @@ def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
         replace(spec, request=replace(spec.request, params={**params, "seed": nth_seed(seed, i)}))
         for i in range(n)
     ]
+
+
+# Access to prompts on disk: the scope of each API key of this server (prefix_disk/scopes.py).
+
+
+class DiskScopes:
+    """Scopes by the name of the owner. A key whose scope needs the secret of the cache directory has none if
+    that directory cannot be used: its prompts are not kept. say: gets a line then.
+    """
+
+    def __init__(self, settings: ServerSettings, say: Say) -> None:
+        self._common = SHARED if settings.share_cache else "" if settings.keys else OPEN
+        self._own: dict[str, str] = {}
+        if self._common or not (settings.load.cache_disk or settings.slot_save_path):
+            return
+        directory = StateDirectory(default_directory(), say)
+        try:
+            directory.open(create=True)
+        except OSError as error:
+            why = error.strerror or str(error)
+            say(f"prompts are not kept on disk: {directory.path}: {why}")
+            return
+        for i, key in enumerate(settings.keys, 1):
+            self._own[f"key {i}"] = scope_of(key, directory.secret)
+
+    def of(self, owner: str) -> str:
+        """The scope of an owner, "" for none."""
+        return self._common or self._own.get(owner, "")
+
+    def folder(self, owner: str) -> str | None:
+        """The directory name for the owner's saved slots: "" for the common directory, None if the owner can
+        have none.
+        """
+        return "" if self._common else self._own.get(owner)

@@ -12,8 +12,7 @@ from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
-from specllama.server.http.origins import Origins
-from specllama.server.http.path import root_path
+from specllama.server.http.origins import Origins, root_path
 
 ANY_NAME = "*"
 

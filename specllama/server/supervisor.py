@@ -1,22 +1,253 @@
-"""Runs the engine process of a model: loads it, detects its end at once, restarts it with back-off.
-
-Knows no HTTP and no requests.
-"""
+"""Runs the engine process of a model: loads it, detects its end at once, restarts it with back-off."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import IO, TypeVar
+import hashlib
+import math
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO, BinaryIO, Literal, TypeVar
 
 from specllama.client import protocol
-from specllama.client.loop_client import LoopClient
+from specllama.client.client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.server.lease import ModelLease
-from specllama.server.model_files import LoadedFiles, files_of
+from specllama.regular_file import open_regular
+
+# Delays between attempts to load a model whose loads fail.
+
+
+DELAYS = (0.0, 5.0, 10.0, 30.0, 60.0)
+"""Seconds from the first, second, ... consecutive failure to the next attempt."""
+
+
+class LoadBackoff:
+    """Counts the consecutive failed loads of one model."""
+
+    def __init__(self) -> None:
+        self._n_failures = 0
+        self._until = 0.0
+        self._why = ""
+
+    def failed(self, error: SpecllamaError, now: float) -> None:
+        """Record a failed load at this time, in seconds of any clock."""
+        self._n_failures += 1
+        self._until = now + DELAYS[min(self._n_failures, len(DELAYS)) - 1]
+        self._why = error.message
+
+    def succeeded(self) -> None:
+        """Record a successful load, which resets the count."""
+        self._n_failures = 0
+
+    def refusal(self, now: float) -> SpecllamaError | None:
+        """The error for a request before the next attempt is due, None afterwards. `details["retry_after"]`:
+        seconds until then.
+        """
+        left = math.ceil(self._until - now)
+        if not self._n_failures or left <= 0:
+            return None
+        return EngineDiedError(
+            f"the last {self._n_failures} loads failed, and it is tried again in {left} s: {self._why}",
+            details={"retry_after": left},
+        )
+
+
+# Leases of a model: its state, the requests that use it, and those that wait for it.
+
+
+State = Literal["unloaded", "loading", "loaded"]
+
+
+class ModelLease:
+    """Counts the users of one model, which stays loaded while there are any.
+
+    on_change: called when a waiter arrives or gives up, and when the last user releases the model. state: of
+    the model. n_users: requests and queries that have acquired it. used_at: time of the last release.
+    idle_seconds: time without users after which it is unloaded, None for never.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.state: State = "unloaded"
+        self.n_users = 0
+        self.used_at = 0.0
+        self.idle_seconds: float | None = None
+        self._is_open = False
+        self._waiters: dict[asyncio.Future[None], float] = {}  # to the time of arrival, in this order
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `acquire` returns at once."""
+        return self._is_open
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the model is loaded or loading, and is not being unloaded."""
+        return self._is_open or self.state == "loading"
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the first waiter arrived, None without waiters; seconds of the event loop."""
+        return next(iter(self._waiters.values()), None)
+
+    @property
+    def idle_at(self) -> float | None:
+        """When the model is due to be unloaded, None if it is in use, has waiters or never is."""
+        if self.state != "loaded" or self.n_users or self._waiters or self.idle_seconds is None:
+            return None
+        return self.used_at + self.idle_seconds
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds until the model is unloaded unless a request uses it before, None for never."""
+        if self.state != "loaded" or self.idle_seconds is None:
+            return None
+        at = self.idle_at
+        now = asyncio.get_running_loop().time()
+        return self.idle_seconds if at is None else max(0.0, at - now)
+
+    async def acquire(self) -> None:
+        """Wait for the model, which then stays loaded until `release`. Raises the error of its load."""
+        if self._is_open:
+            self.n_users += 1
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters[waiter] = loop.time()
+        self.on_change()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release()
+            raise
+        finally:
+            if self._waiters.pop(waiter, None) is not None:
+                self.on_change()
+
+    def release(self) -> None:
+        """End what `acquire` began."""
+        self.n_users -= 1
+        self.used_at = asyncio.get_running_loop().time()
+        if not self.n_users:
+            self.on_change()
+
+    @asynccontextmanager
+    async def acquired(self) -> AsyncIterator[None]:
+        """`acquire` the model, and `release` it at the end of the block."""
+        await self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def set_idle_seconds(self, seconds: float | None) -> None:
+        """Set `idle_seconds` of a model that may be idle already."""
+        self.idle_seconds = seconds
+        self.on_change()
+
+    def open(self) -> None:
+        """Wakes all waiters; later acquires return at once."""
+        self._is_open = True
+        for waiter in list(self._waiters):
+            del self._waiters[waiter]
+            if not waiter.done():
+                self.n_users += 1
+                waiter.set_result(None)
+
+    def close(self) -> None:
+        """Makes later acquires wait. Requests that have acquired the model keep it."""
+        self._is_open = False
+
+    def fail_waiters(self, error: SpecllamaError) -> None:
+        """Raises this error in all waiters."""
+        for waiter in list(self._waiters):
+            del self._waiters[waiter]
+            if not waiter.done():
+                waiter.set_exception(SpecllamaError.from_dict(error.to_dict()))
+
+
+# Detects changes of the files of a loaded model.
+#
+# llama.cpp maps them: overwriting a file in place changes the weights in memory, and so the answers.
+# Replacing a file by another (as downloads do) leaves the mapped one intact.
+
+
+_BLOCKS, _BLOCK_BYTES = 64, 4096  # compared if the modification time has changed
+_FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
+
+
+@dataclass(slots=True)
+class _File:
+    path: str
+    file: BinaryIO
+    written: tuple[int, int]  # bytes, time of the last change
+    digest: bytes
+
+
+class LoadedFiles:
+    """The files that a load reads, opened before it. Files that cannot be opened are skipped: the load
+    reports them.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._files: list[_File] = []
+        for path in paths:
+            with contextlib.suppress(OSError):
+                file = open_regular(path, buffering=0)
+                self._files.append(_File(path, file, _written(file), _digest(file)))
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in self._files:
+            one.file.close()
+
+    def changed(self) -> str | None:
+        """The path of a file whose content was changed in place, None without any. A new modification time
+        alone, as after `touch`, does not count.
+        """
+        for one in self._files:
+            with contextlib.suppress(OSError):
+                now = _written(one.file)
+                if now == one.written:
+                    continue
+                if now[0] != one.written[0] or _digest(one.file) != one.digest:
+                    return one.path
+                one.written = now
+        return None
+
+
+def files_of(settings: LoadSettings) -> Iterator[str]:
+    """The files of target, draft and adapters, with all parts of split files."""
+    for model in filter(None, (settings.target, settings.draft)):
+        first = _FIRST_PART.fullmatch(model.path)
+        n_parts = int(first[2]) if first is not None else 1
+        yield model.path
+        if first is not None:
+            yield from (f"{first[1]}-{i:05d}-of-{n_parts:05d}.gguf" for i in range(2, n_parts + 1))
+        yield from (path for path, _ in model.lora)
+
+
+def _written(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _digest(file: BinaryIO) -> bytes:
+    """Of blocks spread evenly over the file, the first and the last included."""
+    size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
+    for i in range(_BLOCKS):
+        at = i * max(0, size - _BLOCK_BYTES) // (_BLOCKS - 1)
+        file.seek(at)
+        digest.update(file.read(_BLOCK_BYTES))
+    return digest.digest()
+
 
 WAIT_SECONDS = 5.0  # longest wait of a request for an engine that is starting
 HEARTBEAT_TIMEOUT_SECONDS = 10.0  # the engine sends a heartbeat every half second

@@ -1,7 +1,7 @@
 """Masks over a model's tokens for a JSON schema or a grammar, with llguidance.
 
-Knows nothing about logits and sampling. A grammar that cannot be used raises UsageError when it is compiled,
-MaskError if it turns out too complex during generation.
+A grammar that cannot be used raises UsageError when it is compiled, MaskError if it turns out too
+complex during generation.
 """
 
 from __future__ import annotations
@@ -10,23 +10,113 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import MaskError
-from specllama.errors import UsageError
+from specllama.errors import ResourceError, UsageError
 from specllama.text.gbnf.lark import gbnf_to_lark
 from specllama.text.grammar_errors import NOTHING, in_words
-from specllama.text.grammar_tokens import GrammarVocabulary, grammar_tokenizer
 from specllama.text.json_shape import json_shape
-from specllama.text.large_stack import with_large_stack
 from specllama.text.schema_length import MAX_LENGTH, forces_too_much
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+
+# The tokens of a model's vocabulary for llguidance.
+
+
+class GrammarVocabulary(Protocol):
+    """The vocabulary of a model loaded by llama.cpp. end_ids: the tokens that end a generation."""
+
+    @property
+    def vocab(self) -> Any:
+        """Pointer to the llama_vocab."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def eos_id(self) -> int:
+        """-1 without one."""
+
+    @property
+    def tokenize_address(self) -> int:
+        """Of llama_tokenize."""
+
+    def piece(self, token: int) -> bytes:
+        """Empty for a control token."""
+
+    def token_text(self, token: int) -> str: ...
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+
+
+def grammar_tokenizer(model: GrammarVocabulary) -> LLTokenizer:
+    """llguidance's tokenizer. Control tokens alone are no text; llguidance's own function also leaves out all
+    other added tokens in angle brackets, such as Gemma's for HTML and Qwen 3's <tool_call>.
+    """
+    from llguidance import LLTokenizer
+
+    pieces = [
+        model.piece(token) or (b"\xff" + model.token_text(token).encode()) for token in range(model.n_vocab)
+    ]
+    make: Any = LLTokenizer
+    tokenizer: LLTokenizer = make.from_llamacpp(
+        tokens=[b"" if piece == b"\xff" else piece for piece in pieces],
+        vocab_ptr=model.vocab,
+        tokenize_fptr=model.tokenize_address,
+        eos_token=sorted(model.end_ids) or [max(0, model.eos_id)],
+        slices=None,
+    )
+    return tokenizer
+
+
+# Runs work of libraries that recurse once per character or rule on a stack that is large enough for it.
+
+
+_Result = TypeVar("_Result")
+_STACK = 192 * 1024 * 1024  # bytes; used only as far as needed
+_START = threading.Lock()  # the stack size of new threads is a setting of the whole process
+
+
+def with_large_stack(work: Callable[[], _Result]) -> _Result:
+    """The result of `work`, run in a thread of its own whose stack is freed with it. Raises what it raises,
+    ResourceError without memory for the stack.
+    """
+    results: list[_Result] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
+            problems.append(error)
+
+    thread = threading.Thread(target=run, name="specllama-stack", daemon=True)
+    with _START:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise ResourceError(
+                f"there is no memory for a stack of {_STACK >> 20} MB, which this text or grammar needs",
+                "raise the limit on virtual memory (ulimit -v), or break it up",
+            ) from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if problems:
+        raise problems[0]
+    return results[0]
+
 
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars

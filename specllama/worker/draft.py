@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
-from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow
+from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
+from specllama.core.kept_tokens import KeptTokens
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.translation import Translation
-from specllama.errors import ResourceError
+from specllama.drafters import HEAD, MODEL, wants_draft_model
+from specllama.drafters.head import TrimmedHead
+from specllama.errors import IncompatiblePairError, ResourceError, option
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
+from specllama.heads import file_head
 from specllama.heads.check import check_draft, check_model
+from specllama.heads.d2t import read_d2t
+from specllama.heads.kind import HeadInfo
 from specllama.llama.context import LlamaContext
-from specllama.llama.devices import devices
 from specllama.llama.foreign import ForeignContext, translation
+from specllama.llama.heads.context import BlockContext, HeadContext, TargetFeatures, unsupported
+from specllama.llama.library import devices
 from specllama.llama.model import LlamaModel
 from specllama.llama.trimmed import TrimmedContext
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
-from specllama.pair.check import check_pair
-from specllama.pair.overlap import overlap
-from specllama.pair.shared_tokens import Overlap
-from specllama.pair.stand_ins import stand_ins
-from specllama.worker.profile_keys import ModelKey, model_key
+from specllama.other_work import OtherWork
+from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.head_check import HeadVerdict, check_head, own_head
+from specllama.pair.overlap import overlap, translated
+from specllama.pair.vocab import Overlap, stand_ins
+from specllama.worker.calibrate import measure_change, measure_load, measure_steps
+from specllama.worker.profile import ModelProfile
+from specllama.worker.profile_data import HeadKey, ModelKey, head_key, model_key
 
 _REPORT_SECONDS = 0.1
 
@@ -180,3 +196,323 @@ def warm_up(context: LlamaContext) -> None:
     for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
         context.decode([BatchRow(token, i, 0, True) for i in range(n)])
         context.truncate(0, 0)
+
+
+# The trained head of a load: opened over the target's context, and closed again.
+
+
+@dataclass(slots=True)
+class LoadedHead:
+    """A head with its cache. settings: those of its file, or of the target that it is a part of. features:
+    what the target gives it. model: of a file of its own; None where it is a part of the target. drafting:
+    the context as drafters use it, with the target's ids.
+    """
+
+    settings: ModelSettings
+    head: HeadInfo
+    features: TargetFeatures
+    context: HeadContext | BlockContext
+    model: LlamaModel | None
+    drafting: DraftHead | BlockHead
+
+    @property
+    def header(self) -> Header:
+        return self.head.header
+
+    @property
+    def key(self) -> HeadKey:
+        """The head's part of the key under which a pair is stored."""
+        return {**head_key(self.head), "n_gpu_layers": self.settings.n_gpu_layers}
+
+    def close(self) -> None:
+        """Free its memory; the target gives out no more hidden states."""
+        self.features.close()
+        self.context.close()
+        if self.model is not None:
+            self.model.close()
+
+
+def open_head(
+    settings: LoadSettings,
+    head: HeadInfo,
+    of: Header,
+    target: LlamaContext,
+    plan: MemoryPlan,
+    send: Callable[[protocol.Message], None],
+) -> tuple[LoadedHead | None, str]:
+    """(the head with a cache for all slots, ""), or (None, the reason) if it cannot be used. of: the header
+    of the target.
+
+    Raises IntegrityError, ResourceError and UsageError for a file of the head that cannot be loaded.
+    """
+    assert settings.draft is not None
+    planned = plan.head or plan.draft
+    assert planned is not None
+    own = settings.draft if head.own_file else replace(settings.draft, path=settings.target.path)
+    problem = unsupported()
+    if not problem and head.kind.drafts_blocks and head.mask_id is None:
+        problem = "its file does not name the mask token"
+    if problem:
+        return None, _left_out(problem, send)
+    fitted, model = fitted_to(own, planned.n_gpu_layers), None
+    if head.own_file:
+        read_d2t(head)
+        model = LlamaModel(fitted, reporter("draft", send), with_head=head.kind.nextn_layers, is_head=True)
+    features = TargetFeatures(target, head.target_layers)
+    context: HeadContext | BlockContext | None = None
+    try:
+        if head.kind.drafts_blocks:
+            context = _block_context(head, model or target.model, target, plan.n_ctx_draft, features.width)
+        else:
+            context = HeadContext(
+                model or target.model,
+                target,
+                plan.n_ctx_draft,
+                encodes=head.kind.encodes,
+                n_features=features.width,
+                reads_target=head.kind.shares_cache,
+                n_layer=head.n_chained,
+            )
+            if not head.kind.shares_cache:  # the cache that it would read is empty
+                for layer in (context, *context.following):
+                    warm_up_head(layer)
+    except (ResourceError, DecodeError, NoRoomError) as error:
+        features.close()
+        if context is not None:
+            context.close()
+        if model is not None:
+            model.close()
+        return None, _left_out(str(error.args[0] if error.args else error), send)
+    target.features = features
+    return LoadedHead(fitted, head, features, context, model, _with_all_ids(context, head, of)), ""
+
+
+def _with_all_ids(
+    context: HeadContext | BlockContext, head: HeadInfo, target: Header
+) -> DraftHead | BlockHead:
+    """The context of a head, with the target's ids if the head has others."""
+    trim = read_trim(head.header)
+    if trim is None or not trim.shortened or isinstance(context, BlockContext):
+        return context
+    return TrimmedHead(context, KeptTokens(trim.ids, trim.n_vocab, stand_ins(target, head.header)))
+
+
+def _block_context(
+    head: HeadInfo, model: LlamaModel, target: LlamaContext, n_ctx: int, n_features: int
+) -> BlockContext:
+    assert head.n_draft_max is not None
+    assert head.mask_id is not None
+    context = BlockContext(
+        model,
+        target,
+        n_ctx,
+        n_draft=head.n_draft_max,
+        anchored=head.anchored,
+        causal=head.causal,
+        mask_id=head.mask_id,
+        n_features=n_features,
+        top_k=head.selector_top_k,
+    )
+    context.inject(0, 0, np.zeros((1, n_features), np.float32))  # so that no first draft is slow
+    context.draft({0: (0, 1)})
+    context.truncate(0, 0)
+    return context
+
+
+def warm_up_head(context: HeadContext) -> None:
+    """Decode one row and the rows of a first draft, so that neither is slowed down by page faults and
+    allocations.
+    """
+    for n in (1, DEFAULT.head_min_tail):
+        hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
+        context.decode([HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)])
+        context.truncate(0, 0)
+
+
+def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
+    problem = f"the head cannot be used: {reason}"
+    send(protocol.Notice(problem))
+    return problem
+
+
+# The drafts of a load, checked against the target by their headers alone.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDrafts:
+    """The drafts that fit the target. model: a draft model, pair: the verdict on it, overlap: what its
+    vocabulary shares with the target's where it has another one. head: the verdict on a
+    head in a file of its own, or on the one inside the target, which a draft model can join. None: there is
+    none.
+    """
+
+    model: Header | None = None
+    pair: PairVerdict | None = None
+    overlap: Overlap | None = None
+    head: HeadVerdict | None = None
+
+    @property
+    def draft(self) -> Header | HeadInfo | None:
+        """The draft as the memory plan names it: the draft model, without one the head."""
+        return self.model or (self.head.head if self.head is not None else None)
+
+    @property
+    def own_head(self) -> HeadInfo | None:
+        """The head inside the target."""
+        return self.head.head if self.head is not None and not self.head.head.own_file else None
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether there is a head that reads the target's cache."""
+        return self.head is not None and self.head.head.kind.shares_cache
+
+    @property
+    def second(self) -> HeadInfo | None:
+        """The head inside the target, next to a draft model."""
+        return self.own_head if self.model is not None else None
+
+    @property
+    def verdicts(self) -> tuple[PairVerdict | HeadVerdict, ...]:
+        """On the draft model and on the head."""
+        return tuple(one for one in (self.pair, self.head) if one is not None)
+
+    def unchained(self) -> CheckedDrafts:
+        """With a head whose first layer drafts all tokens."""
+        assert self.head is not None
+        return replace(self, head=replace(self.head, head=replace(self.head.head, n_chained=1)))
+
+    def without_own_head(self) -> CheckedDrafts:
+        return replace(self, head=None)
+
+
+def checked_drafts(
+    settings: LoadSettings, target: Header, send: Callable[[protocol.Message], None]
+) -> CheckedDrafts:
+    """The drafts that the settings ask for. A head inside the target is used where it is the draft, or where
+    the draft is a model; it is left out with a notice where it cannot be used. Raises IncompatiblePairError
+    for a file that does not fit, GGUFError.
+    """
+    if settings.draft is None or settings.draft_max == 0 or not wants_draft_model(settings.drafters):
+        return CheckedDrafts()
+    if settings.draft.path == settings.target.path:
+        inside, reason = own_head(target)
+        if inside is not None or reason:
+            return CheckedDrafts(head=_noticed(inside, reason, send))
+    header = read_model(settings.draft.path)
+    check_draft(header)
+    head = file_head(header)
+    if head is not None:
+        verdict = check_head(target, head)
+        own = ""
+        if settings.draft_vocab == "auto":
+            own = f"; {option('draft_vocab')} is of no use to a head, which needs the target's own vocabulary"
+        _refuse_unfit(verdict, "model and head", own)
+        return CheckedDrafts(head=verdict)
+    inside = _noticed(*own_head(target), send)
+    pair, shared = check_pair(target, header), None
+    if not pair.ok and settings.draft_vocab == "auto":
+        shared, reason = overlap(target, header)
+        if shared is None:
+            send(protocol.Notice(f"the draft is not used: {reason}"))
+            return CheckedDrafts(head=inside)
+        pair = translated(pair, shared)
+    _refuse_unfit(pair, "target and draft", _or_translate(target, header, pair))
+    return CheckedDrafts(header, pair, shared, inside)
+
+
+def _noticed(
+    inside: HeadVerdict | None, reason: str, send: Callable[[protocol.Message], None]
+) -> HeadVerdict | None:
+    """The verdict, after a notice of the reason if there is one."""
+    if reason:
+        send(protocol.Notice(f"the head of the model is not used: {reason}"))
+    return inside
+
+
+def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = "") -> None:
+    """Raises IncompatiblePairError for a pair that does not fit. other: other remedies, for the hint."""
+    if not verdict.ok:
+        hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
+        raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
+
+
+def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
+    """The remedy for a draft model that does not fit."""
+    shared = None if pair.ok else overlap(target, draft)[0]
+    return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""
+
+
+# The first decodes of the contexts of a load, so that no answer is slowed down by page faults, allocations
+# and the loading of kernels. They also measure what decodes take, so that no answer has to.
+
+
+def warm_up_target(
+    context: LlamaContext, token: int, profile: ModelProfile, clock: Callable[[], float]
+) -> None:
+    """Decode in an empty context, with logits of all rows: the scale of the stored curve, and what is missing
+    of it, as far as that takes about half a second. token: any id.
+    """
+
+    def decode(n: int) -> float:
+        return _seconds(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
+
+    curve, known = profile.curves.at(0), profile.change_is_sure
+    most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
+    others = OtherWork(context.n_threads_batch)
+    before = curve.to_dict() if curve.known else None
+    change = measure_load(curve, decode, most, known)
+    if change == 0 and profile.change_seconds:  # then it is to be seen twice
+        change = measure_change(decode, curve.predict(1)) and profile.change_seconds
+    if others.disturbs:  # what was measured counts in this process, if at all
+        profile.curves.put(0, CostCurve.from_dict(before, curve.config))
+        profile.curves.at(0).set_scale(1, curve.predict(1))
+        return
+    profile.observe_load(curve.predict(1))
+    if change is not None:
+        profile.observe_change(change)
+
+
+def warm_up_drafts(
+    profile: ModelProfile,
+    drafters: Sequence[Drafter],
+    draft: LoadedDraft | None,
+    head: LoadedHead | None,
+    clock: Callable[[], float],
+) -> None:
+    """Measure the steps of draft and head. Contexts that read the target's cache are left out. A draft that
+    cannot be decoded so is found out when it is used.
+    """
+    learnt = profile.planner_of(drafters).learnt.priced
+    if draft is not None and MODEL.name in learnt:
+        context, token = draft.context, draft.context.any_token
+
+        def decode(n: int) -> float:
+            return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
+
+        with suppress(DecodeError, NoRoomError):
+            most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
+            measure_steps(learnt[MODEL.name].steps, decode, most)
+    if head is not None and HEAD.name in learnt and isinstance(head.context, HeadContext):
+        layer = head.context
+        if not layer.reads_target:
+            with suppress(DecodeError, NoRoomError):
+                steps, most = learnt[HEAD.name].steps, min(DEFAULT.max_rows, layer.n_batch, layer.n_ctx)
+                measure_steps(steps, lambda n: _head_seconds(layer, n, clock), most)
+
+
+def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:
+    began = clock()
+    context.decode(rows)
+    seconds = clock() - began
+    context.truncate(0, 0)
+    return seconds
+
+
+def _head_seconds(context: HeadContext, n: int, clock: Callable[[], float]) -> float:
+    hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
+    rows = [HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)]
+    began = clock()
+    context.decode(rows)
+    seconds = clock() - began
+    context.truncate(0, 0)
+    return seconds

@@ -15,13 +15,12 @@ from specllama.clock import running_time
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.errors import EngineError
-from specllama.llama.log import show_log
+from specllama.llama.library import show_log
 from specllama.processor_time import WorkMeter, of_thread
-from specllama.worker.accepted import refusing
+from specllama.worker.intake import refusing
 from specllama.worker.load_info import inspect_build
-from specllama.worker.loaded_engine import LoadedEngine
+from specllama.worker.loaded_engine import LoadedEngine, open_engine
 from specllama.worker.loader import Loaded
-from specllama.worker.open_engine import open_engine
 
 _LEAST_SECONDS = 30.0  # of work that a step may take
 

@@ -5,11 +5,18 @@ Large ones are prepared in another thread, so that the decoding goes on meanwhil
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import math
+import queue
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from specllama.calls.answer_schema import answer_schema
 from specllama.calls.closed_schema import with_closed_schemas
@@ -22,18 +29,208 @@ from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.core.stats import RunStats
-from specllama.errors import BusyError, SpecllamaError
-from specllama.llama.special_tokens import end_of_turn_id
+from specllama.errors import BusyError, EngineError, SpecllamaError, UsageError
+from specllama.llama.model import end_of_turn_id
+from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
-from specllama.worker.accepted import Accepted, Prepared, Send, blaming, cache_scope, limited, refuse
 from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
-from specllama.worker.preparer import LARGE, Job, Preparer, attempt
-from specllama.worker.prompts import Prompts
+from specllama.worker.prompts import Prompt, Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
+
+# A request between its message and the engine: the checked and prepared parts, and its owner.
+
+
+Send = Callable[[protocol.Message], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request whose parameters have been checked. received: running_time."""
+
+    message: protocol.Generate
+    params: SamplingParams
+    received: float
+
+    @property
+    def choices(self) -> list[protocol.Choice]:
+        """Its answers, the first one included."""
+        message, seed = self.message, self.params.seed
+        assert seed is not None
+        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is made of a request's texts. tag: that closes the reasoning which the prompt opens, "" for none;
+    grammar: Lark of its tool calls, None without; schema: of the text, as its grammar uses it, None without;
+    notes: what these do not enforce.
+    """
+
+    prompt: Prompt
+    tag: str
+    grammar: str | None
+    schema: str | None
+    notes: Sequence[str]
+
+
+@contextlib.contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Errors raised inside that name no parameter name this one."""
+    try:
+        yield
+    except UsageError as error:
+        error.details.setdefault("param", param)
+        raise
+
+
+def cache_scope(message: protocol.Generate) -> str:
+    """Those whose caches a request may reuse."""
+    if not message.reuse:
+        return f"\0{message.id}"  # no owner's
+    return "" if message.share_cache else message.owner
+
+
+def limited(seconds: float | None, message: protocol.Generate) -> float:
+    return math.inf if seconds is None or message.warm else seconds
+
+
+def choice_ids(message: protocol.Message) -> list[int]:
+    """The ids of the further answers that a message asks for."""
+    return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []
+
+
+def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
+    """Send an error to the clients that wait for these ids."""
+    for id_ in ids:
+        send(protocol.Failed(error.to_dict(), id_))
+
+
+@contextlib.contextmanager
+def refusing(send: Send, message: protocol.Message) -> Iterator[None]:
+    """Send the errors within to those who wait for an answer to a message."""
+    try:
+        yield
+    except SpecllamaError as error:
+        refuse(send, error, getattr(message, "id", None), *choice_ids(message))
+
+
+# Prepares large requests in a thread of its own while others decode, the smallest first.
+#
+# Rendering and tokenising megabytes takes seconds; in the thread that decodes, all other requests would wait.
+
+
+_Result = TypeVar("_Result")
+LARGE = 16 * 1024  # bytes of a message; the work on smaller ones takes a few milliseconds
+_ALLOWED_SECONDS, _ALLOWED_PER_BYTE = 30.0, 200e-6  # far beyond the slowest tokeniser
+
+
+@dataclass(slots=True)
+class Job:
+    """The work on one message. open: its ids that nobody has cancelled; without any it is not begun."""
+
+    open: set[int]
+    size: int
+    work: Callable[[], object]
+    done: Callable[[Job, Any], None]
+
+
+class Preparer:
+    """Runs jobs in a thread that starts with the first one. held: bytes of the jobs that wait or run."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._jobs: queue.PriorityQueue[tuple[int, int, Job]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._by_id: dict[int, Job] = {}
+        self._current: tuple[WorkMeter, int] | None = None  # of the job at hand, and its size
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are jobs that have not been released."""
+        return bool(self._by_id)
+
+    def submit(
+        self,
+        ids: set[int],
+        size: int,
+        work: Callable[[], _Result],
+        done: Callable[[Job, _Result | SpecllamaError], None],
+    ) -> None:
+        """Queue a job. size: bytes of its message; of two that wait, the smaller one runs first.
+
+        done: called in the thread with the result of `work`, or its error; it sees to it that the job is
+        released.
+        """
+        job = Job(ids, size, work, done)
+        self._by_id.update(dict.fromkeys(ids, job))
+        with self._lock:
+            self.held += size
+        self._jobs.put((size, next(self._numbers), job))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="specllama-prepare", daemon=True)
+            self._thread.start()
+
+    def cancel(self, id_: int) -> bool:
+        """Remove an id from its job, if it has one. Returns whether it had."""
+        job = self._by_id.pop(id_, None)
+        if job is not None:
+            job.open.discard(id_)
+        return job is not None
+
+    def release(self, job: Job) -> None:
+        """Forget a job that is done."""
+        for id_ in list(job.open):
+            self._by_id.pop(id_, None)
+
+    @property
+    def hang(self) -> tuple[float, float] | None:
+        """How long the job at hand has run (WorkMeter.seconds) and how long it may, in seconds; None without
+        one.
+        """
+        current = self._current
+        if current is None:
+            return None
+        meter, size = current
+        return meter.seconds, _ALLOWED_SECONDS + _ALLOWED_PER_BYTE * size
+
+    def _run(self) -> None:
+        while True:
+            size, _, job = self._jobs.get()
+            self._current = WorkMeter(of_thread(threading.current_thread())), size
+            if job.open:
+                job.done(job, _outcome(job.work))
+            self._current = None
+            with self._lock:
+                self.held -= size
+            del job  # what it holds is freed before the next one arrives
+
+
+def attempt(work: Callable[[], _Result]) -> _Result:
+    """The result of `work` for one request; whatever it raises is an error of that request alone. Raises
+    SpecllamaError.
+    """
+    try:
+        return work()
+    except SpecllamaError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise EngineError(f"{type(error).__name__} in the engine process: {error}") from error
+
+
+def _outcome(work: Callable[[], object]) -> object:
+    """The result of `work`, or the error that it raises: the thread must go on."""
+    try:
+        return attempt(work)
+    except SpecllamaError as error:
+        return error
+
 
 _MAX_NAMED = 10  # ids in a line
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself

@@ -1,26 +1,30 @@
 """The engine's prefixes on disk: which texts are written, and which of those there a request needs.
 
 Texts are copied when the engine is idle and when it ends; a state that a request needs is read into the
-prefix store, which uses it as one of its own. Knows the store (core/prefix/) and the files (prefix_disk/),
-nothing of messages.
+prefix store, which uses it as one of its own.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 from specllama.clock import sleep
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.interfaces import Saved
-from specllama.core.prefix.boundaries import KINDS
-from specllama.core.prefix.finder import MIN_SHARED
-from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.finder import MIN_SHARED, Slot
 from specllama.core.prefix.store import PrefixStore
-from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common
+from specllama.core.prefix.stored import KINDS, Ids, PartialState, StoredText, as_ids, n_common
+from specllama.gguf.header import Header
+from specllama.gguf.identity import FileIdentity, file_identity, part_identities
+from specllama.llama.context import LlamaContext
+from specllama.llama.library import build_info, system_info
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import MAX_PARTS, PrefixCandidate, PrefixRecord
+from specllama.prefix_disk.slot_file import MAX_PARTS, PrefixCandidate, PrefixRecord, model_key
+from specllama.worker.profile_data import target_key
 
 BUSY_SECONDS = 5.0  # after the end of a text it is copied between rounds too
 _WAIT_SECONDS = 0.05  # for memory, or until others have been written
@@ -255,3 +259,60 @@ def _stored(record: PrefixRecord, scope: str, priority: float, draft: Any) -> St
     saved, partials = record.parts[WHOLE], partials_of(record, priority)
     n_bytes = len(saved) + (len(draft) if draft is not None else 0)
     return StoredText(record.ids, scope, saved, n_bytes, partials, len(record.ids), 0, priority, draft=draft)
+
+
+# The key under which the prefix states of a loaded model are kept on disk: what could change a state.
+#
+# The states of a target and of a draft model have keys of their own. Not part of a key, because no state
+# depends on it: the number of slots, the size of the context (but for models with other RoPE factors in long
+# ones), sampling, drafters.
+
+
+_IN_KEY = (
+    "n_batch", "n_ubatch", "tensor_parallel_size", "rope_scaling", "rope_scale", "rope_freq_base",
+    "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow",
+    "yarn_beta_fast",
+)  # fmt: skip
+
+
+def model_files(header: Header, settings: ModelSettings) -> tuple[FileIdentity, ...]:
+    """The files of a model and its adapters; to be read before llama.cpp opens them, and compared after, so
+    that one that is replaced meanwhile is seen. Raises OSError.
+    """
+    return (*header.once(part_identities), *(file_identity(path) for path, _ in settings.lora))
+
+
+def prefix_key(
+    header: Header, context: LlamaContext, files: Sequence[FileIdentity], settings: LoadSettings
+) -> str:
+    """The key of the states of a context, "" where the files are not known or one was replaced while it was
+    loaded: nothing is to be kept or found then.
+
+    files: from `model_files`, () where they are not known. settings: of the load; those of the context's own
+    model are `context.model`'s.
+    """
+    if not files or not all(file.unchanged() for file in files):
+        return ""
+    own = context.model.settings
+    scales = [scale for _, scale in own.lora]
+    more = {name: getattr(own, name) for name in _IN_KEY}
+    build = build_info()
+    facts: dict[str, object] = {
+        **target_key(header, own, context),
+        **more,
+        "lora": scales,
+        "versions": [build["llama_cpp_python"], build["llama_cpp"], build["ggml"], system_info()],
+        "system": [platform.system(), platform.machine()],
+        "long": context.n_ctx + context.n_spare > _n_ctx_original(header, own),
+        "rollback": context.max_rollback,
+        "swa_full": own.swa_full is not False,
+        "rpc": list(settings.rpc),
+        "exact": [settings.exact, settings.exact_width],
+    }
+    return model_key(files, facts)
+
+
+def _n_ctx_original(header: Header, settings: ModelSettings) -> int:
+    """The context beyond which llama.cpp uses the RoPE factors of long ones (get_rope_factors there)."""
+    own = header.integer(f"{header.architecture}.rope.scaling.original_context_length")
+    return settings.yarn_orig_ctx or own or header.n_ctx_train

@@ -16,9 +16,8 @@ from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.branches import why_no_branches
-from specllama.llama.devices import devices
-from specllama.llama.library import KERNELS, build_info, system_info
-from specllama.llama.special_tokens import fim_tokens
+from specllama.llama.library import KERNELS, build_info, devices, system_info
+from specllama.llama.model import fim_tokens
 from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
 from specllama.clock import running_time
+from specllama.config.load import AUTO
+from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
-from specllama.core.interfaces import DecodeError
+from specllama.core.interfaces import DecodeError, SavingDrafter
+from specllama.core.prefix.store import PrefixStore
 from specllama.core.stats import RunStats
-from specllama.errors import EngineError, SpecllamaError, UsageError
-from specllama.worker.accepted import Send, refusing
+from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.available import available_memory
+from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.disk_store import DiskStore
+from specllama.prefix_disk.eviction import automatic_budget
+from specllama.text.prompt_parts import PromptTemplate
+from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
-from specllama.worker.intake import RequestIntake
+from specllama.worker.intake import RequestIntake, Send, refusing
 from specllama.worker.kept_prefixes import KeptPrefixes
-from specllama.worker.loader import Loaded
+from specllama.worker.load_info import load_info
+from specllama.worker.loader import Loaded, load
 from specllama.worker.measured_gain import store_answers
 from specllama.worker.no_draft_reason import drafting_verdict
-from specllama.worker.output import SequenceOutput
-from specllama.worker.pieces import spelt
-from specllama.worker.queries import slots
+from specllama.worker.output import SequenceOutput, spelt
+from specllama.worker.prompts import Prompts
+from specllama.worker.queries import compile_template, slots
 from specllama.worker.slot_actions import SlotActions
+from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
@@ -280,3 +295,155 @@ class LoadedEngine:
         store_answers(self.loaded)
         if self.kept is not None and not self.busy:
             self.kept.close()
+
+
+# Notes on a chat template that does not fit its model.
+
+
+_ANSWER = "specllama"
+_MARKER = re.compile(r"<[^<>\s]{1,60}>")
+
+
+def template_notes(model: LlamaModel, template: PromptTemplate) -> list[Note]:
+    """That the model lacks the tokens with which the template ends an answer: it then has none to write
+    there, and goes on with the next message itself.
+    """
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    ending = ""
+    with contextlib.suppress(SpecllamaError):  # a template that takes no such messages
+        parts = template.render(messages, add_generation_prompt=False)
+        ending = "".join(part.text for part in parts).rpartition(_ANSWER)[2]
+    markers = _MARKER.findall(ending)
+    if not markers or any(len(model.tokenize(marker, False, True)) == 1 for marker in markers):
+        return []
+    reverse = option("stop", f"'{markers[0]}'")
+    return [
+        Note(
+            f"the chat template ends answers with {markers[0]}, no token of this model: they may not "
+            f"end by themselves; use the model's own template, or {reverse}"
+        )
+    ]
+
+
+# Opens an engine: loads a pair, and makes of it what accepts, decodes, measures and keeps.
+
+
+_OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
+_CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
+
+
+def open_engine(
+    order: protocol.Load,
+    send: Send,
+    store: Store,
+    post: Callable[[Callable[[], None]], None] | None,
+) -> tuple[LoadedEngine, protocol.Ready]:
+    """The engine, and its description for the front. send, post: as in EngineCore. Raises what `load` raises,
+    and UsageError for a width of exact decodes that does not fit.
+    """
+    process = TemplateProcess()  # it starts while the models are loaded
+    try:
+        loaded = load(order.settings, send, store, order.open_draft)
+    except BaseException:
+        process.close()
+        raise
+    settings, engine = loaded.settings, _engine(loaded)
+    idle = IdleMeasurer(loaded, engine, order.measure_when_idle, running_time)
+    template, problem = compile_template(loaded, process)
+    prompts = _prompts(loaded, template, problem)
+    kept, running = _kept_prefixes(loaded, engine.scheduler.store, send), list[SequenceOutput]()
+    idle.apply()
+    exact = ExactMode(loaded, engine, idle, running_time)
+    opened = LoadedEngine(
+        loaded=loaded,
+        engine=engine,
+        running=running,
+        intake=RequestIntake(loaded, engine, prompts, running, send, post, kept),
+        idle=idle,
+        exact=exact,
+        slot_actions=SlotActions(
+            engine, loaded.prefix_key, loaded.header.name, send, running_time, loaded.draft_prefix_key
+        ),
+        send=send,
+        kept=kept,
+    )
+    notes = _template_notes(loaded, template, problem)
+    if settings.exact:
+        exact.decide()
+        notes += exact.notes
+    else:
+        exact.hold_widths()
+    works = template is not None and problem is None
+    return opened, protocol.Ready(load_info(loaded, works, [*notes, *idle.notes()], prompts.calls))
+
+
+def _engine(loaded: Loaded) -> Engine:
+    settings = loaded.settings
+    engine = Engine(
+        loaded.context,
+        loaded.policy(),
+        end_ids=loaded.model.end_ids,
+        suppressed=loaded.model.suppressed,
+        clock=running_time,
+        exact=settings.exact,
+        room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
+        cache_budget=_cache_budget(settings.cache_ram),
+        max_partials=settings.ctx_checkpoints,
+        draft_tree=settings.draft_tree or 0,
+    )
+    savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
+    engine.scheduler.store.copies.drafter = next(savers, None)
+    return engine
+
+
+def _cache_budget(cache_ram: int) -> float:
+    """Bytes for prefix states outside of the context; AUTO: a quarter of what is free after the load."""
+    return cache_ram if cache_ram != AUTO else _CACHE_SHARE * available_memory()
+
+
+def _prompts(loaded: Loaded, template: IsolatedTemplate | None, problem: SpecllamaError | None) -> Prompts:
+    settings, context = loaded.settings, loaded.context
+    source = settings.chat_template or loaded.header.chat_template or ""
+    calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
+    return Prompts(
+        loaded.model,
+        context.n_ctx,
+        context.n_batch,
+        template,
+        problem,
+        calls,
+        with_boundaries=not context.cuts_anywhere,
+    )
+
+
+def _template_notes(
+    loaded: Loaded, template: IsolatedTemplate | None, problem: SpecllamaError | None
+) -> list[Note]:
+    if problem is not None:
+        return [warning(f"{problem.message}; {option('raw')} works without it")]
+    return [*template_notes(loaded.model, template)] if template is not None else []
+
+
+def _kept_prefixes(loaded: Loaded, store: PrefixStore, send: Send) -> KeptPrefixes | None:
+    """The prompts of the model on disk, None where none are kept."""
+    s, directory = loaded.settings, default_directory()
+    if not s.cache_disk or not loaded.prefix_key or s.rpc:
+        return None
+    budget, held = s.cache_disk, 0
+    if budget == AUTO:
+        with contextlib.suppress(OSError):
+            held = sum(StateDirectory(directory).sizes().values())
+        budget = automatic_budget(directory, held)
+    if budget <= 0:
+        return None
+    open_disk = partial(
+        DiskStore,
+        directory,
+        budget,
+        loaded.prefix_key,
+        model=loaded.header.name,
+        say=lambda text: send(protocol.Notice(text)),
+    )
+    return KeptPrefixes(
+        store, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
+    )

@@ -23,10 +23,10 @@ from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import Header
 from specllama.gguf.identity import FileIdentity
 from specllama.llama.context import LlamaContext
-from specllama.llama.devices import devices
-from specllama.llama.library import KERNELS
+from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
+from specllama.models.memory.cost import keeps_all_cells
 from specllama.models.memory.load_plan import (
     branch_sequences,
     on_gpus,
@@ -36,19 +36,28 @@ from specllama.models.memory.load_plan import (
     spare_cells,
 )
 from specllama.models.memory.plan import MemoryPlan
-from specllama.models.memory.windows import keeps_all_cells
 from specllama.pair.check import PairVerdict
 from specllama.pair.head_check import HeadVerdict
 from specllama.text.grammar import Grammars
-from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
-from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter
-from specllama.worker.head import LoadedHead, open_head
-from specllama.worker.prefix_key import model_files, prefix_key
+from specllama.worker.draft import (
+    CheckedDrafts,
+    LoadedDraft,
+    LoadedHead,
+    checked_drafts,
+    checked_header,
+    fitted_to,
+    gpus,
+    open_head,
+    open_model,
+    reporter,
+    warm_up_drafts,
+    warm_up_target,
+)
+from specllama.worker.kept_prefixes import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import PairKey, pair_key, target_key
+from specllama.worker.profile_data import PairKey, pair_key, target_key
 from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
 from specllama.worker.rpc.attach import attach
-from specllama.worker.warm_up import warm_up_drafts, warm_up_target
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine

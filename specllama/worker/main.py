@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
-from specllama.client.trim_messages import Trim
+from specllama.client.tune_messages import Trim
 from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.processor_time import kill_descendants, of_tree, wait_while_working

@@ -11,7 +11,7 @@ from specllama.core.replay.break_even import easiest
 from specllama.drafters import MODEL
 from specllama.gguf.header import Header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import FOLDER, DraftRecord, MeasuredDrafts
+from specllama.models.foreign_drafts import FOLDER, DraftRecord, MeasuredDrafts
 from specllama.worker.loader import Loaded
 
 

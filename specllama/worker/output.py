@@ -12,7 +12,20 @@ from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
-from specllama.worker.pieces import token_bytes
+
+# The bytes and the text that ids stand for, control tokens spelt out.
+
+
+def spelt(model: LlamaModel, ids: Sequence[int], skip_special: bool = False) -> str:
+    """The text of ids, control tokens spelt out or left out."""
+    pieces = (model.piece(i) if skip_special else token_bytes(model, i) for i in ids)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def token_bytes(model: LlamaModel, token: int) -> bytes:
+    """The bytes of a token, of a control token those of its name."""
+    return model.piece(token) or model.token_text(token).encode()
+
 
 MAX_REJECTED = 32  # draft tokens of a round that are shown
 

@@ -1,27 +1,250 @@
-"""From the texts of requests to token ids: template, conversation and tokeniser, within the context's limit.
+"""From the texts of requests to token ids: template, conversation and tokeniser, within the context's
+limit.
 
 Used by the thread that decodes for small requests, by the preparer's thread for large ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.history import Message
 from specllama.client import protocol
-from specllama.core.limits import context_length_error
-from specllama.core.prefix.boundaries import GAP, Boundary
-from specllama.errors import SpecllamaError, UsageError, option
-from specllama.llama.model import LlamaModel
+from specllama.client.protocol import Infill, InfillChunk
+from specllama.clock import running_time
+from specllama.core.decoder import context_length_error
+from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
+from specllama.errors import NotSupportedError, SpecllamaError, UsageError, option
+from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
 from specllama.text.control_tokens import PromptPart
 from specllama.text.prompt_parts import PromptTemplate, encode
-from specllama.worker.conversations import ConversationCache, prompt_digest
-from specllama.worker.infill import infill_boundaries, infill_ids
-from specllama.worker.pieces import token_bytes
-from specllama.worker.prompt_boundaries import ChatPrompt, chat_boundaries
-from specllama.worker.text_limit import TextLimit
+from specllama.worker.conversations import ConversationCache, TextLimit, prompt_digest
+from specllama.worker.output import token_bytes
 from specllama.worker.tool_calls import ToolCalls
+
+# The positions up to which later prompts may share a chat's prompt, found by rendering other conversations.
+#
+# What a template writes of a message depends on those after it (some strip the reasoning of earlier answers),
+# so the prompt is compared with that of a conversation that differs: in a message, or in what follows the
+# last one. Their common beginning ends at such a position.
+
+
+_MAX_SECONDS, _SECONDS_AN_ID = 0.1, 1e-4  # of rendering other conversations, and more for long prompts
+_END = 4  # ids before the end, for the same prompt again
+_MAX_USERS = 4  # user messages whose starts are looked for
+_SYSTEM = ("system", "developer")
+_OTHER = ("#", "@")  # texts of messages that differ from any other in their first character
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a chat. parts: rendered; ids: of the prompt, which end with those of the parts. render:
+    from messages to parts. encode: from parts in the middle of a prompt to their ids.
+    """
+
+    messages: Messages
+    parts: Sequence[PromptPart]
+    ids: Sequence[int]
+    render: Callable[[Messages], list[PromptPart]]
+    encode: Callable[[Sequence[PromptPart]], list[int]]
+
+
+def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
+    """The boundaries in order, without those that are not between two tokens. A conversation that the
+    template refuses gives none; so do those that there was no time for.
+    """
+    text = "".join(part.text for part in prompt.parts)
+    kinds: dict[int, Kind] = {}
+    ends = running_time() + _MAX_SECONDS + _SECONDS_AN_ID * len(prompt.ids)
+    for kind, other in _others(prompt.messages, len(prompt.ids)):
+        if running_time() > ends:
+            break
+        try:
+            changed = "".join(part.text for part in prompt.render(other))
+        except SpecllamaError:
+            continue
+        n = _n_ids(prompt, _n_common(text, changed))
+        if 0 < n < len(prompt.ids):
+            kinds.setdefault(n, kind)
+    kinds.setdefault(len(prompt.ids) - _END, "end")
+    return [Boundary(n, kind) for n, kind in sorted(kinds.items())]
+
+
+def _others(messages: Messages, n_ids: int) -> Iterator[tuple[Kind, Messages]]:
+    """Conversations that differ from this one, the most likely first."""
+    if not messages:
+        return
+    answer = {"role": "assistant", "content": _OTHER[0]}
+    yield "reasoning", [*messages, answer, {"role": "user", "content": _OTHER[0]}]
+    if messages[-1].get("role") != "user":
+        yield "reasoning", [*messages, answer]
+    yield "reasoning", [*messages, {**answer, "reasoning_content": _OTHER[0]}]
+    first = next((i for i, m in enumerate(messages) if m.get("role") not in _SYSTEM), 0)
+    yield "system", [*messages[:first], _changed(messages[first])]
+    users = [i for i, m in enumerate(messages) if m.get("role") == "user" and i > first]
+    while users:
+        yield "user", [*messages[: users[-1]], _changed(messages[users[-1]])]
+        if n_ids < GAP * _MAX_USERS:
+            return
+        users = users[: (len(users) - 1) * (_MAX_USERS - 1) // _MAX_USERS]
+
+
+def _changed(message: Mapping[str, Any]) -> Message:
+    """A message of this role with another text from its first character on."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = next((part.get("text") for part in content if isinstance(part, dict)), "")
+    same = isinstance(content, str) and content.lstrip().startswith(_OTHER[0])
+    return {"role": message.get("role", "user"), "content": _OTHER[same]}
+
+
+def _n_common(a: str, b: str) -> int:
+    """Length of the common beginning of two texts, by bisection: comparing slices is fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def _n_ids(prompt: ChatPrompt, n_chars: int) -> int:
+    """How many ids the first characters of the text are; 0 where a token goes across."""
+    before, after = _split(prompt.parts, n_chars)
+    rest = prompt.encode(after)
+    n = len(prompt.ids) - len(rest)
+    if n > 0 and list(prompt.ids[n:]) == rest:
+        return n
+    start = prompt.encode(before)  # without BOS, which may come before it
+    for n_bos in (0, 1):
+        if start and list(prompt.ids[n_bos : n_bos + len(start)]) == start:
+            return n_bos + len(start)
+    return 0
+
+
+def _split(parts: Sequence[PromptPart], n_chars: int) -> tuple[list[PromptPart], list[PromptPart]]:
+    """The parts of the first characters, and those of the others."""
+    before, after = list[PromptPart](), list[PromptPart]()
+    for part in parts:
+        n = max(0, min(len(part.text), n_chars))
+        n_chars -= n
+        if n:
+            before.append(PromptPart(part.text[:n], part.parse_special))
+        if n < len(part.text):
+            after.append(PromptPart(part.text[n:], part.parse_special))
+    return before, after
+
+
+# The prompt that asks a model to fill a gap, in the layout of llama-server's /infill: the repository's name
+# and other texts, then the text before and after the gap, each cut to what one decode may hold.
+#
+# Texts are cut before they are tokenised.
+
+
+_REPOSITORY, _FILE = "myproject\n", "filename\n"  # llama-server's names for what it is not told
+_BETWEEN = "\n\n--- snippet ---\n\n"  # before another text, where the vocabulary has no token for that
+_KEPT_FOR_TEXT, _KEPT_SHARE = 512, 8  # tokens of the context, or 1/8 of it, that other texts leave free
+_ANCHOR_SHARE, _ANCHOR_TOKENS = 8, 8  # of the tokens before the gap the first 1/8 may be left out; see _start
+
+
+def infill_ids(model: LlamaModel, infill: Infill, n_ctx: int, n_batch: int) -> list[int]:
+    """The ids of a prompt. n_batch: most tokens of prefix and suffix together.
+
+    Without `extra`, prefix and suffix are used whole. Raises NotSupportedError where the vocabulary has no
+    tokens for it, UsageError for texts that cannot be tokenised.
+    """
+    fim = fim_tokens(model)
+    if fim.missing:
+        raise NotSupportedError(
+            f"the model cannot fill in the middle: its vocabulary has no token for {', '.join(fim.missing)}",
+            "use a model for code that was trained to",
+        )
+    prompt = model.tokenize(infill.prompt, False, False)
+    if infill.extra is None:
+        prefix = model.tokenize(infill.prefix, False, False)
+        suffix = model.tokenize(infill.suffix, False, False)
+        return _joined(model, fim, [], [*prefix, *prompt], suffix, infill.suffix_first)
+    kept = min(_KEPT_FOR_TEXT, n_ctx // _KEPT_SHARE)
+    n_batch = min(n_batch, n_ctx - kept - 4)
+    n_prefix, n_suffix = 3 * (n_batch // 4), max(0, n_batch // 4 - (2 + len(prompt)))
+    longest = model.longest_token
+    prefix = model.tokenize(infill.prefix[-(n_prefix + 1) * longest :], False, False)
+    prefix = prefix[_start(model, prefix, n_prefix) :]
+    suffix = model.tokenize(infill.suffix[: n_suffix * longest], False, False)[:n_suffix]
+    extra = _extra_ids(model, fim, infill.extra, n_ctx - n_batch - kept - 4)
+    return _joined(model, fim, extra, [*prefix, *prompt], suffix, infill.suffix_first)
+
+
+def infill_boundaries(model: LlamaModel, ids: Sequence[int]) -> list[Boundary]:
+    """The positions up to which later prompts may share such a prompt: the end of the other texts, and that
+    of the text before the gap, which grows there; and those at growing distances from the end.
+    """
+    fim, n = fim_tokens(model), len(ids)
+    starts = sorted(n - 1 - ids[::-1].index(i) for i in (fim.prefix, fim.suffix) if i in ids)
+    kinds: tuple[Kind, Kind] = ("system", "user")
+    boundaries = [Boundary(at, kind) for at, kind in zip(starts, kinds, strict=False) if at]
+    return [*boundaries, *(boundary for boundary in distances(n) if boundary.n not in starts)]
+
+
+def _joined(
+    model: LlamaModel,
+    fim: FimTokens,
+    extra: list[int],
+    prefix: list[int],
+    suffix: list[int],
+    suffix_first: bool,
+) -> list[int]:
+    """All parts in order. prefix: with the beginning of what fills the gap."""
+    parts = [[fim.prefix, *prefix], [fim.suffix, *suffix]]
+    first, second = reversed(parts) if suffix_first else parts
+    bos = [model.bos_id] if model.adds_bos and model.bos_id >= 0 else []
+    return [*extra, *bos, *first, *second, fim.middle]
+
+
+def _start(model: LlamaModel, ids: Sequence[int], n: int) -> int:
+    """Where the last n ids begin, or a little later: at the line, of those in the first part of them, whose
+    first tokens have the lowest checksum.
+
+    If the gap moves on by a line, that line is most often the same one, so that what was evaluated before it
+    is reused; the last n ids themselves would begin at another token with every character (winnowing:
+    Schleimer, Wilkerson, Aiken, SIGMOD 2003).
+    """
+    start = len(ids) - n
+    if start <= 0:
+        return 0
+    lines = [i for i in range(start, start + n // _ANCHOR_SHARE) if model.piece(ids[i - 1]).endswith(b"\n")]
+    return min(lines, key=lambda i: (_checksum(ids[i : i + _ANCHOR_TOKENS]), i), default=start)
+
+
+def _checksum(ids: Sequence[int]) -> int:
+    return zlib.crc32(b"".join(i.to_bytes(4, "little") for i in ids))
+
+
+def _extra_ids(model: LlamaModel, fim: FimTokens, chunks: Sequence[InfillChunk], n: int) -> list[int]:
+    """The last n ids of the repository's name, the other texts, and the file's name."""
+    if n <= 0:
+        return []
+    parts = [[fim.separator, *model.tokenize(_FILE, False, False)]] if fim.separator >= 0 else []
+    size = sum(map(len, parts))
+    for chunk in reversed(chunks):
+        if size >= n:
+            break
+        text = model.tokenize(chunk.text[-n * model.longest_token :], False, False)
+        parts += [text, _heading(model, fim, chunk)]
+        size += len(text) + len(parts[-1])
+    if fim.repository >= 0:
+        parts.append([fim.repository, *model.tokenize(_REPOSITORY, False, False)])
+    return [i for part in reversed(parts) for i in part][-n:]
+
+
+def _heading(model: LlamaModel, fim: FimTokens, chunk: InfillChunk) -> list[int]:
+    if fim.separator < 0:
+        return model.tokenize(_BETWEEN, False, False)
+    return [fim.separator, *model.tokenize(f"{chunk.filename}\n", False, False)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.reasoning import closing_tag
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.loader import Loaded
-from specllama.worker.output import SequenceOutput
-from specllama.worker.pieces import spelt, token_bytes
+from specllama.worker.output import SequenceOutput, spelt, token_bytes
 from specllama.worker.prompts import Prompts
 
 _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds

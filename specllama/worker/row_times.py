@@ -17,8 +17,7 @@ from specllama.clock import running_time
 from specllama.config.store import Store
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
-from specllama.llama.devices import devices
-from specllama.llama.library import compiled
+from specllama.llama.library import compiled, devices
 from specllama.llama.products import ProductError, Products
 from specllama.models.memory.available import available_memory, physical_cores
 from specllama.other_work import OtherWork

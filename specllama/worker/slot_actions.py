@@ -11,12 +11,11 @@ from pathlib import Path
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
-from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.finder import Slot, empty
 from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.models.memory.available import available_memory
-from specllama.prefix_disk.record import PrefixRecord
-from specllama.prefix_disk.slot_file import read_slot_file, write_slot_file
+from specllama.prefix_disk.slot_file import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
 from specllama.worker.kept_prefixes import WHOLE, draft_part, partials_of, text_parts
 

@@ -24,11 +24,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from specllama.calls.history import function
-from specllama.calls.turns import settled
+from specllama.calls.history import function, settled
 from specllama.data import EMBEDDED_TARGET
 from specllama.server.dialects.anthropic.request import MessagesRequest
-from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.openai.chat import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import checked
 from tests.agents.test_codex import CONFIG

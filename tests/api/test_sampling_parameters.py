@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from specllama import LLM, SamplingParams
-from specllama.core.sampling.parameter import Parameter
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import PARAMETERS, Parameter
 from tests.support.command import Command
 from tests.support.paths import ROOT
 from tests.support.serving import Server

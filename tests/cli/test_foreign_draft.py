@@ -13,7 +13,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.header import read_header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import DraftRecord, MeasuredDrafts
+from specllama.models.foreign_drafts import DraftRecord, MeasuredDrafts
 from tests.support import tinygguf, tinyheads
 from tests.support.command import Command, assert_error
 from tests.support.foreign import permuted

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from specllama.cli.launch.names import NAMES, client
+from specllama.cli.launch.client import NAMES, client
 from specllama.data import EMBEDDED_TARGET
 from tests.support.command import Command, CommandLine, assert_error
 from tests.support.serving import SOON, Api, Server

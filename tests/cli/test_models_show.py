@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.fits import Machine, fit
+from specllama.cli.models_show import Machine, fit
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.models.memory.plan import DeviceMemory

@@ -17,8 +17,7 @@ import pytest
 
 from specllama import LLM, SamplingParams
 from specllama.errors import NetworkError, UsageError
-from specllama.llama.devices import Device
-from specllama.llama.library import KERNELS
+from specllama.llama.library import KERNELS, Device
 from specllama.worker.rpc.serve import chosen
 from tests.support import tinygguf
 from tests.support.command import Command

@@ -302,7 +302,7 @@ def test_steps_left_out_of_the_sampling_sequence_are_off(shared: Command) -> Non
 def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain: Result) -> None:
     wide = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
     assert len(shared.generate(*ARGS, *wide, "--json").json["tokens"]) == 60
-    log = shared.home / "llama.log"
+    log = shared.home / "llama.library"
     result = shared.generate(
         *ARGS, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "-c", "512", "--log-file", log.name
     )

@@ -24,7 +24,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.gguf.header import read_model
 from specllama.heads import read_head
 from specllama.models.memory.load_plan import ROLLBACK, plan_load
-from specllama.worker import head as worker_head
+from specllama.worker import draft as worker_head
 from specllama.worker import loader
 from specllama.worker.loader import Loaded
 from tests.support import tinygguf, tinymtp

@@ -33,10 +33,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.llama.context import LlamaContext
 from specllama.llama.decode_limits import LimitError
-from specllama.llama.heads.block_context import BlockContext
-from specllama.llama.heads.context import HeadContext
-from specllama.llama.heads.features import TargetFeatures
-from specllama.llama.heads.functions import unsupported
+from specllama.llama.heads.context import BlockContext, HeadContext, TargetFeatures, unsupported
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import TableMask

@@ -9,11 +9,10 @@ import pytest
 
 from specllama.client.protocol import Infill, InfillChunk
 from specllama.config.load import ModelSettings
-from specllama.core.prefix.boundaries import distances
+from specllama.core.prefix.stored import distances
 from specllama.errors import NotSupportedError
-from specllama.llama.model import LlamaModel
-from specllama.llama.special_tokens import fim_tokens
-from specllama.worker.infill import infill_boundaries, infill_ids
+from specllama.llama.model import LlamaModel, fim_tokens
+from specllama.worker.prompts import infill_boundaries, infill_ids
 from tests.support import tinygguf
 
 N = tinygguf.N_VOCAB

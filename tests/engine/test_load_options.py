@@ -14,11 +14,10 @@ import pytest
 from specllama.config.load import ALL_LAYERS, LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
-from specllama.llama.context_params import context_params
-from specllama.llama.model_params import ModelParams
+from specllama.llama.context_params import ModelParams, context_params
+from specllama.models.memory.cost import keeps_all_cells
 from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
 from specllama.models.memory.plan import DeviceMemory
-from specllama.models.memory.windows import keeps_all_cells
 from tests.support.paths import ROOT
 
 GB = 10**9

@@ -12,7 +12,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.prefix.boundaries import GAP
+from specllama.core.prefix.stored import GAP
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 from tests.support.templates import SOURCES

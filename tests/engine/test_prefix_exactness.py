@@ -15,7 +15,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.fixed import Fixed
-from specllama.core.prefix.boundaries import Boundary
+from specllama.core.prefix.stored import Boundary
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter

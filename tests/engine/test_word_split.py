@@ -18,7 +18,7 @@ from pathlib import Path
 from specllama.config.load import ModelSettings
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
-from specllama.llama.word_split import _SAFE
+from specllama.llama.model import _SAFE
 from tests.support import tinygguf
 
 def load(pre):

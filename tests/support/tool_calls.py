@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from specllama.calls.format import AnswerShape, CallFormat
-from specllama.calls.pieces import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece, ThoughtPiece
+from specllama.calls.scanner import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tool, Tools
 from specllama.text.detokenizer import SHOWN
 

@@ -18,7 +18,7 @@ from specllama import errors
 from specllama.calls.formats import FORMATS, GENERIC
 from specllama.cli.app import COMMANDS
 from specllama.cli.chat import commands as chat
-from specllama.cli.launch.names import NAMES
+from specllama.cli.launch.client import NAMES
 from specllama.drafters import REGISTRY
 from specllama.server import app, dialects, page
 from specllama.server.metrics import HttpMetrics, Metrics

@@ -35,9 +35,9 @@ BASICS = (
 )  # fmt: skip
 LIGHT_CORE = (
     *(
-        "core.seeds",
         "core.sampling.params",
-        "core.sampling.parameter",
+        "core.sampling.params",
+        "core.sampling.params",
         "core.gain",
         "core.repetition",
         "core.stats",
@@ -74,7 +74,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "worker": (
         *(*BASICS, "core", "drafters", "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
         *("models", "llama", "prefix_disk", "stored_figures"),
-        *("client.protocol", "client.model_info", "client.tune_messages", "client.trim_messages"),
+        *("client.protocol", "client.model_info", "client.tune_messages", "client.tune_messages"),
     ),
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
@@ -274,7 +274,7 @@ def test_fronts_do_not_need_numpy() -> None:
 
 def test_only_the_console_writes_to_the_streams_of_a_front() -> None:
     """There the text passes the filter for terminals; what goes around it has no text of others."""
-    unfiltered = {"cli.progress", "cli.chat.screen", "cli.chat.input"}
+    unfiltered = {"cli.progress", "cli.chat.terminal"}
     writers = set()
     for path in FILES:
         name = module_name(path)
@@ -372,7 +372,7 @@ def test_one_clock_measures_time() -> None:
     of another program.
     """
     times_of_day = {
-        "models.hub.retry_after", "server.dialects.ollama.routes", "server.dialects.openai.writer",
+        "models.hub.http", "server.dialects.ollama.routes", "server.dialects.openai.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
         "cli.doctor.stored", "worker.profile", "worker.row_times",
     }  # fmt: skip

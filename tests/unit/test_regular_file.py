@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 from specllama.cli.chat import file as chat_file
-from specllama.cli.chat.history import HistoryFile
+from specllama.cli.chat.terminal import HistoryFile
 from specllama.cli.launch import files as client_files
 from specllama.cli.launch.client import ClientFile
 from specllama.config.store import stored_object
@@ -21,12 +21,12 @@ from specllama.config.toml_file import read_start, read_text
 from specllama.errors import SpecllamaError
 from specllama.gguf.identity import file_identity
 from specllama.llama.kernels import _is_usable
-from specllama.models.hub.files import read_small
+from specllama.models.hub.cache import read_small
 from specllama.prefix_disk.directory import StateDirectory
 from specllama.prefix_disk.slot_file import read_slot_file
 from specllama.regular_file import NotRegularError, open_regular, read_regular
-from specllama.server.model_files import LoadedFiles
 from specllama.server.running import _read as read_server
+from specllama.server.supervisor import LoadedFiles
 
 READERS: dict[str, Callable[[Path], object]] = {
     "store": stored_object,

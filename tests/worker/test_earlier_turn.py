@@ -16,7 +16,7 @@ from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult, fold
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.prefix.boundaries import GAP
+from specllama.core.prefix.stored import GAP
 from specllama.prefix_disk.directory import default_directory
 from tests.support import tinygguf, tinymtp
 from tests.support.generations import generate

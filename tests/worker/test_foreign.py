@@ -19,7 +19,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.widths import WIDTHS
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama.foreign import ForeignContext
-from specllama.models.measured_drafts import MeasuredDrafts
+from specllama.models.foreign_drafts import MeasuredDrafts
 from specllama.worker.measured_gain import store_answers
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_prompts

@@ -13,7 +13,8 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.prefix_disk.directory import default_directory
-from specllama.worker import kept_prefixes, prefix_key
+from specllama.worker import kept_prefixes
+from specllama.worker import kept_prefixes as prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 from tests.support.generations import generate

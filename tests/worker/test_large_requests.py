@@ -16,7 +16,7 @@ from specllama.client.stream import fold
 from specllama.config.store import Store
 from specllama.text import grammar
 from specllama.worker.engine_core import EngineCore
-from specllama.worker.preparer import LARGE
+from specllama.worker.intake import LARGE
 from tests.support.front import Front
 from tests.support.generations import generate
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specllama.client import protocol as m
-from specllama.client.trim_messages import Trim
+from specllama.client.tune_messages import Trim
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow

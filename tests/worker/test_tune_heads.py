@@ -13,7 +13,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
 from specllama.drafters import HEAD, MODEL
-from specllama.worker.head import LoadedHead
+from specllama.worker.draft import LoadedHead
 from specllama.worker.profile import ModelProfile
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_prompts

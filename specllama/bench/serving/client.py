@@ -1,11 +1,13 @@
-"""A client of one OpenAI-compatible server: its address, what it is, and streamed requests with their times.
+"""A client of one OpenAI-compatible server: its address, what it is, and streamed requests with their
+times.
 
-Redirects are not followed, so that a key goes nowhere else. Knows nothing of series and concurrency.
+Redirects are not followed, so that a key goes nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import json
 from collections.abc import Mapping
@@ -15,11 +17,259 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from specllama.bench.serving import http_errors
-from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader
 from specllama.clock import running_time
-from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
+from specllama.errors import (
+    AccessError,
+    BusyError,
+    NetworkError,
+    NotFoundError,
+    SpecllamaError,
+    UsageError,
+)
 from specllama.json_types import JsonObject
+from specllama.models.hub.http import retry_after
+
+# One streamed answer: the times of its text and the counters of its server.
+
+
+ONE_PIECE = 0.001  # seconds within which chunks count as one piece
+
+
+class BrokenStreamError(Exception):
+    """The stream is malformed, reports an error or ends too early; the message says which."""
+
+
+@dataclass(slots=True)
+class ServedPiece:
+    """Text that arrived at once. at: seconds since the request; n: its chunks of the stream."""
+
+    at: float
+    n: int = 1
+
+
+@dataclass(slots=True)
+class ServedAnswer:
+    """The outcome of a request.
+
+    number: of the request in its cell. seconds: to its end, waits after a 429 included. refused: number of
+    429s. n_predict, n_prompt, n_cached, n_drafted, n_accept: tokens by the server's count, decode_seconds:
+    from the first token to the last by its clock; None if it does not report them. digest: of the text, hex.
+    problem: why the answer is incomplete; fatal: further requests would fail too.
+    """
+
+    number: int
+    pieces: list[ServedPiece] = field(default_factory=list)
+    seconds: float = 0.0
+    refused: int = 0
+    n_predict: int | None = None
+    n_prompt: int | None = None
+    n_cached: int | None = None
+    n_drafted: int | None = None
+    n_accept: int | None = None
+    decode_seconds: float | None = None
+    digest: str = ""
+    problem: SpecllamaError | None = None
+    fatal: bool = False
+
+    @property
+    def n_chunks(self) -> int:
+        return sum(piece.n for piece in self.pieces)
+
+    @property
+    def n_tokens(self) -> int:
+        """The server's count, else the number of chunks."""
+        return self.n_chunks if self.n_predict is None else self.n_predict
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """(seconds per token, tokens) for each piece but the first.
+
+        A piece's tokens share the time since the piece before; tokens are assumed to be spread evenly over
+        the chunks.
+        """
+        each = self.n_tokens / self.n_chunks if self.n_chunks and self.n_tokens else 1.0
+        pairs = zip(self.pieces, self.pieces[1:], strict=False)
+        return [((b.at - a.at) / (b.n * each), b.n * each) for a, b in pairs]
+
+
+class StreamReader:
+    """Fills a ServedAnswer from the events of a stream in the formats of OpenAI, llama-server and vLLM."""
+
+    def __init__(self, answer: ServedAnswer) -> None:
+        self._answer, self._text, self._ended = answer, hashlib.sha256(), False
+
+    def read(self, data: str, at: float, event: str = "message") -> bool:
+        """Reads an event that arrived `at` seconds after the request; returns whether it was the last.
+
+        Raises BrokenStreamError.
+        """
+        if data.strip() == "[DONE]":
+            return True
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            raise BrokenStreamError("an event of the stream is not a JSON object")
+        if event == "error" or chunk.get("error"):
+            raise BrokenStreamError(f"the stream ends in an error: {error_text(chunk)}")
+        self._counters(chunk)
+        choices = chunk.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(choice, dict):
+            self._ended |= choice.get("finish_reason") is not None
+            if text := _text(choice):
+                self._text.update(text.encode("utf-8", "surrogatepass"))
+                pieces = self._answer.pieces
+                if pieces and at - pieces[-1].at < ONE_PIECE:
+                    pieces[-1].n += 1
+                else:
+                    pieces.append(ServedPiece(at))
+        return False
+
+    def end(self) -> None:
+        """Ends the answer. Raises BrokenStreamError if its last event is missing."""
+        if not self._ended:
+            raise BrokenStreamError("the stream ends in the middle of the answer")
+        self._answer.digest = self._text.hexdigest()
+
+    def _counters(self, chunk: JsonObject) -> None:
+        """The same counters in three dialects; what a server leaves out stays None."""
+        a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
+        speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
+        details = _part(usage, "completion_tokens_details")
+        a.n_predict = _first(_count(usage, "completion_tokens"), a.n_predict)
+        a.n_prompt = _first(_count(usage, "prompt_tokens"), a.n_prompt)
+        a.n_cached = _first(_count(_part(usage, "prompt_tokens_details"), "cached_tokens"), a.n_cached)
+        ms = timings.get("predicted_ms")
+        if isinstance(ms, (int, float)) and ms > 0:
+            a.decode_seconds = ms / 1000
+        for drafted, accept in (
+            (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
+            (_count(speculative, "num_draft_tokens"), _count(speculative, "num_accepted_draft_tokens")),
+            _predictions(details),
+        ):
+            if drafted is not None and accept is not None and accept <= drafted:
+                a.n_drafted, a.n_accept = drafted, accept
+                return
+
+
+def error_text(body: Any) -> str:
+    """The message of a server's error, in one line of printable characters."""
+    text_or_object = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(text_or_object, dict):
+        text_or_object = (
+            text_or_object.get("message")
+            or text_or_object.get("detail")
+            or text_or_object.get("type")
+            or text_or_object
+        )
+    text = " ".join(str(text_or_object).split())[:300]
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _text(choice: JsonObject) -> str:
+    """The text of a chunk. Reasoning and tool calls count too: the model writes them as well."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        text = choice.get("text")
+        return text if isinstance(text, str) else ""
+    parts = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
+    parts += [json.dumps(delta["tool_calls"])] if delta.get("tool_calls") else []
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _predictions(details: JsonObject) -> tuple[int | None, int | None]:
+    accept, rest = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
+    return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
+
+
+def _part(body: JsonObject, name: str) -> JsonObject:
+    part = body.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _count(body: JsonObject, name: str) -> int | None:
+    value = body.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first(new: int | None, old: int | None) -> int | None:
+    return old if new is None else new
+
+
+# HTTP statuses and network failures as specllama's errors, with hints. Never quotes a key.
+
+
+MAX_WAIT = 10.0  # seconds, whatever Retry-After says
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> SpecllamaError:
+    """The error for a status other than 200."""
+    why = f" ({status}): {text}" if (text := _body_text(body)) else f" ({status})"
+    if status in (401, 403):
+        return AccessError(
+            f"{url} rejects the key{why}", "give the server's key as SPECLLAMA_API_KEY or with --api-key"
+        )
+    if status in (404, 405):
+        hint = "--model NAME names another model; is the address that of an OpenAI-compatible API?"
+        return NotFoundError(f"{url} does not serve this request{why}", hint)
+    if status in (400, 413, 415, 422):
+        hint = "-n, --prompts and --temp change the request; --raw sends it without a chat template"
+        return UsageError(f"{url} refuses the request{why}", hint)
+    if status == 429:
+        return BusyError(f"{url} is busy{why}", "use a lower --concurrency")
+    if status in _REDIRECTS:
+        where = "".join(c for c in headers.get("Location", "elsewhere")[:200] if c.isprintable())
+        return NetworkError(f"{url} redirects to {where}", "give the address itself; keys are not sent on")
+    if status >= 500:
+        return NetworkError(f"{url} failed{why}", "see what the server's log says, then try again")
+    return NetworkError(f"{url} answers with status{why}", "is it the address of an OpenAI-compatible API?")
+
+
+def unreachable(error: Exception, url: str) -> NetworkError:
+    """The error for a connection that failed or broke off."""
+    name = type(error).__name__
+    what = " ".join(str(error).split())[:200] or name
+    if isinstance(error, httpx2.TimeoutException):
+        what = "no connection in time"
+    if isinstance(error, httpx2.ProxyError):
+        return NetworkError(f"the proxy does not connect to {url}: {what}", "check the proxy variables")
+    if "SSL" in what or "CERTIFICATE" in what.upper():
+        hint = "does it need http://? SSL_CERT_FILE names certificates to trust"
+        return NetworkError(f"{url} cannot be trusted: {what}", hint)
+    hint = "is the server running, and is that its port? `specllama serve` starts one"
+    return NetworkError(f"{url} cannot be reached: {what}", hint)
+
+
+def timed_out(url: str, seconds: float) -> NetworkError:
+    """The error for an answer that does not end in time."""
+    return NetworkError(
+        f"{url} has not answered within {seconds:g} s", "--timeout S waits longer, -n makes answers shorter"
+    )
+
+
+def not_an_api(url: str, why: str) -> NotFoundError:
+    """The error for an answer that does not come from an OpenAI-compatible API."""
+    hint = "give the address of an OpenAI-compatible API, for example http://127.0.0.1:8080/v1"
+    return NotFoundError(f"{url} answers, but not as an OpenAI-compatible API does: {why}", hint)
+
+
+def retry_seconds(headers: Mapping[str, str]) -> float:
+    """Seconds to wait after a 429: its Retry-After, between 0.1 and MAX_WAIT."""
+    seconds = retry_after(headers)
+    return min(MAX_WAIT, max(0.1, 1.0 if seconds is None else seconds))
+
+
+def _body_text(body: bytes) -> str:
+    """The message in the body of an error; "" for an HTML page."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        text = body.decode("utf-8", "replace").strip()
+        return "" if text.startswith("<") else error_text(text)
+    return error_text(parsed) if parsed else ""
+
 
 _HINT = "for example http://127.0.0.1:8080 or https://host/v1"
 _ROUTES = ("/chat/completions", "/completions", "/models")
@@ -155,9 +405,9 @@ class ServerClient:
             async with asyncio.timeout(self._seconds):
                 await self._stream(json.dumps(request).encode(), answer, began)
         except TimeoutError:
-            answer.problem, answer.fatal = http_errors.timed_out(self._url, self._seconds), True
+            answer.problem, answer.fatal = timed_out(self._url, self._seconds), True
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
-            answer.problem, answer.fatal = http_errors.unreachable(error, self._url), True
+            answer.problem, answer.fatal = unreachable(error, self._url), True
         except (httpx2.HTTPError, BrokenStreamError) as error:
             what = str(error) or "the connection broke"
             answer.problem = NetworkError(f"{self._url}: {what}", "see what the server's log says")
@@ -175,8 +425,8 @@ class ServerClient:
                 if response.status_code == 200:
                     return await self._read(response, answer, began)
                 body = await _first_bytes(response, _MAX_ERROR_BYTES)
-                error = http_errors.status_error(response.status_code, response.headers, body, self._url)
-                pause = http_errors.retry_seconds(response.headers)
+                error = status_error(response.status_code, response.headers, body, self._url)
+                pause = retry_seconds(response.headers)
             answer.refused += isinstance(error, BusyError)
             if not isinstance(error, BusyError) or answer.refused >= _TRIES:
                 raise error
@@ -185,7 +435,7 @@ class ServerClient:
     async def _read(self, response: httpx2.Response, answer: ServedAnswer, began: float) -> None:
         kind = response.headers.get("Content-Type", "no type").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
-            raise http_errors.not_an_api(self._url, f"{kind[:60]} instead of a stream of events")
+            raise not_an_api(self._url, f"{kind[:60]} instead of a stream of events")
         reader = StreamReader(answer)
         async for event in httpx2.EventSource(response):
             if event.data and reader.read(event.data, running_time() - began, event.event):
@@ -199,15 +449,15 @@ class ServerClient:
                 async with self._http.stream("GET", url) as response:
                     body = await _first_bytes(response, _MAX_BYTES)
         except TimeoutError:
-            raise http_errors.timed_out(url, min(_INFO_SECONDS, self._seconds)) from None
+            raise timed_out(url, min(_INFO_SECONDS, self._seconds)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            raise http_errors.unreachable(error, url) from None
+            raise unreachable(error, url) from None
         if response.status_code != 200:
-            raise http_errors.status_error(response.status_code, response.headers, body, url)
+            raise status_error(response.status_code, response.headers, body, url)
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise http_errors.not_an_api(url, "no JSON") from None
+            raise not_an_api(url, "no JSON") from None
 
     async def _with_props(self, info: ServerInfo) -> ServerInfo:
         """The same with the fields of /props, if the server lets us read them."""
@@ -229,7 +479,7 @@ def _models(body: Any, url: str) -> list[JsonObject]:
     """The models in the body of GET /v1/models. Raises NotFoundError."""
     data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):
-        raise http_errors.not_an_api(url, "no list of models")
+        raise not_an_api(url, "no list of models")
     return [m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str) and m["id"]]
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
 
-from specllama.bench.serving.answer import ServedAnswer
-from specllama.bench.serving.client import ServerClient
+from specllama.bench.serving.client import ServedAnswer, ServerClient
 from specllama.clock import running_time
 from specllama.json_types import JsonObject
 

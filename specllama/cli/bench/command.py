@@ -10,22 +10,18 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from specllama.bench.plan import BenchConfig, BenchSample, configs, order, row_times
 from specllama.bench.record import record
 from specllama.bench.report import report
-from specllama.bench.runner import BenchRunner
-from specllama.bench.summary import summarise
-from specllama.bench.verdict import advice, draft_answer, verdict
+from specllama.bench.runner import BenchConfig, BenchRunner, BenchSample, configs, order, row_times
+from specllama.bench.summary import advice, draft_answer, summarise, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
-from specllama.cli.bench.report_file import write_report
-from specllama.cli.bench.text import lines
-from specllama.cli.download import prepared
-from specllama.cli.files import resolved
+from specllama.cli.bench.text import lines, write_report
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import PartialResults, provenance, warn_if_busy
-from specllama.cli.progress import Progress
+from specllama.cli.options import resolved
+from specllama.cli.progress import Progress, prepared
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.clock import running_time

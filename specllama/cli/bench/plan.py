@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specllama.bench import workloads
-from specllama.bench.plan import BenchCase, ForcedText
-from specllama.cli.bench.report_file import checked_path
+from specllama.bench.runner import BenchCase, ForcedText
+from specllama.cli.bench.text import checked_path
 from specllama.config import build
 from specllama.config.sources import Values
 from specllama.core.sampling.params import UNTIL_STOP, SamplingParams

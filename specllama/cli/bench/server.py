@@ -3,39 +3,183 @@
 from __future__ import annotations
 
 import json
+import math
+import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import specllama
-from specllama.bench.serving.client import ServerClient, ServerInfo
+from specllama.bench import workloads
+from specllama.bench.serving.client import ServerAddress, ServerClient, ServerInfo, parse_address
 from specllama.bench.serving.record import record
 from specllama.bench.serving.report import report
-from specllama.bench.serving.summary import ServingSummary, summarise
+from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary, summarise
 from specllama.bench.serving.sweep import (
+    MAX_MARK,
     PLAIN,
     SERVED,
     SPECULATIVE,
     ServingCell,
     ServingMeasurement,
+    SweepSettings,
+    prompts,
     sweep,
     warm_up,
 )
-from specllama.bench.serving.verdict import verdict
+from specllama.bench.serving.verdict import extent, name, notes, verdict
 from specllama.cli import console
-from specllama.cli.bench.report_file import write_report
-from specllama.cli.bench.server_plan import ServerPlan, server_plan
-from specllama.cli.bench.server_text import lines
-from specllama.cli.files import resolved
-from specllama.cli.formatting import columns, rough_duration
+from specllama.cli.bench.plan import (
+    MAX_RUNS,
+    MAX_TOKENS,
+    N_TOKENS,
+    RUNS,
+    list_items,
+    temperature_list,
+    whole_number,
+)
+from specllama.cli.bench.text import checked_path, write_report
+from specllama.cli.formatting import columns, rough_duration, table, wrapped
 from specllama.cli.measuring import PartialResults, now
+from specllama.cli.options import resolved
 from specllama.cli.progress import Progress
-from specllama.client.event_loop import run
+from specllama.cli.serve import keys
+from specllama.client.client import run
 from specllama.clock import running_time
+from specllama.config.options_measuring import ASKING, BENCH
+from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 from specllama.wording import counted
+
+# The plan of `bench --server`, checked before any request is sent.
+
+
+CONCURRENCY, SECONDS = "1,2,4,8,16", 600.0
+MAX_CLIENTS, MAX_REQUESTS = 256, 10_000
+_SHARED = (
+    "prompts", "workloads", "n_tokens", "runs", "temperatures", "model_name", "report", "json", "debug",
+)  # fmt: skip
+_ALLOWED = {*_SHARED, *(option.name for option in ASKING)}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What to measure. key: "" for none; model: by the server's name, "" for its first; seconds: the limit of
+    an answer; workloads: numbers of prompts.
+    """
+
+    address: ServerAddress
+    key: str = field(repr=False)
+    model: str
+    seconds: float
+    sweep: SweepSettings
+    workloads: Mapping[str, int]
+    report: Path | None
+
+
+def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPlan:
+    """The plan. given: the command line; values: the same with configuration files and environment.
+
+    Raises UsageError, NotFoundError.
+    """
+    where = parse_address(given["server"])
+    for option in BENCH:
+        if option.name in given and option.name not in _ALLOWED:
+            hint = "its models and how they draft are the server's own; --model names one of them"
+            raise UsageError(f"{option.flags[0]} has no meaning with --server", hint)
+    clients = [
+        whole_number("--concurrency", text, 1, MAX_CLIENTS)
+        for text in list_items("--concurrency", given.get("concurrency", CONCURRENCY))
+    ]
+    available = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    chosen = workloads.select(available, given.get("workloads"))
+    n = whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
+    if n is not None and n < max(clients):
+        raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
+    temperatures = temperature_list(given.get("temperatures", "0"))
+    if len(temperatures) > 1:
+        raise UsageError("--temp takes one temperature with --server")
+    seconds = given.get("timeout", SECONDS)
+    if not (math.isfinite(seconds) and 0 < seconds <= 1e6):
+        raise UsageError(f"--timeout takes seconds above 0, not {seconds:g}")
+    model = given.get("model_name", "")
+    if not model.isprintable() or len(model) > 512:
+        raise UsageError("--model needs a name of up to 512 printable characters")
+    known = keys(values)
+    return ServerPlan(
+        address=where,
+        key=known[0] if known else "",
+        model=model,
+        seconds=seconds,
+        sweep=SweepSettings(
+            prompts=prompts(chosen, max(clients), n),
+            concurrencies=sorted(set(clients)),
+            runs=whole_number("--runs", given.get("runs", RUNS), 1, MAX_RUNS),
+            n_tokens=whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS),
+            temperature=temperatures[0],
+            raw=given.get("raw", False),
+            ignore_eos=given.get("ignore_eos", False),
+            number=secrets.randbelow(MAX_MARK),
+        ),
+        workloads={name: len(texts) for name, texts in chosen.items()},
+        report=checked_path(given["report"]) if "report" in given else None,
+    )
+
+
+# The table of `bench --server`: figures in, lines out.
+
+
+_HEADER = ("clients", "series", "t/s", "first", "token", "p99", "answer", "p99", "accept")
+_UNITS = ("", "", "", "ms", "ms", "ms", "s", "s", "")
+_LEGEND = (
+    "Clients at once; tokens per second of all of them; to the first token, between tokens, to the end of an "
+    "answer: p50 and p99."
+)
+
+
+def lines(s: ServingSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
+    """The whole text, no line longer than `width` where possible."""
+    yield from wrapped(printable(name(about)), width)
+    yield from wrapped(printable(f"{extent(about)}."), width)
+    if s.rows:
+        yield from wrapped(_LEGEND, width)
+        yield ""
+        yield from _table(s, width)
+    yield ""
+    for text in [*notes(s, about), verdict]:
+        yield from wrapped(printable(text), width)
+
+
+def _table(s: ServingSummary, width: int | None) -> Iterator[str]:
+    single = len({row.series for row in s.rows}) == 1
+    shown = [i for i in range(len(_HEADER)) if not (single and i == 1)]
+    rows, last = [[_UNITS[i] for i in shown]], None
+    for row in s.rows if single else sorted(s.rows, key=lambda r: r.concurrency):
+        cells = _cells(row, again=row.concurrency == last)
+        rows.append([cells[i] for i in shown])
+        last = row.concurrency
+    n_labels = 1 if single else 2
+    yield from table([_HEADER[i] for i in shown], rows, width, n_labels, left=range(1, n_labels))
+
+
+def _cells(row: ServingRow, again: bool) -> list[str]:
+    accept = row.acceptance
+    return [
+        "" if again else str(row.concurrency),
+        row.series,
+        "-" if row.tps is None else f"{row.tps:.1f}",
+        "-" if row.ttft is None else f"{1000 * row.ttft.p50:.0f}",
+        *_both(row.gap, 1000, ".1f"),
+        *_both(row.total, 1, ".2f"),
+        "-" if accept is None else f"{100 * accept:.0f} %",
+    ]
+
+
+def _both(t: Percentiles | None, factor: float, form: str) -> tuple[str, str]:
+    return ("-", "-") if t is None else (format(t.p50 * factor, form), format(t.p99 * factor, form))
 
 
 @dataclass(slots=True)

@@ -11,20 +11,17 @@ from typing import Any, TextIO
 from specllama.cli import console
 from specllama.cli.answer import log_file
 from specllama.cli.chat.commands import completions, run_command
-from specllama.cli.chat.continuing import chosen, options_of, with_options
+from specllama.cli.chat.continuing import ChatSaver, chosen, options_of, with_options
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import read
-from specllama.cli.chat.full_context import FullContext
-from specllama.cli.chat.input import InputReader, LineReader, UserInput
 from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
-from specllama.cli.chat.saver import ChatSaver
-from specllama.cli.chat.screen import Screen
-from specllama.cli.chat.session import ChatSession
+from specllama.cli.chat.session import ChatSession, FullContext
 from specllama.cli.chat.settings import refuse_logprobs
+from specllama.cli.chat.terminal import InputReader, LineReader, Screen, UserInput
 from specllama.cli.chat.tools import read_tools
-from specllama.cli.download import prepared
-from specllama.cli.files import resolved
+from specllama.cli.options import resolved
+from specllama.cli.progress import prepared
 from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
@@ -144,8 +141,7 @@ def _reader(keeps: bool) -> InputReader:
     editor = _drawable() if sys.stdin is not None and console.supports_ansi(sys.stdin) else None
     if editor is None:
         return LineReader()
-    from specllama.cli.chat.history import HistoryFile
-    from specllama.cli.chat.terminal import TerminalReader
+    from specllama.cli.chat.terminal import HistoryFile, TerminalReader
 
     return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history", keeps), editor)
 

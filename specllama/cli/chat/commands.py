@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from specllama.cli import console
 from specllama.cli.chat.engine import LeaveError
 from specllama.cli.chat.file import read
-from specllama.cli.chat.input import FILE
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
-from specllama.cli.files import refuse_stdout
+from specllama.cli.chat.terminal import FILE
 from specllama.cli.formatting import nearest
+from specllama.cli.options import refuse_stdout
 from specllama.errors import UsageError
 from specllama.text.terminal import visible
 from specllama.wording import counted

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
 
-from specllama.calls.pieces import CallReader
+from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load, may_loop

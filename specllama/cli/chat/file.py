@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.calls.definitions import parsed_arguments
+from specllama.calls.history import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn, turn_messages
 from specllama.client.protocol import EarlierTurn
+from specllama.config.store import write_whole
 from specllama.config.text_file import read_text
-from specllama.config.whole_file import write_whole
-from specllama.core.sampling.parameter import MAX_BIAS
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import MAX_BIAS, SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.json_types import JsonObject
 from specllama.text.surrogates import without_lone_surrogates

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.calls import definitions
-from specllama.calls.pieces import ReadCall
+from specllama.calls import history
+from specllama.calls.scanner import ReadCall
 from specllama.calls.tools import Tools
-from specllama.cli.chat.screen import Screen
+from specllama.cli.chat.terminal import Screen
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -33,7 +33,7 @@ def read_tools(path: str) -> Tools | None:
             option="tools",
         )
     try:
-        return definitions.tools(tools)
+        return history.tools(tools)
     except UsageError as error:
         raise UsageError(f": {path}: {error.message}", error.hint, option="tools") from None
 

@@ -40,7 +40,10 @@ def doctor(given: Mapping[str, Any]) -> int:
 
 def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     """The whole report as plain data, and the problems."""
-    from specllama.cli.doctor import engine, files, hub, machine, setup, stored
+    from specllama.cli.doctor import files, machine, stored
+    from specllama.cli.doctor import files as engine
+    from specllama.cli.doctor import machine as hub
+    from specllama.cli.doctor import machine as setup
 
     problems: list[Problem] = []
     probe = hub.Probe(os.environ)  # answers while the engine starts

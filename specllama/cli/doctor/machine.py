@@ -6,16 +6,30 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from shutil import which
 from typing import Any, TypedDict
+from urllib.parse import urlsplit
 
 import specllama
-from specllama.cli.doctor import Problem
+from specllama.cli.doctor import Problem, reported
+from specllama.cli.doctor.files import directory_size, free_disk, writing_problem
+from specllama.clock import ended, running_time, wait_until
+from specllama.config import sources
+from specllama.config.build import KINDS
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS
+from specllama.config.places import working_directory
+from specllama.errors import SpecllamaError
+from specllama.models import manifest
+from specllama.models.hub.http import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 from specllama.processor_time import output_of
+from specllama.rpc.endpoints import endpoints
+from specllama.rpc.probe import probe_all
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}
@@ -123,3 +137,214 @@ def _installed() -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("llama-cpp-python")
     return None
+
+
+# What `doctor` reports on configuration: files and variables in use, and the RPC workers of --rpc.
+
+
+class SettingsFile(TypedDict):
+    """A file of settings. ok: whether it can be read; sets: its keys."""
+
+    path: str
+    ok: bool
+    sets: list[str]
+
+
+class ConfigReport(TypedDict):
+    """files: in the order of reading; models: paths of models.toml; environment: names of variables."""
+
+    files: list[SettingsFile]
+    models: list[str]
+    environment: list[str]
+
+
+class WorkerDevice(TypedDict):
+    """Memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+class WorkerReport(TypedDict, total=False):
+    """An RPC worker; with `ok` its address, protocol and devices, else why it cannot be used."""
+
+    endpoint: str
+    ok: bool
+    error: str
+    address: str
+    protocol: str
+    devices: list[WorkerDevice]
+
+
+def config(environ: Mapping[str, str], problems: list[Problem]) -> ConfigReport:
+    """Configuration files in the order of reading, with the keys that they set; names of variables; the
+    models.toml of user and project.
+    """
+    files: list[SettingsFile] = []
+    user = _or_problem(lambda: sources.user_file(environ), problems)
+    cwd = working_directory()
+    if cwd is None:
+        problems.append(Problem("the working directory is gone", "change to another directory"))
+    project = None if cwd is None else _or_problem(lambda: sources.project_file(cwd, user), problems)
+    for path in (user, project):
+        if path is not None:
+            values = _or_problem(partial(_values, path, path is user, environ), problems)
+            files.append({"path": str(path), "ok": values is not None, "sets": sorted(values or {})})
+    _or_problem(lambda: sources.read_environment(environ, KINDS, LONG_FLAGS), problems)
+    known = _or_problem(lambda: manifest.load(environ), problems)
+    models = [] if known is None else [str(path) for path in (known.user, known.project) if path is not None]
+    return {
+        "files": files,
+        "models": models,
+        "environment": sorted(v for v in environ if v.startswith(sources.PREFIX)),
+    }
+
+
+def _values(path: Path, is_users: bool, environ: Mapping[str, str]) -> sources.Values:
+    """The options of the user's or the project's file. Raises ConfigError."""
+    if is_users:
+        return sources.read_file(path, KINDS, LONG_FLAGS)
+    return sources.read_project_file(path, KINDS, IN_PROJECTS, environ, LONG_FLAGS)
+
+
+def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
+    """What `read` returns, None after an error, which is reported."""
+    with reported(problems, "correct it or remove it"):
+        return read()
+
+
+def workers(given: str, problems: list[Problem]) -> list[WorkerReport]:
+    """Each RPC worker with version and memory in bytes, or why it cannot be used.
+
+    given: the value of --rpc. Raises UsageError if it is not a list of workers.
+    """
+    workers: list[WorkerReport] = []
+    for endpoint, answer in probe_all(endpoints(given)):
+        if isinstance(answer, SpecllamaError):
+            problems.append(Problem(answer.message, answer.hint, answer.exit_code))
+            workers.append({"endpoint": endpoint, "ok": False, "error": answer.message})
+        else:
+            workers.append(
+                {
+                    "endpoint": endpoint,
+                    "ok": True,
+                    "address": answer.address,
+                    "protocol": answer.protocol,
+                    "devices": [{"free": free, "total": total} for free, total in answer.devices],
+                }
+            )
+    return workers
+
+
+# What `doctor` reports on the Hugging Face hub: its cache on this disk, whether it answers and a token is
+# set.
+#
+# No token gets into the report, and none is sent.
+
+
+NO_ADDRESS = "is not an http or https address"
+SECONDS = 3.0
+
+
+class Probe:
+    """Sends the hub a request in a thread of its own: resolving its name or a proxy may take any time."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.endpoint = hub_endpoint(environ)
+        self.status: int | None = None
+        self.problem = ""
+        self._ends = running_time() + SECONDS
+        self._thread: threading.Thread | None = None
+        if is_offline(environ):
+            return
+        try:
+            parts = urlsplit(self.endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname or (parts.port or 1) < 1:
+                raise ValueError
+        except ValueError:
+            self.problem = NO_ADDRESS
+            return
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until there is an answer, or its time is over."""
+        if self._thread is None or wait_until(ended(self._thread), self._ends - running_time()):
+            return
+        self.problem = f"gave no answer within {SECONDS:g} s"
+
+    def _ask(self) -> None:
+        import http.client
+        import urllib.error
+        import urllib.request
+
+        class NoRedirect(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: Any) -> None:
+                return None
+
+        try:
+            request = urllib.request.Request(without_secrets(self.endpoint) + "/", method="HEAD")
+            with urllib.request.build_opener(NoRedirect).open(request, timeout=SECONDS) as answer:
+                self.status = answer.status
+        except urllib.error.HTTPError as error:
+            self.status = error.code
+        except urllib.error.URLError as error:
+            self.problem = f"cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+class HubReport(TypedDict):
+    """The hub and its cache. answers: None when offline; status: of its answer; token: where it is from."""
+
+    cache: str
+    cache_writable: bool
+    cache_bytes: int
+    cache_bytes_complete: bool
+    free_disk: int | None
+    endpoint: str
+    offline: bool
+    answers: bool | None
+    status: int | None
+    reason: str
+    token: str | None
+
+
+def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> HubReport:
+    """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
+    path, offline = hub_cache(environ), is_offline(environ)
+    if problem := writing_problem(path):
+        do = "make it writable, or set HF_HUB_CACHE to a directory that is"
+        problems.append(Problem(f"models cannot be downloaded: {path} {problem}", do))
+    probe.wait()
+    failing = probe.problem or (f"answers {probe.status}" if (probe.status or 0) >= 500 else "")
+    if failing:
+        do = f"set HF_ENDPOINT to one, as {DEFAULT_ENDPOINT}"
+        if probe.problem != NO_ADDRESS:
+            do = "check the network and the proxy variables; models that are on disk work without it"
+        problems.append(Problem(f"the hub {without_secrets(probe.endpoint)} {failing}", do))
+    n_bytes, complete = directory_size(path)
+    return {
+        "cache": str(path),
+        "cache_writable": not problem,
+        "cache_bytes": n_bytes,
+        "cache_bytes_complete": complete,
+        "free_disk": free_disk(path),
+        "endpoint": without_secrets(probe.endpoint),
+        "offline": offline,
+        "answers": None if offline else not probe.problem,
+        "status": probe.status,
+        "reason": failing,
+        "token": token_source(environ),
+    }
+
+
+def without_secrets(url: str) -> str:
+    """An address without user, password and query."""
+    try:
+        parts = urlsplit(url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "(no address)"
+    return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme and host else "(no address)"

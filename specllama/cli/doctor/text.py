@@ -8,7 +8,7 @@ from typing import Any
 from specllama.cli.doctor.stored import age
 from specllama.cli.formatting import wrapped
 from specllama.config.store import ENOUGH_ROWS
-from specllama.models.sizes import size
+from specllama.models.quants import size
 from specllama.wording import counted
 
 _LABEL, _SHORT_LABEL = 16, 8  # columns

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from specllama.config.option import Option, row, table
+from specllama.config.options import SERVE
+from specllama.errors import UsageError
 
 AGENT_CONTEXT = 32768  # tokens: an agent's instructions, tools and first files
 Variables = Mapping[str, str]
@@ -70,3 +75,59 @@ class Client:
     settings: Callable[[ModelServer, Variables], ClientSettings]
     n_ctx: int = 0
     alone: Sequence[str] = ()
+
+
+# The names of the clients, and where each is.
+
+
+_CLIENTS: Mapping[str, str] = {
+    "codex": "codex:CODEX",
+    "claude": "claude:CLAUDE",
+    "opencode": "opencode:OPENCODE",
+    "cline": "cline:CLINE",
+    "continue": "continue_:CONTINUE",
+    "llm": "llm:LLM",
+    "aider": "aider:AIDER",
+    "open-webui": "open_webui:OPEN_WEBUI",
+}
+NAMES = tuple(_CLIENTS)
+
+
+def client(name: str) -> Client:
+    """The client of this name. Raises UsageError."""
+    if name not in _CLIENTS:
+        raise UsageError(f"there is no client {name!r}", f"there are: {', '.join(NAMES)}")
+    module, _, variable = _CLIENTS[name].partition(":")
+    client: Client = getattr(importlib.import_module(f"specllama.cli.launch.clients.{module}"), variable)
+    return client
+
+
+# The options and arguments of `launch`: its own, and those of `serve` for a server that it starts.
+
+
+_ARGUMENTS = [
+    Option(
+        "client", (), str, f"which client: {', '.join(NAMES)}", "Arguments", "CLIENT",
+        stored=False, completes=NAMES, required=True,
+    ),
+    Option(
+        "arguments", (), str, "the client's own arguments, after --", "Arguments", "-- ARGUMENTS...",
+        many=True, stored=False,
+    ),
+]  # fmt: skip
+LAUNCHING = table(
+    "Launch",
+    row("print_only", "--print", bool, "show what would be set and run, and do nothing"),
+    row("url", "--url", str, "use this server (default: the one at --host and --port, or a new one)", "URL"),
+    row(
+        "force",
+        "--force",
+        bool,
+        "go on although the context is too small for the client, or the headers of a pair do not fit",
+    ),
+    stored=False,
+)
+_MODEL = {"model": "as for serve; of a running server one of the models that it lists"}
+OF_SERVER = [replace(o, help=_MODEL.get(o.name, o.help)) for o in SERVE if o.name != "force"]
+"""The options that a server which `launch` starts is given."""
+LAUNCH = [*_ARGUMENTS, *LAUNCHING, *OF_SERVER]

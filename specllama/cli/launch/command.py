@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.api_keys import KEY_NOTE, keys
-from specllama.cli.files import resolved
-from specllama.cli.launch import files, leftovers, server
+from specllama.cli.launch import files, server
+from specllama.cli.launch import files as leftovers
 from specllama.cli.launch.client import Client, ClientSettings, ModelServer
-from specllama.cli.launch.names import client as client_named
-from specllama.cli.launch.printed import SHOWN_KEY, printed
-from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
+from specllama.cli.launch.client import client as client_named
+from specllama.cli.launch.files import SHOWN_KEY, printed
+from specllama.cli.launch.server import KEYS, ServeCommand, serve_command
+from specllama.cli.options import resolved
+from specllama.cli.serve import KEY_NOTE, keys
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.processor_time import exits

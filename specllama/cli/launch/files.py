@@ -1,5 +1,5 @@
-"""Files that clients read: written atomically, after a copy of what was there. Each change keeps what is not
-its own.
+"""Files that clients read: written atomically, after a copy of what was there. Each change keeps what is
+not its own.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ import contextlib
 import json
 import os
 import re
+import secrets
+import shlex
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specllama.cli.launch.client import ClientFile
-from specllama.errors import ResourceError, UsageError
+from specllama.cli.launch.client import Client, ClientFile, ClientSettings
+from specllama.cli.launch.server import ServeCommand
+from specllama.config.store import cache_dir
+from specllama.errors import ResourceError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.regular_file import read_regular
 
@@ -184,3 +188,94 @@ def _yaml_list(text: str) -> list[Any]:
     if not isinstance(items, list):
         raise UsageError("is not a list", "it was left as it is; correct or move it")
     return items
+
+
+# Entries for a server that `launch` has started, in files that a client keeps.
+#
+# They are removed when the server ends, those of a launch that was killed by the next one. A record of each
+# stands in the cache while its launch runs, which holds a lock that the system releases.
+
+
+_MAX_RECORD_BYTES = 64 * 1024  # of a record
+
+
+def _folder() -> Path:
+    return cache_dir() / "launch" / "entries"
+
+
+@contextlib.contextmanager
+def entry_while_running(file: ClientFile) -> Iterator[None]:
+    """Remove the entry of a file at the end of the block, also after a crash. Raises ResourceError if its
+    record cannot be written.
+    """
+    from filelock import FileLock
+
+    assert file.entry is not None
+    record = _folder() / f"{secrets.token_hex(8)}.json"
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(record.with_suffix(".lock")):
+            with record.open("x", encoding="utf-8") as new:
+                json.dump({"path": str(file.path), "entry": dict(file.entry)}, new)
+            try:
+                yield
+            finally:
+                with contextlib.suppress(SpecllamaError):  # the next launch tries again
+                    remove_entry(file.path, file.entry)
+                    record.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResourceError(f"{record.parent} cannot be written: {error.strerror or error}") from None
+    record.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def remove_left() -> list[Path]:
+    """Remove the entries of launches that were killed. Returns the files that were changed; what cannot be
+    read or changed is left for the next time.
+    """
+    from filelock import FileLock, Timeout
+
+    changed = []
+    for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
+        lock = FileLock(record.with_suffix(".lock"))
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError, RecursionError, SpecllamaError, Timeout
+        ):
+            with lock.acquire(blocking=False):
+                if len(text := read_regular(record, _MAX_RECORD_BYTES + 1)) <= _MAX_RECORD_BYTES:
+                    left = json.loads(text)
+                    path = Path(left["path"])
+                    changed += [path] if remove_entry(path, left["entry"]) else []
+                record.unlink()
+            record.with_suffix(".lock").unlink(missing_ok=True)
+    return changed
+
+
+# What `launch --print` shows: a script for the shell, without the key itself.
+
+
+SHOWN_KEY = "$SPECLLAMA_API_KEY"
+"""Instead of the server's key."""
+
+
+def printed(
+    client: Client, settings: ClientSettings, arguments: Sequence[str], own: ServeCommand | None
+) -> str:
+    """The lines. own: the server that would be started, if one would."""
+    return "".join(f"{line}\n" for line in _lines(client, settings, arguments, own))
+
+
+def _lines(
+    client: Client, settings: ClientSettings, arguments: Sequence[str], own: ServeCommand | None
+) -> Iterator[str]:
+    if own is not None:
+        yield f"{shlex.join(['specllama', 'serve', *own.flags])} &"
+    for file in settings.files:
+        before, after = changed(file)
+        yield f"# {file.path} " + ("stays as it is" if before == after else "becomes:")
+        if before != after:
+            yield from (f"#   {line}" for line in after.splitlines())
+    yield from (f"unset {name}" for name in settings.removed)
+    for name, value in settings.variables.items():
+        quoted = f'"{value}"' if value == SHOWN_KEY else shlex.quote(value)
+        yield f"export {name}={quoted}"
+    yield shlex.join([client.program, *settings.arguments, *arguments])

@@ -12,13 +12,19 @@ import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from specllama.cli.launch.client import ModelServer
+from specllama.cli.app import run_app
+from specllama.cli.launch.client import OF_SERVER, Client, ModelServer
 from specllama.clock import sleep
+from specllama.config import defaults
+from specllama.config.option import OptionValues
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.json_types import JsonObject
@@ -136,7 +142,7 @@ class OwnServer:
         try:
             with log.open("xb") as output:
                 self._process = subprocess.Popen(
-                    module_command("specllama.cli.launch.own_server", "serve", *arguments),
+                    module_command("specllama.cli.launch.server", "serve", *arguments),
                     stdin=subprocess.PIPE,  # see own_server.py
                     stdout=output,
                     stderr=output,
@@ -195,3 +201,85 @@ def new_log() -> Path:
     except OSError as error:
         raise ResourceError(f"{folder} cannot be written: {error.strerror or error}") from None
     return folder / f"serve-{secrets.token_hex(8)}.log"
+
+
+# `python -m specllama.cli.launch.server serve ...`: the program, which ends with the process that started
+# it.
+#
+# Its stdin is a pipe to which only that process holds the other end: the system closes it when the process
+# ends, also when it is killed.
+
+
+def end_with_stdin() -> None:
+    """Have SIGTERM sent to this process when its stdin is closed."""
+    threading.Thread(target=_wait, daemon=True).start()
+
+
+def _wait() -> None:
+    while os.read(0, 4096):
+        pass
+    # To the main thread: it may be in a system call, which the signal then interrupts.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    end_with_stdin()
+    sys.exit(run_app(sys.argv[1:]))
+
+
+# The `specllama serve` that is started for a client: its flags, and its keys as variables.
+
+
+KEYS = ("api_key", "api_key_file", "admin_key", "metrics_key")
+_SECRETS = ("api_key", "admin_key", "metrics_key")  # which go by variables, not by flags
+_DRAIN_SECONDS = 1  # the client has ended before
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """flags: of serve. variables: its secrets. host, port: where it will serve, port 0 for any. model: the
+    name that it will show, as far as it is known. n_ctx: 0 for unknown.
+    """
+
+    flags: Sequence[str]
+    variables: Mapping[str, str] = field(repr=False)
+    host: str
+    port: int
+    model: str
+    n_ctx: int
+
+
+def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: Client) -> ServeCommand:
+    """The server for a client. given: the command line of `launch`; values: the same with configuration files
+    and environment.
+    """
+    more: OptionValues = {}
+    host = values.get("host", defaults.HOST)
+    port = values["port"] if "port" in given else free_port(host, values.get("port", defaults.PORT))
+    more["port"] = port
+    if "n_ctx" not in given and client.n_ctx:
+        more["n_ctx"] = max(client.n_ctx, values.get("n_ctx", 0))
+    if "drain" not in values:
+        more["drain"] = _DRAIN_SECONDS
+    flags = [*_flags({**given, **more}), *(["--force"] if given.get("force") else [])]
+    named = [*values.get("alias", []), values.get("model", ""), values.get("hf_repo", "")]
+    model = next((name for name in named if name and name != "*"), "")
+    variables = {
+        f"SPECLLAMA_{name.upper()}": ",".join(given[name]) if isinstance(given[name], list) else given[name]
+        for name in _SECRETS
+        if name in given
+    }
+    shown = PurePath(model).name.removesuffix(".gguf") or "NAME"
+    return ServeCommand(flags, variables, host, port, shown, {**values, **more}.get("n_ctx", 0))
+
+
+def _flags(values: Mapping[str, Any]) -> Iterator[str]:
+    for o in OF_SERVER:
+        if o.name not in values or o.name in _SECRETS:
+            continue
+        value = values[o.name]
+        if o.kind is bool:
+            yield from [o.flags[0]] if value else []
+            continue
+        for one in value if o.many else [value]:
+            yield from (o.flags[0], str(one))

@@ -11,14 +11,12 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import engine_log, first_interrupt, load, log_file
-from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, provenance, warn_if_busy
+from specllama.cli.options import resolved
 from specllama.cli.progress import Progress
 from specllama.cli.tune.plan import TunePlan, make_plan
-from specllama.cli.tune.results import TuneResults
-from specllama.cli.tune.text import lines
-from specllama.cli.tune.verdict import verdict
+from specllama.cli.tune.results import TuneResults, lines, verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning

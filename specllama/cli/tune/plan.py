@@ -9,7 +9,7 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.bench.plan import make_plan as bench_plan
-from specllama.cli.download import library, prepared
+from specllama.cli.progress import library, prepared
 from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.sources import Values

@@ -16,7 +16,7 @@ from math import log
 from typing import NamedTuple
 
 from specllama.core.interfaces import Drafter
-from specllama.core.policy.budget import SpeculationBudget
+from specllama.core.policy.base import SpeculationBudget
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
 from specllama.core.policy.cost_curve import CostCurve

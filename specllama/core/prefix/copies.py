@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specllama.core.interfaces import Context, Saved, SavingDrafter
-from specllama.core.prefix.finder import MIN_SHARED
-from specllama.core.prefix.slot import Slot
+from specllama.core.prefix.finder import MIN_SHARED, Slot
 from specllama.core.prefix.state_cache import StateCache, merge
 from specllama.core.prefix.stored import StoredText, as_ids
 

@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from math import inf
 
-from specllama.core.prefix.stored import Ids, PartialState, StoredText, n_common
-from specllama.core.prefix.value import Chances
+from specllama.core.prefix.stored import Chances, Ids, PartialState, StoredText, n_common
 
 _TEXT = "answer"  # the kind of boundary at which a stored text ends
 

@@ -11,13 +11,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from specllama.core.interfaces import Context
-from specllama.core.prefix.boundaries import Boundary
 from specllama.core.prefix.copies import TextCopies
-from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource
-from specllama.core.prefix.slot import Slot, empty
+from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource, Slot, empty
 from specllama.core.prefix.state_cache import StateCache
-from specllama.core.prefix.stored import Ids, PartialState, StoredText, as_ids, n_common, usable
-from specllama.core.prefix.value import Chances
+from specllama.core.prefix.stored import (
+    Boundary,
+    Chances,
+    Ids,
+    PartialState,
+    StoredText,
+    as_ids,
+    n_common,
+    usable,
+)
 
 _OFFLOAD_SECONDS = 0.1  # after which no further text is copied between two rounds
 _HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt

@@ -16,8 +16,7 @@ from specllama.core.interfaces import Drafter
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import StepCosts
-from specllama.core.replay.simulator import MakeDraft, Replay, TraceDrafter
-from specllama.core.replay.trace import Trace
+from specllama.core.replay.simulator import MakeDraft, Replay, Trace, TraceDrafter
 
 
 @dataclass(slots=True)

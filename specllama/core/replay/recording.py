@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from specllama.core.interfaces import BatchRow, Context, Drafter, OffersAlternatives, Proposal
-from specllama.core.replay.simulator import GREEDY
-from specllama.core.replay.trace import WRONG, Trace
+from specllama.core.replay.simulator import GREEDY, WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import propose
 from specllama.core.sampling.sampler import KeyedSampler

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import DraftCacheState, Proposal
-from specllama.core.replay.simulator import Seconds, SimulatedClock, TraceDrafter
-from specllama.core.replay.trace import Trace
+from specllama.core.replay.simulator import Seconds, SimulatedClock, Trace, TraceDrafter
 
 
 class TraceHead(TraceDrafter):

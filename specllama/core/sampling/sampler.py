@@ -1,9 +1,10 @@
 """Choosing a token: a pure function of (logits row, parameters, seed, position, history). No RNG state.
 
-Sampling is Gumbel-max (Maddison, Tarlow, Minka, arXiv 1411.0030) with keyed noise: noise = -log(-log(u)), u
-from a counter-based hash of (seed, position, token). The same request therefore chooses the same token at the
-same position whatever was drafted, and a draft model that samples with the same key agrees with the target
-nearly as often as their distributions allow (Daliri, Musco, Suresh, arXiv 2408.07978).
+Sampling is Gumbel-max (Maddison, Tarlow, Minka, arXiv 1411.0030) with keyed noise: noise =
+-log(-log(u)), u from a counter-based hash of (seed, position, token). The same request therefore
+chooses the same token at the same position whatever was drafted, and a draft model that samples with
+the same key agrees with the target nearly as often as their distributions allow (Daliri, Musco, Suresh,
+arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -16,13 +17,198 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
-from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.infill import InfillRule
-from specllama.core.sampling.margin import choice_margin, truncation_slack
-from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.top_k import BlockMaxima, Ids, best_first
+from specllama.core.sampling.params import GOLDEN, SamplingParams, nth_seed, splitmix64
+
+# Keyed Gumbel noise: a pure function of (seed, position, token), without random-generator state.
+#
+# SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) serves as a counter-based hash; its bits become the noise.
+
+
+__all__ = ["gumbel", "nth_seed", "splitmix64"]
+
+# 0-d arrays: numpy would convert a plain number at every operation.
+_GOLDEN = np.array(GOLDEN, np.uint64)
+_MULT1, _MULT2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
+_S30, _S27, _S31, _S12 = (np.array(n, np.uint64) for n in (30, 27, 31, 12))
+_UNIT, _HALF = np.array(2.0**-52), np.array(2.0**-53)
+
+
+def gumbel(seed: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard Gumbel noise -log(-log(u)) of the tokens `ids` at `position`, same shape as `ids`; the same
+    for the same seed, position and id.
+    """
+    key = np.array(splitmix64(seed ^ splitmix64(position)), np.uint64)
+    bits = np.multiply(ids.view(np.uint64), _GOLDEN)
+    np.add(bits, key, bits)
+    shifted = np.right_shift(bits, _S30)
+    np.bitwise_xor(bits, shifted, bits)
+    np.multiply(bits, _MULT1, bits)
+    np.right_shift(bits, _S27, shifted)
+    np.bitwise_xor(bits, shifted, bits)
+    np.multiply(bits, _MULT2, bits)
+    np.right_shift(bits, _S31, shifted)
+    np.bitwise_xor(bits, shifted, bits)
+    np.right_shift(bits, _S12, bits)  # 52 bits: with 53, adding a half could round up to u = 1
+    u: NDArray[np.float64] = np.multiply(bits, _UNIT)
+    np.add(u, _HALF, u)
+    for _ in range(2):
+        np.log(u, u)
+        np.negative(u, u)
+    return u
+
+
+# The margin of a choice: how much a row of logits may change without changing the chosen token.
+#
+# If every logit changes by less than half of the margin, the choice is certain to stay the same, whatever
+# happens to the order of the other tokens and to the number that truncation keeps.
+
 
 Values = NDArray[np.float64]
+
+
+def truncation_slack(values: Values, top_k: int, floor: float, top_p: float, total_mass: float) -> Values:
+    """By how much differences of logits must change before truncation decides otherwise, for each position of
+    the sorted values; positive where the position is kept, negative where it is cut off. Shape of `values`.
+
+    top_k: 0 for no limit. floor: logits below it are cut off. total_mass: the mass of which top_p keeps a
+    share, relative to that of the best token. A change of m in differences of logits changes the odds of any
+    set of tokens by a factor of at most exp(m).
+    """
+    slack = values - floor
+    if top_p < 1:
+        before = np.concatenate(((0.0,), np.cumsum(np.exp(values - values[0]))[:-1]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slack = np.minimum(slack, _logit(np.asarray(top_p)) - _logit(np.minimum(before / total_mass, 1)))
+    if top_k:
+        slack[top_k:] = -np.inf
+    slack[0] = np.inf
+    return slack
+
+
+def choice_margin(values: Values, scores: Values, slack: Values, n_kept: int, best: int) -> float:
+    """The margin of the choice at index `best` of the sorted candidates, the first `n_kept` of which survived
+    truncation.
+
+    scores: values plus noise, in logits. slack: see `truncation_slack`. A token leaves or enters the kept set
+    by moving to a position that truncation treats differently: it has to pass the values in between, and the
+    decision at that position may have to change too.
+    """
+    slack = np.concatenate((np.maximum(slack[:n_kept], 0.0), np.minimum(slack[n_kept:], 0.0)))
+    leaving = np.maximum(values[best] - values[best:], slack[best:])
+    margin = float(leaving[1:].min(initial=leaving[0]))
+    rivals = np.concatenate((scores[:best], scores[best + 1 : n_kept]))
+    margin = min(margin, float(scores[best] - rivals.max(initial=-np.inf)))
+    if n_kept < len(values):
+        outside = values[n_kept:]
+        # values + slack falls along the positions: the cheapest way in is next to where it meets the value.
+        at = np.searchsorted(-(values + slack), -outside, side="left")
+        entering = np.minimum(
+            np.maximum(values[at] - outside, -slack[at]),
+            np.maximum(values[at - 1] - outside, -slack[at - 1]),
+        )
+        margin = min(margin, float(np.maximum(entering, scores[best] - scores[n_kept:]).min()))
+    return margin
+
+
+def _logit(p: Values) -> Values:
+    return np.log(p) - np.log1p(-p)
+
+
+# The k largest values of a row of logits, exactly, without sorting the whole row.
+
+
+Ids = NDArray[np.int64]
+
+_BLOCK_SIZE, _SMALL_BLOCK_SIZE = 64, 16
+_LONG_ROW = 16384  # from this length on blocks have _BLOCK_SIZE values
+_COARSE = 8  # maxima of so many blocks, where there are many: the threshold is a little lower
+_STABLE_SORT_LIMIT = 512  # fewer values are sorted faster by a stable sort than by unique integer keys
+
+
+class BlockMaxima:
+    """The maxima of a row's blocks: with them, its largest values are found in a part of the row.
+
+    top: the largest value, NaN where the row contains one. Block b holds the ids b, b + n_blocks,
+    b + 2 n_blocks ..., so that one pass in memory order computes all maxima.
+    """
+
+    def __init__(self, row: Row) -> None:
+        size = _SMALL_BLOCK_SIZE if len(row) < _LONG_ROW else _BLOCK_SIZE
+        self.row, n = row, len(row) // size or len(row)
+        n_in_blocks = len(row) // n * n
+        self._blocks, self._rest = row[:n_in_blocks].reshape(-1, n), row[n_in_blocks:]
+        self._maxima = self._blocks.max(axis=0)
+        if n_rest := len(self._rest):
+            np.maximum(self._maxima[:n_rest], self._rest, out=self._maxima[:n_rest])
+        self._best = int(self._maxima.argmax())
+        self.top = float(self._maxima[self._best])
+
+    def ids_from(self, threshold: float) -> Ids:
+        """Ids of the values that are at least `threshold`, in ascending order."""
+        if len(self.row) >= _LONG_ROW:
+            chosen = (self._maxima >= threshold).nonzero()[0]
+            if 2 * len(chosen) < len(self._maxima):
+                return self._ids_in(chosen, threshold)
+        return (self.row >= threshold).nonzero()[0]
+
+    def _ids_in(self, chosen: Ids, threshold: float) -> Ids:
+        """As `ids_from`, of the blocks `chosen` and the rest of the row."""
+        indices = (self._blocks.take(chosen, axis=1) >= threshold).ravel().nonzero()[0]
+        offsets, columns = np.divmod(indices, len(chosen))
+        ids: Ids = offsets * len(self._maxima) + chosen[columns]
+        if len(self._rest):
+            ids = np.concatenate((ids, (self._rest >= threshold).nonzero()[0] + self._blocks.size))
+        return ids
+
+    def only_from(self, threshold: float) -> int | None:
+        """The id of the only value that is at least `threshold`; None where there are several."""
+        if np.count_nonzero(self._maxima >= threshold) > 1:
+            return None
+        block = self.row[self._best :: len(self._maxima)]
+        if np.count_nonzero(block >= threshold) > 1:
+            return None
+        return self._best + int(block.argmax()) * len(self._maxima)
+
+    def top_ids(self, k: int) -> Ids:
+        """As the function `top_ids`: the k-th largest value is not smaller than the k-th largest maximum."""
+        row = self.row
+        if math.isnan(self.top):
+            return np.isnan(row).nonzero()[0]
+        n = len(self._maxima)
+        if 2 * _COARSE * k < n:
+            values = self._maxima[: n // _COARSE * _COARSE].reshape(_COARSE, -1).max(axis=0)
+        else:
+            values = (self._maxima if 2 * k < n else row).copy()
+        values.partition(len(values) - k)
+        threshold = values[len(values) - k]
+        if threshold == -math.inf:
+            possible = best_first(row, (row > threshold).nonzero()[0])
+            return np.concatenate((possible, (row == threshold).nonzero()[0][:k]))[:k]
+        return best_first(row, self.ids_from(threshold))[:k]
+
+
+def top_ids(row: Row, k: int) -> Ids:
+    """Ids of the k largest values of `row`, the largest first, lower ids first among equals; shape (k,). If
+    the row contains NaN, the ids of the NaNs instead, so that the caller notices.
+    """
+    return BlockMaxima(row).top_ids(k)
+
+
+def best_first(row: Row, ids: Ids) -> Ids:
+    """The ids, given in ascending order, sorted by their value in `row`: the largest first, lower ids first
+    among equals.
+    """
+    if len(ids) < _STABLE_SORT_LIMIT:
+        return ids[(-row[ids]).argsort(kind="stable")]
+    bits = (row[ids] + np.float32(0)).view(np.uint32)  # + 0 turns negative zeros into positive ones
+    keys = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= ids.astype(np.uint64)
+    keys.sort()
+    keys &= np.uint64(0xFFFFFFFF)
+    return keys.astype(np.int64)
+
 
 NOTHING_LEGAL = -1  # the choice where grammar and forbidden ids leave no token
 _MARGIN_CANDIDATES = 8  # candidates beyond top_k that a margin considers

@@ -3,24 +3,124 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import HeadRow, Hidden
-from specllama.core.interfaces import DecodeError, NoRoomError
+from specllama.core.head_interfaces import (
+    BlockLattice,
+    BlockRows,
+    DraftedBlock,
+    FeatureReader,
+    HeadRow,
+    Hidden,
+)
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError
+from specllama.llama.context import LlamaContext
 from specllama.llama.context_params import context_params
 from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.embedding_batch import FLOATS, EmbeddingBatch
-from specllama.llama.heads.functions import ext, rows_at
-from specllama.llama.heads.host import HeadHost
-from specllama.llama.library import llama
-from specllama.llama.log import log
-from specllama.llama.logits import get_logits
+from specllama.llama.embedding_batch import FLOATS, EmbeddingBatch, get_logits
+from specllama.llama.library import ggml, llama, log
 from specllama.llama.model import LlamaModel
+
+# Functions of llama-ext.h, with which hidden states of a context are read.
+#
+# llama.cpp exports them under C++ names and does not promise to keep them: they are looked up by name, and
+# without one of them heads cannot be used.
+
+
+_CONTEXT, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+_FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
+    "set_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_CONTEXT, _BOOL, _BOOL]),
+    "get_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", FLOATS, [_CONTEXT]),
+    "set_layer": ("_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_CONTEXT, _LAYER, _BOOL]),
+    "set_offset": ("_Z28llama_set_nextn_layer_offsetP13llama_contexti", None, [_CONTEXT, ctypes.c_int32]),
+    "get_layer": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", FLOATS, [_CONTEXT, _LAYER]),
+}
+
+
+class _Functions:
+    """The functions of llama-ext.h by the names above. missing: those that this build does not export."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        for name, (symbol, result, arguments) in _FUNCTIONS.items():
+            try:
+                function = getattr(ggml, symbol)
+            except AttributeError:
+                self.missing.append(symbol)
+                continue
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    set_nextn: Any
+    get_nextn: Any
+    set_layer: Any
+    set_offset: Any
+    get_layer: Any
+
+
+ext = _Functions()
+
+
+def unsupported() -> str:
+    """Why heads cannot be used with this build of llama.cpp, "" if they can."""
+    if not ext.missing:
+        return ""
+    return f"this build of llama.cpp does not export {ext.missing[0]}"
+
+
+def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
+    """A view of n rows of floats. Raises DecodeError where llama.cpp has none."""
+    if not address:
+        raise DecodeError("llama.cpp gave no hidden states")
+    return np.ctypeslib.as_array(address, (n, width))
+
+
+def set_nextn(handle: Any) -> None:
+    """Let a context give out a row for each token of a decode, with an output or not."""
+    ext.set_nextn(handle, True, False)
+
+
+def nextn_rows(handle: Any) -> Any:
+    """The address of the rows of the last decode."""
+    return ext.get_nextn(handle)
+
+
+# What the context of a head needs to know of its target's, and what stands in for it without a target.
+
+
+class HeadHost(Protocol):
+    """What a head's context needs to know of its target's. handle: None where there is no target."""
+
+    @property
+    def handle(self) -> Any: ...
+    @property
+    def model(self) -> LlamaModel: ...
+    @property
+    def n_seq_max(self) -> int: ...
+    @property
+    def n_outputs_max(self) -> int: ...
+    @property
+    def n_threads(self) -> int: ...
+    @property
+    def n_threads_batch(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoTarget:
+    """In place of a target's context, for a head that uses nothing of it."""
+
+    model: LlamaModel
+    handle: Any = None
+    n_seq_max: int = 1
+    n_outputs_max: int = 16
+    n_threads: int = 1
+    n_threads_batch: int = 1
 
 
 def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, *, nextn_layers: bool) -> Any:
@@ -181,3 +281,169 @@ class HeadContext:
         if self.handle:
             llama.llama_free(self.handle)
             self.handle = None
+
+
+# The context of a block drafter (DFlash, DFlash 2, DSpark): the target's features are put into its cache, and
+# one decode drafts a block of tokens.
+
+
+class BlockContext:
+    """Implements core.head_interfaces.BlockHead, which documents the methods.
+
+    n_draft: tokens of a block. anchored: the row of the last token drafts the first of them; else the row
+    after it does. causal: rows of a block see those before them only. mask_id: the token of the rows after
+    the first. n_features: values of a row of the target's features. top_k: candidates that its selector has
+    for each token; 0: it has none, and gives logits. Raises ResourceError if memory runs out, or a block does
+    not fit into a physical batch.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        target: LlamaContext,
+        n_ctx: int,
+        *,
+        n_draft: int,
+        anchored: bool,
+        causal: bool,
+        mask_id: int,
+        n_features: int,
+        top_k: int = 0,
+    ) -> None:
+        self.n_draft, self._mask, self._top_k = n_draft, mask_id, top_k
+        self._n_rows = n_draft if anchored else n_draft + 1
+        self.handle = head_context(model, target, n_ctx, nextn_layers=False)
+        self.memory = llama.llama_get_memory(self.handle)
+        self.n_ctx = int(llama.llama_n_ctx(self.handle))
+        self.n_batch = int(llama.llama_n_ubatch(self.handle))
+        self.n_vocab, self.n_seq_max, self.n_features = model.n_vocab, target.n_seq_max, n_features
+        # llama.cpp's graphs want blocks whole.
+        self._n_blocks = min(self.n_batch, target.n_outputs_max) // self._n_rows
+        if not self._n_blocks:
+            self.close()
+            raise ResourceError(f"a block of {self._n_rows} rows does not fit into a physical batch")
+        self._n_embd = int(llama.llama_model_n_embd(model.handle))
+        self._limits = DecodeLimits(
+            self.n_batch, target.n_outputs_max, self.n_vocab, self.n_seq_max, width=n_features
+        )
+        if top_k:
+            set_nextn(self.handle)
+        llama.llama_set_causal_attn(self.handle, causal)
+
+    def inject(self, seq_id: int, first: int, features: Hidden) -> None:
+        for at in range(0, len(features), self.n_batch):
+            part = features[at : at + self.n_batch]
+            row_specs = [(first + at + i, seq_id, False) for i in range(len(part))]
+            self._decode(EmbeddingBatch(self._limits, row_specs, None, part))
+            llama.llama_synchronize(self.handle)
+
+    def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
+        blocks: dict[int, DraftedBlock] = {}
+        seqs = list(last)
+        for at in range(0, len(seqs), self._n_blocks):
+            blocks.update(self._draft({seq: last[seq] for seq in seqs[at : at + self._n_blocks]}))
+        return blocks
+
+    def _draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
+        """The blocks of as many sequences as fit into a physical batch."""
+        n, outputs = self._n_rows, not self._top_k
+        row_specs = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
+        tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
+        self._decode(EmbeddingBatch(self._limits, row_specs, tokens, None))
+        if self._top_k:
+            width, address = self._n_embd, nextn_rows(self.handle)
+        else:
+            width, address = self.n_vocab, ctypes.cast(get_logits(self.handle), FLOATS)
+        rows = rows_at(address, len(row_specs), width).reshape(len(last), n, width)
+        blocks = {seq: self._block(rows[i, n - self.n_draft :]) for i, seq in enumerate(last)}
+        for seq, (_, pos) in last.items():
+            self.truncate(seq, pos)
+        return blocks
+
+    def _block(self, rows: NDArray[np.float32]) -> DraftedBlock:
+        """A block of its rows of logits, or of what a selector gives: k ids, and k × k scores."""
+        k = self._top_k
+        if not k:
+            return BlockRows(rows.copy())
+        scores = rows[:, k : k + k * k].reshape(len(rows), k, k).copy()
+        return BlockLattice(rows[:, :k].astype(np.int32), scores, self.n_vocab)
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        self._limits.check_seqs(seq_id, seq_id)
+        llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
+
+    def close(self) -> None:
+        """Free the cache."""
+        if self.handle:
+            llama.llama_free(self.handle)
+            self.handle = None
+
+    def _decode(self, batch: EmbeddingBatch) -> None:
+        result = llama.llama_decode(self.handle, batch.batch)
+        if result == 1:
+            raise NoRoomError
+        if result != 0:
+            raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
+
+
+# The hidden states that a target gives out for a head.
+
+
+_LAST = -1  # instead of a layer: the rows before the output norm
+
+
+class TargetFeatures:
+    """The hidden states that a target's decodes give to a head, side by side.
+
+    layers: the layers whose inputs they are; the number of layers itself stands for the rows before the
+    output norm, as no layers at all do. These are given out only for decodes that return logits: otherwise
+    the last layer would be computed for all rows of a prompt, where one is enough.
+    """
+
+    def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
+        self.context = context
+        self.reader: FeatureReader | None = None
+        handle, n_layer = context.model.handle, context.model.n_layer
+        if any(layer < 0 for layer in layers):
+            raise DecodeError(f"a head reads layers from 0 on, not {min(layers)}")
+        self._layers = [layer if layer < n_layer else _LAST for layer in layers] or [_LAST]
+        width = llama.llama_model_n_embd if layers else llama.llama_model_n_embd_out
+        self._n_embd = int(width(handle))
+        self._needs_last, self._on = _LAST in self._layers, False
+        for layer in self._layers:
+            if layer != _LAST:
+                ext.set_layer(context.handle, layer, True)
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return self._n_embd * len(self._layers)
+
+    def before(self, n_outputs: int) -> None:
+        wanted = n_outputs > 0
+        if self._needs_last and wanted != self._on:
+            self._on = wanted
+            ext.set_nextn(self.context.handle, wanted, False)
+
+    def after(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]] = ()) -> None:
+        """Give the features of a finished decode to the reader."""
+        if self.reader is None or (self._needs_last and not self._on):
+            return
+        n = len(batch) + sum(map(len, branches))
+        layers = [self._read(layer, n) for layer in self._layers]
+        features = layers[0] if len(layers) == 1 else np.concatenate(layers, axis=1)
+        self.reader.features_decoded(batch, features, branches)
+
+    def _read(self, layer: int, n: int) -> Hidden:
+        handle = self.context.handle
+        address = ext.get_nextn(handle) if layer == _LAST else ext.get_layer(handle, layer)
+        return rows_at(address, n, self._n_embd)
+
+    def close(self) -> None:
+        """Give out nothing from the next decode on."""
+        for layer in self._layers:
+            if layer != _LAST:
+                ext.set_layer(self.context.handle, layer, False)
+        if self._needs_last:
+            ext.set_nextn(self.context.handle, False, False)
+        self.context.features = None

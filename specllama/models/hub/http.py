@@ -1,29 +1,62 @@
-"""GET requests for the hub's files with httpx2: ranges, redirects, and a token that no other host receives.
+"""GET requests for the hub's files with httpx2: ranges, redirects, and a token that no other host
+receives.
 
-The only place that opens connections for content; converts httpx2's errors to specllama's. Knows no caches.
+The only place that opens connections for content; converts httpx2's errors to specllama's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import email.utils
+import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
+from specllama.config.places import NOWHERE
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError
-from specllama.models.hub.retry_after import retry_after
 from specllama.models.names import RepoName
 from specllama.models.progress import RetryableError
+
+# The Retry-After header of a refusal, in seconds.
+
+
+_WHOLE = re.compile(r"\d{1,19}", re.ASCII)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, None where the header is missing or says nothing.
+
+    A date is compared with the Date of the same answer: a wrong clock here does not matter. Without that it
+    is compared with the time of day here.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if _WHOLE.fullmatch(text):
+        return float(text)
+    until = _time_of_day(text)
+    if until is None:
+        return None
+    now = _time_of_day(headers.get("Date", "").strip())
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def _time_of_day(text: str) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
 
 _MOST_REDIRECTS = 10
 _MAX_ETAG, _MAX_URL = 1024, 8192  # characters
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(?:(\d{1,19})|\*)", re.ASCII)
-_WHOLE = re.compile(r"\d{1,19}", re.ASCII)
 
 
 class RangeError(Exception):
@@ -209,3 +242,47 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "no response in time"
     return str(error).split("\n")[0][:200] or type(error).__name__
+
+
+# Hugging Face's environment variables: the cache, the token, the hub's address, offline mode.
+
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+
+
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """Hugging Face's directory, which holds cache and token unless other variables override it."""
+    base = environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    return _path(environ.get("HF_HOME") or os.path.join(base, "huggingface"))
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """The cache of downloads, shared by all tools."""
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return _path(named) if named else hub_home(environ) / "hub"
+
+
+def hub_endpoint(environ: Mapping[str, str]) -> str:
+    """The hub's address without a trailing slash."""
+    return (environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def token_source(environ: Mapping[str, str]) -> str:
+    """Where the token comes from: "environment", "file" or "not set"."""
+    if any(environ.get(name, "").strip() for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
+        return "environment"
+    file = _path(environ["HF_TOKEN_PATH"]) if environ.get("HF_TOKEN_PATH") else hub_home(environ) / "token"
+    with contextlib.suppress(OSError):
+        return "file" if file.stat().st_size else "not set"
+    return "not set"
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Whether the user forbids requests to the hub."""
+    value = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _path(text: str) -> Path:
+    path = Path(os.path.expandvars(os.path.expanduser(text)))
+    return NOWHERE / "huggingface" if path.parts[:1] == ("~",) else path

@@ -13,8 +13,8 @@ from specllama.models.hub.api import HubFile, Listing, gated
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
 from specllama.models.hub.transfer import Download, fetch
 from specllama.models.progress import DownloadState, Listener
+from specllama.models.quants import size
 from specllama.models.resolve import Library, ResolvedModel
-from specllama.models.sizes import size
 
 _WINDOW = 5.0  # seconds over which the rate is averaged
 _SPARE = 16 << 20  # bytes to leave free

@@ -1,7 +1,8 @@
 """The memory of a loaded model in bytes: weights, KV cache, recurrent state, compute buffers.
 
-Pure functions over headers. KV cache and recurrent state follow llama-kv-cache.cpp and llama-hparams.cpp to
-the byte; compute buffers are an upper estimate, 1.1 to 1.6 times what llama.cpp reserves for dense models.
+Pure functions over headers. KV cache and recurrent state follow llama-kv-cache.cpp and
+llama-hparams.cpp to the byte; compute buffers are an upper estimate, 1.1 to 1.6 times what llama.cpp
+reserves for dense models.
 """
 
 from __future__ import annotations
@@ -14,14 +15,85 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.config.load import CACHE_TYPES, reserved_outputs
+from specllama.config.load import CACHE_TYPES, LoadSettings, ModelSettings, reserved_outputs
 from specllama.errors import UsageError
-from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
+from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK, SWA_PATTERNS
 from specllama.gguf.header import Header
+from specllama.gguf.parse import row_bytes
 from specllama.gguf.trimmed import PREFIX
-from specllama.gguf.types import row_bytes
-from specllama.models.memory.overrides import stays_on_host
-from specllama.models.memory.windows import window_cells, windowed_layers
+
+# Layers with a sliding window: which they are, how many cells they keep, and whether they keep all.
+#
+# Follows `load_swa_pattern` of llama.cpp's models and llama-kv-cache-iswa.cpp. Layers that are not known to
+# have a window count as layers without.
+
+
+def windowed_layers(h: Header) -> tuple[bool, ...]:
+    """Which layers keep the cells of a window alone, where not all are asked for."""
+    none = (False,) * h.n_layer
+    if not h.arch_integer("attention.sliding_window"):
+        return none
+    pattern = h.metadata.get(f"{h.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        return tuple(map(bool, pattern)) if len(pattern) == h.n_layer else none
+    if h.architecture not in SWA_PATTERNS:
+        return none
+    every, full_first = SWA_PATTERNS[h.architecture]
+    every = h.arch_integer("attention.sliding_window_pattern", every)
+    if not every:
+        return (True,) * h.n_layer
+    full = 0 if full_first else every - 1
+    return tuple(i % every != full for i in range(h.n_layer))
+
+
+def window_cells(h: Header, n_ctx: int, n_slots: int, n_ubatch: int, multiple: int) -> int:
+    """Cells of the cache of windowed layers. n_ctx: cells of the others, a multiple of `multiple`."""
+    most = h.arch_integer("attention.sliding_window") * n_slots + n_ubatch
+    return -(-min(n_ctx, most) // multiple) * multiple
+
+
+def keeps_all_cells(settings: LoadSettings, with_head: bool = False) -> bool:
+    """Whether windowed layers of the target keep all cells. Where the settings do not say, they do if a
+    restored window would be rounded in another way: attention that depends on where cells lie is that of
+    caches of other types than F16, of a context without flash attention, and of exact texts on other devices.
+    Heads may read these cells.
+    """
+    s = settings.target
+    if s.swa_full is not None:
+        return s.swa_full
+    plain = s.cache_type_k == s.cache_type_v == "f16" and s.flash_attn != "off"
+    return settings.exact or with_head or not plain
+
+
+# Tensors that settings keep in a buffer of their own, whatever layer they are in.
+
+
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_HOST = "CPU"
+
+
+def tensor_overrides(s: ModelSettings) -> list[tuple[str, str]]:
+    """(regular expression of names, buffer type), as llama.cpp reads them: the first that matches counts."""
+    if s.n_cpu_moe == -1:
+        experts = [(_EXPERTS, _HOST)]
+    else:
+        experts = [(rf"blk\.{layer}" + _EXPERTS, _HOST) for layer in range(s.n_cpu_moe)]
+    return [*s.override_tensor, *experts]
+
+
+def stays_on_host(name: str, overrides: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a tensor stays in host memory though its layer is on a device. A pattern that is no regular
+    expression matches nothing; loading refuses it.
+    """
+    for pattern, buffer in overrides:
+        try:
+            match = re.search(pattern, name)
+        except re.error:
+            continue
+        if match:
+            return buffer == _HOST
+    return False
+
 
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of it
 

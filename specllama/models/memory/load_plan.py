@@ -12,9 +12,8 @@ from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, option
 from specllama.gguf.header import Header
 from specllama.heads.kind import HeadInfo
-from specllama.models.memory.overrides import tensor_overrides
+from specllama.models.memory.cost import keeps_all_cells, tensor_overrides
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
-from specllama.models.memory.windows import keeps_all_cells
 
 DRAFT_BUDGET = 64  # rows of logits beyond one per slot
 MAX_SEQUENCES = 256  # of a context: LLAMA_MAX_SEQ

@@ -1,7 +1,7 @@
 """The memory plan: whether target and draft fit, and with which context and layers, before a load.
 
-Pure functions over headers and numbers: cost.py computes what a model needs, available.py what the machine
-has. A plan that does not fit is refused with settings that would fit.
+Pure functions over headers and numbers: cost.py computes what a model needs, available.py what the
+machine has. A plan that does not fit is refused with settings that would fit.
 """
 
 from __future__ import annotations
@@ -13,10 +13,41 @@ from dataclasses import dataclass, replace
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
-from specllama.gguf.types import TYPE_BY_NAME
+from specllama.gguf.parse import TYPE_BY_NAME
+from specllama.heads import HEAD_ARCHITECTURES, file_head
+from specllama.heads.block_drafter import of_blocks
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
-from specllama.models.memory.head_parts import as_head, row_buffers, without_head
+
+# The parts of a file with a head, as headers of their own, so that the memory of each can be planned.
+#
+# llama.cpp keeps two contexts for them: the model's has no cache for the head's blocks, the head's none for
+# the others.
+
+
+_F32 = 4
+
+
+def without_head(header: Header) -> Header:
+    """The model without its blocks of multi-token prediction, which its own context does not use."""
+    n = header.n_layer_trunk
+    if n == header.n_layer or header.architecture in HEAD_ARCHITECTURES:
+        return header
+    dropped = tuple(f"blk.{i}." for i in range(n, header.n_layer))
+    tensors = tuple(t for t in header.tensors if not t.name.startswith(dropped))
+    return of_blocks(header, range(n), tensors)
+
+
+def as_head(draft: Header | HeadInfo) -> Header | HeadInfo:
+    """The head that a draft's file is; the header of another file as it is."""
+    return draft if isinstance(draft, HeadInfo) else file_head(draft) or draft
+
+
+def row_buffers(head: HeadInfo, n_batch: int) -> int:
+    """Bytes of the buffers through which hidden states of a batch go from the target to the head and back."""
+    width = head.n_embd_target * max(1, len(head.target_layers))
+    return n_batch * (width + max(head.n_embd, head.n_embd_target)) * _F32
+
 
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use

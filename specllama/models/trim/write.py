@@ -6,21 +6,102 @@ import hashlib
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.errors import IntegrityError, UsageError
-from specllama.gguf.header import Header, read_header
-from specllama.gguf.parse import TensorInfo, parse
+from specllama.errors import IntegrityError, NotFoundError, UsageError
+from specllama.gguf.header import Header, read_header, read_model
+from specllama.gguf.parse import MetadataEntry, StringArray, TensorInfo, parse
 from specllama.gguf.source import FileSource
-from specllama.gguf.trimmed import PREFIX
-from specllama.models.trim import metadata
-from specllama.models.trim.metadata import KeyValue
-from specllama.models.trim.plan import EMBEDDINGS, OUTPUT, TrimSource
+from specllama.gguf.trimmed import PREFIX, VERSION, read_trim
+from specllama.models.trim.plan import EMBEDDINGS, OUTPUT, TrimSource, names_token
 from specllama.regular_file import open_regular
+
+# The metadata of a trimmed file: that of its source with a shortened tokenizer, and what was kept.
+
+
+_LEFT_OUT = ("general.architecture", "general.alignment", "tokenizer.huggingface.json")
+_PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
+_MERGES = "tokenizer.ggml.merges"
+
+
+class KeyValue(NamedTuple):
+    """A metadata value as the parser names its type: "u32", "arr[str]"."""
+
+    key: str
+    value: Any
+    kind: str
+
+
+def copied(entries: Mapping[str, MetadataEntry]) -> Iterator[KeyValue]:
+    """The metadata of the source without what depends on how its file is split."""
+    for key, entry in entries.items():
+        if key not in _LEFT_OUT and not key.startswith(("split.", PREFIX)):
+            yield KeyValue(key, entry.value, entry.kind)
+
+
+def shortened(
+    entries: Mapping[str, MetadataEntry], ids: NDArray[np.int64], texts: list[bytes]
+) -> Iterator[KeyValue]:
+    """The metadata of the source with the tokens `ids` only. texts: of all of its tokens. Raises UsageError
+    where no merge is left, which llama.cpp needs.
+    """
+    own = {int(token): i for i, token in enumerate(ids)}
+    for key, value, kind in copied(entries):
+        if key in _PER_TOKEN:
+            raws = value.raws() if isinstance(value, StringArray) else value.tolist()
+            yield KeyValue(key, [raws[token] for token in ids.tolist()], kind)
+        elif key == _MERGES:
+            yield KeyValue(key, _merges(value, {texts[token] for token in own}), kind)
+        elif key == "tokenizer.ggml.suppress_tokens":
+            if suppressed := [own[int(token)] for token in value if int(token) in own]:
+                yield KeyValue(key, suppressed, kind)
+        elif names_token(key):
+            if value in own:
+                yield KeyValue(key, own[value], kind)
+        else:
+            yield KeyValue(key, value, kind)
+
+
+def _merges(merges: StringArray, kept: set[bytes]) -> list[bytes]:
+    """The merges of kept tokens into a kept token, in their order."""
+    merges_kept = []
+    for raw in merges.raws():
+        left, _, right = raw.partition(b" ")
+        if left in kept and right in kept and left + right in kept:
+            merges_kept.append(raw)
+    if not merges_kept:
+        raise UsageError(
+            "no merge of the tokenizer is left, so that llama.cpp could not load it", "keep more"
+        )
+    return merges_kept
+
+
+def about(
+    ids: NDArray[np.int64], n_vocab: int, source: str, sha256: str, n_bytes: int, coverage: float | None
+) -> Iterator[KeyValue]:
+    """What gguf/trimmed.py reads. source, sha256, n_bytes: name and contents of the source."""
+    yield KeyValue(f"{PREFIX}version", VERSION, "u32")
+    yield KeyValue(f"{PREFIX}n_vocab", n_vocab, "u32")
+    yield KeyValue(f"{PREFIX}ids", ids.tolist(), "arr[i32]")
+    yield KeyValue(f"{PREFIX}source", source, "str")
+    yield KeyValue(f"{PREFIX}source_sha256", sha256, "str")
+    yield KeyValue(f"{PREFIX}source_bytes", n_bytes, "u64")
+    if coverage is not None:
+        yield KeyValue(f"{PREFIX}coverage", coverage, "f32")
+
+
+def embeddings(n_bytes: int, kind: str) -> Iterator[KeyValue]:
+    """The place of the other tokens' embeddings, which is known once the file is written."""
+    yield KeyValue(f"{PREFIX}embeddings_offset", 0, "u64")
+    yield KeyValue(f"{PREFIX}embeddings_bytes", n_bytes, "u64")
+    yield KeyValue(f"{PREFIX}embeddings_type", kind, "str")
+    yield KeyValue(f"{PREFIX}embeddings_scale", 1.0, "f32")
+
 
 Ids = NDArray[np.int64]
 Retype = Callable[[NDArray[np.uint8], str, int, str], NDArray[np.uint8]]
@@ -65,7 +146,7 @@ def write_trimmed(
         data = tensor_bytes(header, t)
         if t.name == EMBEDDINGS and source.head is None:
             rest = np.asarray(np.delete(data, ids, axis=0))
-            for item in metadata.embeddings(rest.nbytes, t.type):
+            for item in embeddings(rest.nbytes, t.type):
                 _add(writer, item)
         if source.has_rows(t.name):
             data = kept_rows(data, t, rows)
@@ -108,11 +189,7 @@ def _metadata(source: TrimSource, ids: Ids) -> Iterator[KeyValue]:
     header = source.header
     with FileSource(header.parts[0] if header.parts else header.path) as opened:
         entries = parse(opened).entries
-    items = list(
-        metadata.copied(entries)
-        if source.keeps_tokenizer
-        else metadata.shortened(entries, ids, header.token_texts)
-    )
+    items = list(copied(entries) if source.keeps_tokenizer else shortened(entries, ids, header.token_texts))
     yield from (
         item._replace(value=f"{item.value} trimmed") if item.key == "general.name" else item for item in items
     )
@@ -189,3 +266,27 @@ def _append(path: Path, rest: NDArray[np.uint8]) -> None:
         file.seek(offset)
         rest.tofile(file)
     set_embeddings(path, offset, 1.0)
+
+
+# Whether the file or the parts that a draft was trimmed from have changed since.
+
+
+def changed_source(draft: Header) -> str:
+    """The name of the source of a trimmed draft if it is in the same folder and has other contents now, else
+    "". Reads the whole source if its size is the same. Raises GGUFError.
+    """
+    trim = read_trim(draft)
+    if trim is None or os.path.basename(trim.source) != trim.source or not trim.source:
+        return ""
+    source = os.path.join(os.path.dirname(draft.path), trim.source)
+    try:
+        if not os.path.isfile(source) or os.path.samefile(source, draft.path):
+            return ""
+        parts = read_model(source).parts
+        if sum(map(os.path.getsize, parts)) != trim.source_bytes:
+            return trim.source
+        return trim.source if sha256_of(parts, lambda _share: None) != trim.source_sha256 else ""
+    except IntegrityError:  # it is being changed, or is no model any more
+        return trim.source
+    except (OSError, NotFoundError, UsageError):  # it cannot be read
+        return ""

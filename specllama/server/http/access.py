@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specllama.clock import running_time
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
-from specllama.server.http.origins import LOCAL, Origins
-from specllama.server.http.path import root_path, settle_path
+from specllama.server.http.origins import LOCAL, Origins, root_path, settle_path
 from specllama.server.metrics import HttpMetrics, MetricsByOwner
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say

@@ -1,24 +1,98 @@
-"""Reads the body of a request as a JSON object, within limits of size, time, depth and number of values.
-
-Knows no fields: callers check the content of the object.
-"""
+"""Reads the body of a request as a JSON object, within limits of size, time, depth and number of values."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
+import zlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
 from specllama.json_types import JsonObject
-from specllama.server.http.decoding import Decoder
-from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
+from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
 from specllama.text.surrogates import without_lone_surrogates
+
+# Decodes compressed bodies as they arrive, within a size limit.
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def _zstd() -> Any:
+    """Python's own module, None before Python 3.14."""
+    try:
+        return importlib.import_module("compression.zstd")
+    except ImportError:
+        return None
+
+
+_ZSTD = _zstd()
+KNOWN = ("gzip", "deflate", *(("zstd",) if _ZSTD is not None else ()))
+
+
+class Decoder:
+    """Decodes one body. encoding: the value of Content-Encoding, "" for none. most: bytes of its text. Raises
+    MediaTypeError for encodings that are not known.
+    """
+
+    def __init__(self, encoding: str, most: int) -> None:
+        self._name, self._most, self._size = encoding.strip().lower().removeprefix("x-"), most, 0
+        self._plain = self._name in ("", "identity")
+        if not self._plain and self._name not in KNOWN:
+            known = ", ".join(KNOWN)
+            message = f"Content-Encoding {encoding[:40]!r} cannot be decoded here; known are {known}"
+            raise MediaTypeError(message, details={"accept-encoding": known})
+        self._inner = None if self._plain else self._new()
+
+    def push(self, data: bytes) -> bytes:
+        """The decoded bytes of the next chunk; exceeds the limit in total if the body is too long. Raises
+        UsageError.
+        """
+        if self._plain:
+            return data
+        decoded = bytearray()
+        while data and self._size <= self._most:
+            if self._inner is None or self._inner.eof:
+                self._inner = self._new()
+            try:
+                part = self._inner.decompress(data, self._most + 1 - self._size)
+            except Exception as error:
+                if not isinstance(error, (zlib.error, *_errors())):
+                    raise
+                raise UsageError(f"the body is not {self._name}: {error}") from None
+            decoded += part
+            self._size += len(part)
+            data = self._inner.unused_data if self._inner.eof else b""
+        return bytes(decoded)
+
+    def finish(self) -> None:
+        """Raises UsageError if the body ended early."""
+        if self._inner is not None and self._size <= self._most and not self._inner.eof:
+            raise UsageError(f"the body is not {self._name}: it ends too early")
+
+    def _new(self) -> _Decompressor:
+        if self._name == "zstd":
+            decompressor: _Decompressor = _ZSTD.ZstdDecompressor()
+            return decompressor
+        return zlib.decompressobj(zlib.MAX_WBITS | 32)  # of gzip and of zlib
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    return (_ZSTD.ZstdError,) if _ZSTD is not None else ()
+
 
 MAX_DEPTH = 64
 MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
@@ -169,3 +243,45 @@ def _repair_texts(data: JsonObject) -> None:
 
 def _too_deep(what: str) -> UsageError:
     return UsageError(f"{what} is nested deeper than {MAX_DEPTH} levels")
+
+
+# Time limits for per-token operations: a timer that is rescheduled only when it fires.
+
+
+class IdleTimer:
+    """Calls `expired` in the event loop once the latest `begin` is `seconds` old without `end`; once per
+    `begin`. Needs a running event loop.
+    """
+
+    def __init__(self, seconds: float, expired: Callable[[], object]) -> None:
+        self._seconds, self._expired = seconds, expired
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Start the timer, or restart it."""
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._check)
+
+    def end(self) -> None:
+        """Stop the timer: the operation has ended."""
+        self._since = None
+
+    def close(self) -> None:
+        """Cancel the timer for good."""
+        self._since = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return
+        left = self._since + self._seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check)
+        else:
+            self._since = None
+            self._expired()

@@ -1,18 +1,20 @@
-"""Finite automata of the parts of a grammar, and where a reader that takes the longest match reads too far.
-
-Knows no recursion: the parts are regular.
+"""Finite automata of the parts of a grammar, and where a reader that takes the longest match reads too
+far.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from specllama.text.gbnf.nodes import (
+from specllama.errors import UsageError
+from specllama.text.gbnf.parser import (
     Alternatives,
     Chars,
+    Lexeme,
     Literal,
     Node,
     Ranges,
@@ -20,8 +22,11 @@ from specllama.text.gbnf.nodes import (
     RuleRef,
     Rules,
     Sequence,
+    TokenRef,
     char,
+    children,
     first_bytes,
+    users,
 )
 
 
@@ -191,3 +196,242 @@ def _character_classes(sets: list[Ranges]) -> tuple[dict[Ranges, list[int]], lis
             numbers[distinct[lowest.bit_length() - 1]].append(number)
             members ^= lowest
     return numbers, [among[n] for n in range(len(classes))]
+
+
+# What may follow the lexemes of a grammar: the FIRST and FOLLOW sets of parsers (Aho, Sethi and Ullman 1986,
+# section 4.4), of first bytes.
+
+
+_EMPTY_TEXT = 1 << 0xFE  # in a FIRST set: the empty text; no byte of UTF-8
+_TOKEN = 1 << 0xFF  # a token that is matched by its id
+
+
+class Follow:
+    """of_lexemes: by regular expression, the first bytes of what may follow, as bits."""
+
+    def __init__(self, rules: Rules, work: Work) -> None:
+        self.of_lexemes: dict[str, int] = defaultdict(int)
+        self._rules, self._work = rules, work
+        self._first = dict.fromkeys(rules, 0)
+        self._of_rules = dict.fromkeys(rules, 0)
+        used_by = users(rules)
+        self._settle(lambda name: used_by[name] if self._update_first(name) else ())
+        self._settle(self._visit)
+
+    def _settle(self, update: Callable[[str], set[str] | tuple[()]]) -> None:
+        """Update rules until nothing changes. update: returns the rules to update again."""
+        todo = deque(self._rules)
+        waiting = set(todo)
+        while todo:
+            name = todo.popleft()
+            waiting.discard(name)
+            for other in update(name):
+                if other not in waiting:
+                    waiting.add(other)
+                    todo.append(other)
+
+    def _update_first(self, name: str) -> bool:
+        before, self._first[name] = self._first[name], self._first_of(self._rules[name])
+        return self._first[name] != before
+
+    def _first_of(self, node: Node) -> int:
+        self._work.add(1)
+        if isinstance(node, Lexeme):
+            return node.first_bytes | _EMPTY_TEXT * node.optional
+        if isinstance(node, RuleRef):
+            return self._first[node.name]
+        if isinstance(node, Alternatives):
+            first = 0
+            for option in node.options:
+                first |= self._first_of(option)
+            return first
+        if isinstance(node, Repeat):
+            return self._first_of(node.item) | _EMPTY_TEXT * (not node.least)
+        if isinstance(node, Sequence):
+            first = _EMPTY_TEXT
+            for item in node.items:
+                if first & _EMPTY_TEXT:
+                    first = first & ~_EMPTY_TEXT | self._first_of(item)
+            return first
+        return _TOKEN
+
+    def _visit(self, name: str) -> set[str]:
+        changed: set[str] = set()
+        self._walk(self._rules[name], self._of_rules[name], changed)
+        return changed
+
+    def _walk(self, node: Node, after: int, changed: set[str]) -> int:
+        """Note what follows in a node that `after` may follow. Returns what the two begin with."""
+        first = self._first_of(node)
+        if isinstance(node, Lexeme):
+            self.of_lexemes[node.regex] |= after
+        elif isinstance(node, RuleRef):
+            before = self._of_rules[node.name]
+            self._of_rules[node.name] |= after
+            if self._of_rules[node.name] != before:
+                changed.add(node.name)
+        elif isinstance(node, Alternatives):
+            for option in node.options:
+                self._walk(option, after, changed)
+        elif isinstance(node, Repeat):
+            again = first & ~_EMPTY_TEXT if node.most != 1 else 0
+            self._walk(node.item, after | again, changed)
+        elif isinstance(node, Sequence):
+            begin = after
+            for item in reversed(node.items):
+                begin = self._walk(item, begin, changed)
+        return first & ~_EMPTY_TEXT | after if first & _EMPTY_TEXT else first
+
+
+# The parts of a grammar that are regular, and their regular expressions.
+
+
+_MAX_POSITIONS = 5_000  # characters of a part, repetitions and rules written out
+_MAX_LEVELS = 100  # of nodes in each other, those of its rules included
+
+
+class _Shape(NamedTuple):
+    """Of a regular part: its size and levels, whether it may be empty, its first bytes as bits."""
+
+    n_positions: int
+    n_levels: int
+    empty: bool
+    first_bytes: int
+
+
+class RegularParts:
+    """Regular parts of a grammar, as far as they are small enough for an automaton."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._shapes: dict[int, _Shape | None] = {}  # by id of a node, which the rules keep alive
+        self._by_rule: dict[str, _Shape | None] = {}
+        for name in _innermost_first(rules):
+            self._by_rule[name] = self._shape(rules[name])
+
+    def lexeme(self, node: Node) -> Lexeme | None:
+        """A node as a lexeme; None if it is not regular, too large, or the empty text alone."""
+        shape = self._shape(node)
+        if shape is None or not shape.n_positions:
+            return None
+        return Lexeme(self._regex(node), shape.empty, shape.first_bytes)
+
+    def _shape(self, node: Node) -> _Shape | None:
+        if id(node) not in self._shapes:
+            self._shapes[id(node)] = self._measured(node)
+        return self._shapes[id(node)]
+
+    def _measured(self, node: Node) -> _Shape | None:
+        if isinstance(node, Chars):
+            return _Shape(1, 1, False, first_bytes(node.ranges))
+        if isinstance(node, Literal):
+            code = ord(node.text[0])
+            return _Shape(len(node.text), 1, False, first_bytes(((code, code),)))
+        if isinstance(node, RuleRef):
+            parts = [self._by_rule.get(node.name)]
+        else:
+            parts = [self._shape(part) for part in children(node)]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or not (known or isinstance(node, Sequence)):
+            return None
+        n_positions = sum(part.n_positions for part in known)
+        empty = [part.empty for part in known]
+        may_be_empty = any(empty) if isinstance(node, Alternatives) else all(empty)
+        if isinstance(node, Repeat):
+            n_positions *= node.most or max(node.least, 1)
+            may_be_empty = may_be_empty or not node.least
+        n_first = len(known)
+        if isinstance(node, Sequence) and not may_be_empty:
+            n_first = empty.index(False) + 1
+        first = 0
+        for part in known[:n_first]:
+            first |= part.first_bytes
+        n_levels = 1 + max((part.n_levels for part in known), default=0)
+        fits = n_positions <= _MAX_POSITIONS and n_levels <= _MAX_LEVELS
+        return _Shape(n_positions, n_levels, may_be_empty, first) if fits else None
+
+    def _regex(self, node: Node) -> str:
+        if isinstance(node, Chars):
+            return _char_class(node.ranges)
+        if isinstance(node, Literal):
+            return "".join(map(_char, node.text))
+        if isinstance(node, RuleRef):
+            return self._regex(self._rules[node.name])
+        parts = [self._regex(part) for part in children(node)]
+        if isinstance(node, Alternatives):
+            return f"(?:{'|'.join(parts)})" if len(parts) > 1 else parts[0]
+        if isinstance(node, Repeat):
+            return f"(?:{parts[0]}){operator(node)}"
+        return "".join(parts)
+
+
+def operator(node: Repeat) -> str:
+    """As regular expressions and Lark have it."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.least, node.most))
+    return short or f"{{{node.least},{'' if node.most is None else node.most}}}"
+
+
+def _char_class(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _char(chr(ranges[0][0]))
+    pairs = ((_char(chr(a)), _char(chr(b))) for a, b in ranges)
+    return f"[{''.join(a if a == b else f'{a}-{b}' for a, b in pairs)}]"
+
+
+def _char(c: str) -> str:
+    return c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}"
+
+
+def _innermost_first(rules: Rules) -> list[str]:
+    """Rules after those that they refer to, without recursive ones and their users."""
+    used_by = users(rules)
+    n_missing = Counter(name for names in used_by.values() for name in names)
+    order = [name for name in rules if not n_missing[name]]
+    for name in order:
+        for user in used_by[name]:
+            n_missing[user] -= 1
+            if not n_missing[user]:
+                order.append(user)
+    return order
+
+
+# How long the shortest texts of a grammar's rules are.
+#
+# A text that a grammar forces is worked out whole, in memory and in time; forty rules that each double the
+# next one make one of a terabyte.
+
+
+MAX_LENGTH = 100_000  # characters; no context holds many such texts, and the grammar's text has 64 KiB
+
+
+def check_lengths(rules: Rules) -> bool:
+    """Whether each rule has a text that ends. Raises UsageError if the shortest of a rule is too long."""
+    lengths = dict.fromkeys(rules, math.inf)
+    used_by = users(rules)
+    todo = deque(rules)
+    while todo:
+        name = todo.popleft()
+        length = _length(rules[name], lengths)
+        if length < lengths[name]:
+            lengths[name] = length
+            todo += used_by[name]
+    long = next((name for name, length in lengths.items() if MAX_LENGTH < length < math.inf), None)
+    if long is not None:
+        why = f"the shortest text of rule {long!r} has more than {MAX_LENGTH} characters"
+        raise UsageError(f"the grammar cannot be used: {why}")
+    return all(length < math.inf for length in lengths.values())
+
+
+def _length(node: Node, lengths: dict[str, float]) -> float:
+    if isinstance(node, Chars | TokenRef):
+        return 1
+    if isinstance(node, Literal):
+        return len(node.text)
+    if isinstance(node, RuleRef):
+        return lengths[node.name]
+    parts = [_length(part, lengths) for part in children(node)]
+    if isinstance(node, Alternatives):
+        return min(parts)
+    if isinstance(node, Repeat):
+        return parts[0] * node.least if node.least else 0
+    return sum(parts)

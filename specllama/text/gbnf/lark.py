@@ -2,25 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Iterable
 
 from specllama.errors import UsageError
-from specllama.text.gbnf.lexemes import cut
-from specllama.text.gbnf.nodes import (
+from specllama.text.gbnf.automaton import (
+    Automata,
+    Follow,
+    RegularParts,
+    TooLargeError,
+    Work,
+    check_lengths,
+    operator,
+)
+from specllama.text.gbnf.parser import (
     Alternatives,
+    Chars,
     Lexeme,
+    Literal,
     Node,
     Repeat,
     RuleRef,
     Rules,
     Sequence,
     TokenRef,
+    char,
+    children,
     descendants,
+    parse,
+    users,
 )
-from specllama.text.gbnf.parser import parse
-from specllama.text.gbnf.possible import possible
-from specllama.text.gbnf.regular import operator
-from specllama.text.gbnf.shortest import check_lengths
+
+# Cuts a grammar into lexemes, the parts that llguidance reads with automata instead of its Earley parser.
+#
+# llguidance ends a lexeme where none can go on. So a part is made a lexeme only where that makes no
+# difference: where one may end, none goes on with a character that may follow. Single characters always
+# qualify, so that every grammar can be cut, and the texts stay the same.
+
+
+_MAX_WORK = 200_000  # some 0.3 s
+
+
+def cut(rules: Rules, characters_only: bool) -> Rules:
+    """The rules that `root` needs, in lexemes.
+
+    characters_only: each a single character, so that llguidance's limit on steps soon ends a forced text that
+    has no end.
+    """
+    cutter, work = _Cutter(rules, characters_only), Work(_MAX_WORK)
+    if characters_only:
+        return cutter.cut()
+    try:
+        while True:
+            lexemes = cutter.cut()
+            overruns = _overruns(lexemes, cutter, work)
+            if not overruns:
+                return lexemes
+            cutter.refused |= overruns
+    except TooLargeError:
+        cutter.characters_only = True
+        return cutter.cut()
+
+
+def _overruns(cut_rules: Rules, cutter: _Cutter, work: Work) -> set[str]:
+    follow = Follow(cut_rules, work).of_lexemes
+    if not any(follow.values()):
+        return set()
+    automata = Automata(cutter.rules, work)
+    for regex, node in cutter.sources.items():
+        automata.add(regex, node)
+    return automata.overruns(follow)
+
+
+class _Cutter:
+    """refused: regular expressions that may not become lexemes. sources: what the lexemes were made of."""
+
+    def __init__(self, rules: Rules, characters_only: bool) -> None:
+        self.rules = rules
+        self.refused: set[str] = set()
+        self.characters_only = characters_only
+        self.sources: dict[str, Node] = {}
+        self._parts = RegularParts(rules)
+        self._char = functools.cache(lambda c: char(ord(c)))
+
+    def cut(self) -> Rules:
+        self.sources = {}
+        lexemes: Rules = {}
+        todo = ["root"]
+        while todo:
+            name = todo.pop()
+            if name not in lexemes:
+                lexemes[name] = self._cut(self.rules[name])
+                todo += [node.name for node in descendants(lexemes[name]) if isinstance(node, RuleRef)]
+        return lexemes
+
+    def _cut(self, node: Node) -> Node:
+        if isinstance(node, Chars) or not self.characters_only:
+            lexeme = self._parts.lexeme(node)
+            if lexeme is not None and lexeme.regex not in self.refused:
+                self.sources.setdefault(lexeme.regex, node)
+                return lexeme
+        if isinstance(node, Literal):
+            return Sequence(tuple(self._cut(self._char(c)) for c in node.text))
+        if isinstance(node, Sequence):
+            return Sequence(tuple(self._cut(item) for item in node.items))
+        if isinstance(node, Alternatives):
+            return Alternatives(tuple(self._cut(option) for option in node.options))
+        if isinstance(node, Repeat):
+            return Repeat(self._cut(node.item), node.least, node.most)
+        return node
+
+
+# Leaves out of a grammar what no text satisfies, such as the class [z-a]. llama.cpp generates up to there,
+# and has no token left then.
+
+
+def possible(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
+    """The rules without impossible alternatives; without `root` if no text satisfies it.
+
+    matches: whether a token can match. A rule that has no end, but otherwise possible parts, stays.
+    """
+    leaves = (node for body in rules.values() for node in descendants(body))
+    if not any(_is_impossible(node, matches) for node in leaves):
+        return rules
+    used_by = users(rules)
+    kept = dict(rules)
+    todo = list(rules)
+    while todo:
+        name = todo.pop()
+        if name in kept and (body := _without_impossible(rules[name], kept, matches)) != kept[name]:
+            if body is None:
+                del kept[name]
+            else:
+                kept[name] = body
+            todo += used_by[name]
+    return kept
+
+
+def _without_impossible(node: Node, rules: Rules, matches: Callable[[TokenRef], bool]) -> Node | None:
+    """None: it is impossible as a whole."""
+
+    def possible_ones(nodes: Iterable[Node]) -> list[Node]:
+        all_ = (_without_impossible(n, rules, matches) for n in nodes)
+        return [n for n in all_ if n is not None]
+
+    if isinstance(node, Chars | TokenRef | Literal):
+        return None if _is_impossible(node, matches) else node
+    if isinstance(node, RuleRef):
+        return node if node.name in rules else None
+    if isinstance(node, Repeat):
+        kept = possible_ones([node.item])
+        if kept:
+            return Repeat(kept[0], node.least, node.most)
+        return None if node.least else Sequence(())
+    if isinstance(node, Alternatives):
+        kept = possible_ones(node.options)
+        return Alternatives(tuple(kept)) if kept else None
+    kept = possible_ones(children(node))
+    return Sequence(tuple(kept)) if len(kept) == len(children(node)) else None
+
+
+def _is_impossible(leaf: Node, matches: Callable[[TokenRef], bool]) -> bool:
+    if isinstance(leaf, TokenRef):
+        return not matches(leaf)
+    return isinstance(leaf, Chars) and not leaf.ranges
 
 
 def gbnf_to_lark(

@@ -12,10 +12,10 @@ from dataclasses import replace
 from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, Note, SpecllamaError, UsageError, option
-from specllama.llama.devices import devices
+from specllama.llama.library import devices
 from specllama.llama.rpc import add_worker, on_abort, require_rpc
 from specllama.rpc.probe import PROBE_SECONDS, Worker, find_workers
-from specllama.worker.rpc import sockets
+from specllama.worker.rpc import serve
 
 Send = Callable[[protocol.Message], None]
 
@@ -34,8 +34,8 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     on_abort(lambda message: send(protocol.Failed(_lost(workers, message).to_dict())))
     for worker in workers:
         _add(worker)
-    for sock in sockets.connections_to({worker.address for worker in workers}):
-        sockets.keep_alive(sock)
+    for sock in serve.connections_to({worker.address for worker in workers}):
+        serve.keep_alive(sock)
     local = tuple(d.name for d in devices() if d.gpu and not d.remote) or ("none",)
     draft = settings.draft
     if draft is not None and not draft.devices:
@@ -102,7 +102,7 @@ def _lost(workers: Sequence[Worker], message: str) -> EngineDiedError:
     """The error to report when ggml aborts with this message; names the lost worker if it is known."""
     if "rpc" not in message.lower():
         return EngineDiedError(f"llama.cpp ended the engine process: {message.rpartition(': ')[2]}")
-    lost = sockets.lost({worker.address for worker in workers})
+    lost = serve.lost({worker.address for worker in workers})
     names = [w.endpoint for w in workers if w.address in lost] or [w.endpoint for w in workers]
     which = "the RPC worker" if len(names) == 1 else "the RPC workers" if lost else "one of the RPC workers"
     return EngineDiedError(

@@ -1,31 +1,179 @@
 """The engine process as an RPC worker: runs ggml's server in the main thread and reports its clients.
 
-ggml serves one client at a time and never returns. The front handles Ctrl-C: it closes the pipe, which ends
-this process.
+ggml serves one client at a time and never returns. The front handles Ctrl-C: it closes the pipe, which
+ends this process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import shutil
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
-from specllama.clock import running_time
+from specllama.clock import running_time, sleep
+from specllama.config.store import write_whole
 from specllama.errors import ResourceError, UsageError, option
-from specllama.llama.devices import Device, devices
-from specllama.llama.library import KERNELS
-from specllama.llama.log import show_log
+from specllama.llama.library import KERNELS, Device, devices, show_log
 from specllama.llama.rpc import bound_memory, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
+from specllama.regular_file import read_regular
 from specllama.rpc.probe import PROTOCOL
-from specllama.worker.rpc import sockets
-from specllama.worker.rpc.cache import TensorCache
+
+# The cache of tensors that clients have sent to an RPC worker, so that they need not be sent again.
+#
+# ggml writes and reads the files, named by a hash of their content, and never checks whether one is complete:
+# a truncated file, left by a full disk or kill -9, would be loaded as wrong weights. So this cache removes
+# all files that are not known to be complete. A directory serves one worker.
+
+
+_LIST = "whole.json"
+_MAX_LIST = 16 << 20  # bytes of it: some 400,000 tensors
+SETTLED_SECONDS = 1.0  # without a write, after which a file is complete
+_FULL = 64 << 20  # bytes: with less free disk space, a write may have failed
+
+
+class TensorCache:
+    """A directory of complete files. Raises OSError if it cannot be created or read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._lock = root, threading.Lock()
+        root.mkdir(parents=True, exist_ok=True)
+        complete = self._known()
+        for path, size, _ in self._files():
+            if complete.get(path.name) != size:
+                path.unlink()
+
+    def settle(self, pause: Callable[[float], object] = sleep) -> None:
+        """Call after a client has left: record its files as complete, or remove them if the disk is full.
+
+        Takes SETTLED_SECONDS, and leaves out files that change meanwhile: the next client may be sending
+        already. pause: waits for some seconds.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            before = self._files()
+            pause(SETTLED_SECONDS)
+            unchanged, complete = set(before) & set(self._files()), self._known()
+            full = shutil.disk_usage(self.root).free < _FULL
+            for path, size, _ in unchanged:
+                if complete.get(path.name) == size:
+                    continue
+                if full:
+                    path.unlink()
+                else:
+                    complete[path.name] = size
+            write_whole(self.root / _LIST, json.dumps(complete))
+
+    def _files(self) -> list[tuple[Path, int, int]]:
+        """Path, bytes, and time of the last change of each tensor."""
+        with os.scandir(self.root) as entries:
+            files = [e for e in entries if re.fullmatch("[0-9a-f]{16}", e.name) and e.is_file()]
+            return [(Path(e.path), e.stat().st_size, e.stat().st_mtime_ns) for e in files]
+
+    def _known(self) -> dict[str, int]:
+        """Names and sizes of complete files; empty if the list cannot be read or is longer than _MAX_LIST."""
+        try:
+            text = read_regular(self.root / _LIST, _MAX_LIST + 1)
+            known = json.loads(text) if len(text) <= _MAX_LIST else {}
+            return known if isinstance(known, dict) else {}
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+
+# TCP connections that llama.cpp has opened in this process, found among the open files by their port.
+#
+# ggml's RPC sets no timeouts: if the other machine loses power, it waits forever. TCP keepalive, switched on
+# here, makes the system detect that.
+
+
+_IDLE_SECONDS, _EVERY_SECONDS, _TIMES = 15, 5, 3  # a dead machine is detected after half a minute
+_Address = tuple[str, int]
+
+
+def connections_to(addresses: set[str]) -> Iterator[socket.socket]:
+    """Duplicates of the connections to any of these addresses (IPv4:port). The originals stay open."""
+    for sock, _, peer in _all():
+        if peer is not None and f"{peer[0]}:{peer[1]}" in addresses:
+            yield sock
+
+
+def open_listener(port: int) -> socket.socket | None:
+    """The socket that listens on a port, as a duplicate; None if there is none."""
+    return next((s.dup() for s, own, peer in _all() if peer is None and own[1] == port), None)
+
+
+def clients(port: int) -> list[str]:
+    """The IPv4 addresses of the clients connected to a listening port."""
+    return [peer[0] for _, own, peer in _all() if peer is not None and own[1] == port]
+
+
+def lost(addresses: set[str]) -> set[str]:
+    """The addresses to which there is no open connection any more."""
+    alive = set()
+    for sock in connections_to(addresses):
+        try:
+            ended = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            ended = False
+        except OSError:
+            ended = True
+        if not ended:
+            alive.add(":".join(map(str, sock.getpeername())))
+    return addresses - alive
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Let a connection fail about half a minute after the other machine has died. For a listener this applies
+    to the connections that it accepts.
+    """
+    tcp = socket.IPPROTO_TCP
+    options = (
+        ("TCP_KEEPIDLE", _IDLE_SECONDS),
+        ("TCP_KEEPALIVE", _IDLE_SECONDS),  # its name on macOS
+        ("TCP_KEEPINTVL", _EVERY_SECONDS),
+        ("TCP_KEEPCNT", _TIMES),
+        ("TCP_USER_TIMEOUT", 1000 * (_IDLE_SECONDS + _TIMES * _EVERY_SECONDS)),
+    )
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options:
+            if hasattr(socket, name):
+                sock.setsockopt(tcp, getattr(socket, name), value)
+
+
+def _all() -> Iterator[tuple[socket.socket, _Address, _Address | None]]:
+    """(duplicate, own address, peer address) of all IPv4 stream sockets of this process. Each duplicate is
+    closed after its iteration.
+    """
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed by now
+        try:
+            sock = socket.socket(fileno=copy)
+        except OSError:  # not a socket
+            os.close(copy)
+            continue
+        with sock:
+            if (sock.family, sock.type) != (socket.AF_INET, socket.SOCK_STREAM):
+                continue
+            peer: _Address | None = None
+            with contextlib.suppress(OSError):
+                peer = sock.getpeername()
+            with contextlib.suppress(OSError):
+                yield sock, sock.getsockname(), peer
+
 
 Send = Callable[[protocol.Message], None]
 _PROBE_SECONDS = 1.0  # a client that leaves sooner was only a probe
@@ -92,10 +240,10 @@ def _stdout() -> int:
 
 def _announce(port: int, serving: protocol.Serving, send: Send) -> None:
     """Send Serving once the server listens."""
-    while (listener := sockets.listener(port)) is None:
+    while (listener := open_listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:
-        sockets.keep_alive(listener)
+        keep_alive(listener)
     send(serving)
     if KERNELS.reason:
         send(protocol.Notice(f"specllama's kernels are not used: {KERNELS.reason}"))
@@ -121,7 +269,7 @@ class _Clients:
                     self._disconnected()
 
     def _connected(self) -> None:
-        self._name = next(iter(sockets.clients(self.port)), "a client")
+        self._name = next(iter(clients(self.port)), "a client")
         self._since = running_time()
         notice = protocol.Notice(f"{self._name} connected")
         self._notice_timer = threading.Timer(_PROBE_SECONDS, self.send, [notice])

@@ -15,8 +15,7 @@ from specllama.heads.check import check_draft
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_head
-from specllama.worker.draft import gpus
-from specllama.worker.head import LoadedHead, open_head
+from specllama.worker.draft import LoadedHead, gpus, open_head
 from specllama.worker.loader import Loaded
 
 _N_AHEAD = 32  # tokens of a text that the target evaluates together, for a head that does not read its cache

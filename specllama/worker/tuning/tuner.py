@@ -20,7 +20,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.prefix.slot import empty
+from specllama.core.prefix.finder import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
 from specllama.llama.products import ProductError
 from specllama.worker import profile
@@ -28,7 +28,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
 from specllama.worker.profile_data import bucket_of
 from specllama.worker.row_times import measure_missing
-from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
+from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory, may_trim
 from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
@@ -38,15 +38,17 @@ from specllama.worker.tuning.prompts import (
     select_prompts,
 )
 from specllama.worker.tuning.target import (
+    Clock,
     CurveTimes,
     ThreadTrial,
+    TimingPosition,
     affordable_widths,
+    curve_of,
     curve_seconds,
+    repeated,
     thread_numbers,
     thread_seconds,
 )
-from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, repeated
-from specllama.worker.tuning.trim import may_trim
 
 N_TOKENS = 64  # default length of a text
 CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0

@@ -47,7 +47,8 @@ class Headers:
         return data + (b"\0" if rng.random() < 0.1 else bytes(pieces.n_data + _PAGE))
 
     def run(self, data: bytes) -> str:
-        from specllama.cli import pair_check, pair_report
+        from specllama.cli import pair_check
+        from specllama.cli import pair_check as pair_report
         from specllama.gguf.check import check_tokenizer
         from specllama.heads.check import check_model
         from specllama.pair.check import check_pair

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from specllama.bench.plan import row_times
-from specllama.bench.summary import summarise
-from specllama.bench.verdict import advice
+from specllama.bench.runner import row_times
+from specllama.bench.summary import advice, summarise
 from specllama.cli.bench.command import BenchResults
 from specllama.cli.bench.text import _by_config
 from tests.support.bench_samples import sample

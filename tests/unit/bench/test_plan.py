@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.bench import workloads
-from specllama.bench.plan import configs, order
+from specllama.bench.runner import configs, order
 
 NAMES = ["plain", "1", "4", "auto"]
 

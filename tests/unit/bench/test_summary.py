@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from specllama.bench.plan import LLAMA_CPP
 from specllama.bench.record import record
-from specllama.bench.summary import BenchSummary, summarise, with_sums
-from specllama.bench.verdict import notes, verdict
+from specllama.bench.runner import LLAMA_CPP
+from specllama.bench.summary import BenchSummary, notes, summarise, verdict, with_sums
 from specllama.core.stats import RunStats
 from tests.support.bench_samples import sample
 

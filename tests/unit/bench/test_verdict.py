@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specllama.bench.summary import BenchSummary, summarise
-from specllama.bench.verdict import advice, draft_answer, nothing_pays, verdict
+from specllama.bench.summary import BenchSummary, advice, draft_answer, nothing_pays, summarise, verdict
 from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.bench import workloads
-from specllama.bench.plan import BenchCase, ForcedText
+from specllama.bench.runner import BenchCase, ForcedText
 from specllama.config.options import as_flag
 from specllama.errors import NotFoundError, UsageError
 

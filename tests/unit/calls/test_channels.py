@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from specllama.calls.channels import ChannelReader
 from specllama.calls.format import CallFormat
 from specllama.calls.formats import FORMATS, choose, named
 from specllama.calls.history import reasoning_apart
-from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
+from specllama.calls.scanner import ArgumentsPiece, ChannelReader, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from specllama.calls.format import CallFormat
 from specllama.calls.formats import FORMATS, choose, named
-from specllama.calls.frame import NINE
-from specllama.calls.framed import FramedFormat, WrittenFormat
-from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
+from specllama.calls.frame import NINE, FramedFormat, WrittenFormat
 from specllama.calls.prompt import marked
+from specllama.calls.scanner import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError
 from specllama.text.detokenizer import SHOWN

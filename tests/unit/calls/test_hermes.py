@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.calls.formats import named
-from specllama.calls.pieces import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece
+from specllama.calls.scanner import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece
 from specllama.calls.tools import Tool, Tools
 
 TOOLS = Tools(

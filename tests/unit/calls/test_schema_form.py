@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.calls.answer_schema import answer_schema
-from specllama.calls.definitions import tool
-from specllama.calls.schema import arguments
-from specllama.calls.schema_form import fault, without_nulls
+from specllama.calls.history import tool
+from specllama.calls.schema import arguments, fault, without_nulls
 from specllama.calls.tools import Tools
 from specllama.errors import UsageError
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.calls.history import in_call_order
-from specllama.calls.turns import REFUSED, accepted, settled
+from specllama.calls.history import REFUSED, accepted, in_call_order, settled
 from specllama.errors import TemplateError
 
 U, V = {"role": "user", "content": "u"}, {"role": "user", "content": "v"}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.cli.chat.continuing import ChatSaver
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.file import Saved, as_text, from_text
-from specllama.cli.chat.full_context import Room, find_room
 from specllama.cli.chat.library import MAX_NAME, ChatLibrary, as_name, name_from
-from specllama.cli.chat.saver import ChatSaver
+from specllama.cli.chat.session import Room, find_room
 from specllama.client.protocol import EarlierTurn
 from specllama.config.places import NOWHERE
 from specllama.errors import UsageError

@@ -16,9 +16,7 @@ from specllama.calls.formats import GENERIC
 from specllama.calls.tools import Tool, Tools
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.file import Saved, read, write
-from specllama.cli.chat.history import MAX_INPUTS, HistoryFile
-from specllama.cli.chat.input import is_open, parse_input
-from specllama.cli.chat.screen import Screen
+from specllama.cli.chat.terminal import MAX_INPUTS, HistoryFile, Screen, is_open, parse_input
 from specllama.cli.chat.tools import show_calls
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specllama.cli import console
-from specllama.cli.chat.screen import Screen
+from specllama.cli.chat.terminal import Screen
 from specllama.cli.progress import Progress
 from specllama.client.stream import GenerationResult
 from specllama.errors import Note

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.cli import formatting
 from specllama.cli.formatting import columns, listing, table, wrapped
-from specllama.models.sizes import size
+from specllama.models.quants import size
 from specllama.wording import counted
 
 HEADER = ["workload", "t/s", "x"]

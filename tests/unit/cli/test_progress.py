@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specllama.cli import console
-from specllama.cli.download import DownloadProgress
-from specllama.cli.progress import Progress
+from specllama.cli.progress import DownloadProgress, Progress
 from specllama.clock import running_time
 from specllama.models.progress import DownloadState
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from specllama.cli.tune.results import TuneResults
-from specllama.cli.tune.text import lines, threads_verdict
-from specllama.cli.tune.verdict import verdict
+from specllama.cli.tune.results import TuneResults, lines, threads_verdict, verdict
 from specllama.client.tune_messages import (
     DraftPrediction,
     MeasuredDraft,

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from specllama.client import lines
-from specllama.client.lines import LineBuffer, LineTooLongError
+from specllama.client import child
+from specllama.client.child import LineBuffer, LineTooLongError
 
 
 def test_lines_that_arrive_in_any_parts() -> None:
     text = b"one\n\ntwo three\nfour\nend"
     for size in range(1, len(text) + 1):
         buffer = LineBuffer()
-        lines = [line for i in range(0, len(text), size) for line in buffer.add(text[i : i + size])]
-        assert lines == [b"one", b"", b"two three", b"four"], size
+        child = [line for i in range(0, len(text), size) for line in buffer.add(text[i : i + size])]
+        assert child == [b"one", b"", b"two three", b"four"], size
 
 
 def test_a_long_line_takes_linear_time() -> None:
@@ -30,7 +30,7 @@ def test_a_long_line_takes_linear_time() -> None:
 
 
 def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_BYTES", 100)
+    monkeypatch.setattr(child, "MAX_BYTES", 100)
     buffer = LineBuffer()
     assert buffer.add(b"x" * 100 + b"\n") == [b"x" * 100]
     assert buffer.add(b"x" * 100) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.config import whole_file
-from specllama.config.whole_file import temporary, write_whole
+from specllama.config import store
+from specllama.config.store import temporary, write_whole
 
 
 def test_a_link_is_replaced_and_what_it_leads_to_is_kept(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_is_there_is_kept_where_writing_fails(tmp_path: Path, monkeypatch: 
     def full(*_: object, **__: object) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(whole_file.os, "fdopen", full)
+    monkeypatch.setattr(store.os, "fdopen", full)
     with pytest.raises(OSError, match="No space"):
         write_whole(path, "new")
     assert path.read_text("utf-8") == "old"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.policy.budget import SpeculationBudget
+from specllama.core.policy.base import SpeculationBudget
 from specllama.core.policy.config import DEFAULT
 
 NOT_NUMBERS = (None, "3", True, [3.0], float("nan"), float("inf"))

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.interfaces import DecodeError, MaskError
-from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
-from specllama.core.sampling.top_k import best_first, top_ids
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, best_first, gumbel, top_ids
 from specllama.testing import TableMask
 from tests.support.examples import examples
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from specllama.core.decoder import make_even
 from specllama.core.engine import Engine
-from specllama.core.even_drafts import make_even
 from specllama.core.policy.base import Draft
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams

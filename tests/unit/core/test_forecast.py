@@ -15,8 +15,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
-from specllama.core.replay.simulator import SimulatedClock
-from specllama.core.replay.trace import WRONG, Trace
+from specllama.core.replay.simulator import WRONG, SimulatedClock, Trace
 from specllama.drafters.copy import CopyDrafter
 from tests.support.machines import MACHINES
 

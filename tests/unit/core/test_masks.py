@@ -16,10 +16,9 @@ from specllama.core.interfaces import MaskError
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.probabilities import top_logprobs
-from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
+from specllama.core.sampling.proposal import top_logprobs
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, gumbel
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter

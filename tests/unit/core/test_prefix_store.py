@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
-from specllama.core.prefix.boundaries import GAP, Boundary, ahead, distances
 from specllama.core.prefix.finder import PrefixFinder
 from specllama.core.prefix.state_cache import StateCache
-from specllama.core.prefix.stored import PartialState, StoredText, as_ids, n_common
-from specllama.core.prefix.value import Chances
+from specllama.core.prefix.stored import (
+    GAP,
+    Boundary,
+    Chances,
+    PartialState,
+    StoredText,
+    ahead,
+    as_ids,
+    distances,
+    n_common,
+)
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import TableContext

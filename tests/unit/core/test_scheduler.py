@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from specllama.core.fair_queue import FairQueue
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.core.scheduler import next_to_fill
+from specllama.core.scheduler import FairQueue, next_to_fill
 from specllama.core.sequence import Generation, Request
 
 

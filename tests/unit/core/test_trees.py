@@ -21,13 +21,12 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import Replay, SimulatedClock
-from specllama.core.replay.trace import WRONG, Trace
+from specllama.core.replay.simulator import WRONG, Replay, SimulatedClock, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.features import FeatureRows
+from specllama.drafters.feature_drafter import FeatureRows
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, TableHead, TableMask

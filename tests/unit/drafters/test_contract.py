@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.blocks import BlockRows
+from specllama.core.head_interfaces import BlockRows
 from specllama.core.interfaces import BatchRow, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specllama.core.interfaces import BatchRow
-from specllama.drafters.features import FeatureRows
+from specllama.drafters.feature_drafter import FeatureRows
 
 
 def decoded(kept: FeatureRows, ids: list[int], first: int, seq_id: int = 0) -> None:

@@ -20,8 +20,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.core.translation import whole_characters
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.foreign import MAX_STEPS, ForeignDrafter
-from specllama.drafters.retokenized import MAX_TAIL, RetokenizedText
-from specllama.drafters.spelling import Spelling
+from specllama.drafters.spelling import MAX_TAIL, RetokenizedText, Spelling
 from specllama.testing import Memory, TableContext, table_row
 from tests.support.examples import examples
 from tests.support.spellers import DRAFT, N_TARGET, TARGET, Letters, letters

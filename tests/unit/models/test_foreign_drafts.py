@@ -11,7 +11,7 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.identity import identity
-from specllama.models.measured_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
+from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
 from specllama.models.prepare import pair_on_disk
 from specllama.models.progress import Silent
 from specllama.models.resolve import Library

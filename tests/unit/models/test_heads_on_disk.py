@@ -11,13 +11,20 @@ from specllama.errors import NotFoundError
 from specllama.gguf.header import read_header
 from specllama.heads import read_head
 from specllama.models import manifest
-from specllama.models.heads_on_disk import head_beside, heads_named_for
+from specllama.models.foreign_drafts import head_beside, heads_named_for
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.models.prepare import _note_memory, pair_on_disk
 from specllama.models.progress import Silent
-from specllama.models.quants import candidates, choose, find_heads, find_models, is_head_name, is_sidecar
+from specllama.models.quants import (
+    candidates,
+    choose,
+    find_heads,
+    find_models,
+    is_head_name,
+    is_sidecar,
+    size,
+)
 from specllama.models.resolve import Library
-from specllama.models.sizes import size
 from tests.support import tinygguf, tinyheads, tinymtp
 
 HEADS = [

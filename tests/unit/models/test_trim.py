@@ -17,15 +17,12 @@ from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
 from specllama.gguf.trimmed import PREFIX, read_trim
 from specllama.heads.check import check_draft, check_model
-from specllama.models.trim import metadata
-from specllama.models.trim.metadata import about
-from specllama.models.trim.plan import trim_source
-from specllama.models.trim.source import changed_source
-from specllama.models.trim.tokens import MULTIPLE, by_frequency, choose, default_kept, special_ids
-from specllama.models.trim.write import sha256_of, write_trimmed
+from specllama.models.trim import write
+from specllama.models.trim.plan import MULTIPLE, by_frequency, choose, default_kept, special_ids, trim_source
+from specllama.models.trim.write import about, changed_source, sha256_of, write_trimmed
 from specllama.pair.check import check_pair
 from specllama.pair.head_check import check_any
-from specllama.pair.stand_ins import stand_ins
+from specllama.pair.vocab import stand_ins
 from tests.support import tinygguf, tinyheads
 from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata
 
@@ -147,7 +144,7 @@ def test_ids_of_special_tokens_follow_the_tokens(draft: Path) -> None:
         value=np.array([5, 599]), kind="arr[i32]"
     )
     ids = np.array([*range(319), 599])
-    shortened = {item.key: item for item in metadata.shortened(entries, ids, read_header(draft).token_texts)}
+    shortened = {item.key: item for item in write.shortened(entries, ids, read_header(draft).token_texts)}
     assert shortened[key].value == 319
     assert shortened["tokenizer.ggml.suppress_tokens"].value == [5, 319]
 
@@ -157,7 +154,7 @@ def test_tokens_without_any_merge_are_refused(draft: Path) -> None:
     with FileSource(draft) as source:
         entries = parse(source).entries
     with pytest.raises(UsageError, match="no merge"):
-        list(metadata.shortened(entries, np.arange(FIRST_MERGED), header.token_texts))
+        list(write.shortened(entries, np.arange(FIRST_MERGED), header.token_texts))
 
 
 def test_a_trimmed_draft_is_a_draft_and_no_model(trimmed: Path) -> None:

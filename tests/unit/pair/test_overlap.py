@@ -14,7 +14,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, read_header, read_source
 from specllama.llama.model import LlamaModel
 from specllama.pair.overlap import check_translated, overlap
-from specllama.pair.token_bytes import token_bytes
+from specllama.pair.vocab import token_bytes
 from tests.support.foreign import permuted
 from tests.support.ggufbytes import GGUF, Typed, vocab_metadata
 

@@ -12,9 +12,9 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, read_header
 from specllama.pair import overlap as comparison
-from specllama.pair import overlap_file
+from specllama.pair import overlap as overlap_file
 from specllama.pair.overlap import overlap
-from specllama.pair.shared_tokens import Overlap
+from specllama.pair.vocab import Overlap
 from tests.support.foreign import permuted
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from specllama.prefix_disk import disk_store
+from specllama.prefix_disk.disk_store import LoadRate
 from specllama.prefix_disk.eviction import StateLedger
-from specllama.prefix_disk.pace import LoadRate
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.slot_file import PrefixRecord
 from tests.support.prefixes import content, equal, ids, record, states, store, written
 
 MB = 1_000_000

@@ -17,7 +17,7 @@ from specllama.errors import NetworkError, ResourceError, UsageError
 from specllama.rpc import probe as module
 from specllama.rpc.endpoints import endpoints, listen_address
 from specllama.rpc.probe import Worker, find_workers, probe, probe_all
-from specllama.worker.rpc import sockets
+from specllama.worker.rpc import serve as sockets
 
 Serve = Callable[[socket.socket], None]
 Version = tuple[int, int, int]
@@ -273,7 +273,7 @@ class TestSockets:
     def test_both_ends_are_found_and_kept_alive(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
-            listener = sockets.listener(port)
+            listener = sockets.open_listener(port)
             assert listener is not None
             with listener:
                 sockets.keep_alive(listener)
@@ -306,7 +306,7 @@ class TestSockets:
             assert sockets.lost({address}) == {address}
 
     def test_without_sockets_nothing_is_found(self) -> None:
-        assert sockets.listener(1) is None
+        assert sockets.open_listener(1) is None
         assert list(sockets.connections_to({"127.0.0.1:1"})) == []
 
     def test_no_file_descriptor_is_leaked(self) -> None:

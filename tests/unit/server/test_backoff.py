@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.errors import EngineError
-from specllama.server.backoff import DELAYS, LoadBackoff
+from specllama.server.supervisor import DELAYS, LoadBackoff
 
 ERROR = EngineError("it crashed")
 

@@ -11,7 +11,7 @@ import pytest
 
 from specllama.errors import EngineDiedError, ResourceError
 from specllama.server.dialects.llama_server.routes import slots
-from specllama.server.lease import ModelLease
+from specllama.server.supervisor import ModelLease
 
 
 def in_loop(test: Callable[[ModelLease], Awaitable[None]]) -> None:

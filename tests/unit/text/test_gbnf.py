@@ -6,10 +6,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from specllama.errors import UsageError
-from specllama.text.gbnf.lark import gbnf_to_lark
-from specllama.text.gbnf.lexemes import cut
-from specllama.text.gbnf.nodes import Lexeme, descendants
-from specllama.text.gbnf.parser import parse
+from specllama.text.gbnf.lark import cut, gbnf_to_lark
+from specllama.text.gbnf.parser import Lexeme, descendants, parse
 
 N_VOCAB = 4096
 

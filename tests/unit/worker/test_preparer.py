@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from specllama.errors import EngineError, UsageError
-from specllama.worker.preparer import Job, Preparer
+from specllama.worker.intake import Job, Preparer
 
 SOON = 10.0
 

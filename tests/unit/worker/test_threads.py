@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specllama.worker.tuning.threads import MIN_GAIN, ThreadTimes, candidates, fastest
+from specllama.worker.tuning.target import MIN_GAIN, ThreadTimes, candidates, fastest
 
 
 def times(medians: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specllama.client.tune_messages import TimedWidth
-from specllama.core.blocks import BlockRows
+from specllama.core.head_interfaces import BlockRows
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
@@ -16,10 +16,11 @@ from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.other_work import lower_quartile, median_ratio
 from specllama.testing import N_FEATURES, TableContext, TableHead
-from specllama.worker.tuning.threads import WIDE, ThreadTimes
-from specllama.worker.tuning.timing import (
+from specllama.worker.tuning.target import (
     MAX_ROUNDS,
     STEP_WIDTHS,
+    WIDE,
+    ThreadTimes,
     Times,
     TimingPosition,
     curve_of,

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from specllama.server.dialects.shared.chat_messages import Arguments
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
-from specllama.server.dialects.shared.given_calls import Arguments
 from specllama.server.dialects.shared.parts import (
     ContentPart,
     MessageFields,

@@ -10,10 +10,10 @@ from pydantic import Field, PrivateAttr, model_validator
 from specllama.client import protocol
 from specllama.json_types import JsonObject
 from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
-from specllama.server.dialects.shared.answer_forms import OutputConfig
 from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
 from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
+from specllama.server.dialects.shared.structured import OutputConfig
 from specllama.server.dialects.shared.thinking import ThinkingFields
 from specllama.server.dialects.shared.tools import ToolFields
 from specllama.text.template_variables import reasoning_variables

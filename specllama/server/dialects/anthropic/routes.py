@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse, Response
 
-from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
-from specllama.server.dialects.anthropic.writer import MessageWriter
+from specllama.server.dialects.anthropic.writer import MessageWriter, error_body
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.requests import CompletionSpec
 

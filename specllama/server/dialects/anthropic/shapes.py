@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.trace import AnswerTrace
+from specllama.server.dialects.shared.figures import AnswerTrace
 
 
 class MessageEnding(TypedDict):

@@ -10,10 +10,14 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError
-from specllama.server.dialects.llama_server import models, shapes, slot_actions, unsupported
-from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
-from specllama.server.dialects.llama_server.completion_request import NativeRequest
-from specllama.server.dialects.llama_server.infill_request import InfillRequest
+from specllama.server.dialects.llama_server import models, shapes, slot_actions
+from specllama.server.dialects.llama_server import requests as unsupported
+from specllama.server.dialects.llama_server.completion import (
+    InfillRequest,
+    NativeOptions,
+    NativeRequest,
+    NativeWriter,
+)
 from specllama.server.dialects.llama_server.requests import (
     DetokenizeRequest,
     TemplateRequest,

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.server.dialects.ollama import shapes
-from specllama.server.dialects.ollama.errors import error_body
 from specllama.server.dialects.ollama.requests import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -16,7 +15,7 @@ from specllama.server.dialects.ollama.requests import (
     RefusedRequest,
     ShowRequest,
 )
-from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
+from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter, error_body
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.http.errors import UnsupportedError

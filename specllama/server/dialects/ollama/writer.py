@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import PositionLogprobs
-from specllama.errors import SpecllamaError
+from specllama.errors import NotFoundError, SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.ollama.errors import error_body
-from specllama.server.dialects.shared.figures import FigureFields, add_figures, figures
-from specllama.server.dialects.shared.logprobs import TokenLogprob, described
+from specllama.server.dialects.shared.figures import (
+    FigureFields,
+    TokenLogprob,
+    add_figures,
+    described,
+    figures,
+)
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -23,8 +27,25 @@ from specllama.server.events import (
     Event,
     Reasoning,
     TextEvent,
+    to_json,
 )
-from specllama.server.writer import to_json
+
+# Errors in the shape of Ollama's API: one text.
+
+
+class OllamaErrorBody(TypedDict):
+    """The body of a response, and the last line of a stream that fails."""
+
+    error: str
+
+
+def error_body(error: SpecllamaError, _request_id: str = "") -> OllamaErrorBody:
+    """See ErrorBody. Clients look for "not found" when a model is not served."""
+    if isinstance(error, NotFoundError) and "model" in error.details:
+        name = error.details["model"].removesuffix(":latest")
+        return {"error": f"model '{name}' not found: {error.message}"}
+    return {"error": error.message}
+
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse, Response
 
-from specllama.server.dialects.openai.chat import ChatWriter
-from specllama.server.dialects.openai.chat_request import ChatRequest
-from specllama.server.dialects.openai.completions import CompletionWriter
-from specllama.server.dialects.openai.completions_request import CompletionRequest
+from specllama.server.dialects.openai.chat import ChatRequest, ChatWriter
+from specllama.server.dialects.openai.completions import CompletionRequest, CompletionWriter
 from specllama.server.dialects.openai.models import model_entry, model_list
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.routes import ROUTES as RESPONSES

@@ -24,15 +24,14 @@ from specllama.server.dialects.shared.fields import Model, checked
 from specllama.server.dialects.shared.generating_body import GeneratingBody
 from specllama.server.dialects.shared.recent_items import RecentItems
 from specllama.server.dialects.shared.tools import RequestTools
-from specllama.server.disk_scopes import DiskScopes
+from specllama.server.events import DialectWriter
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ListedModel, ModelPool
 from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
-from specllama.server.service import Service
+from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
-from specllama.server.writer import DialectWriter
 
 _MAX_NOTED = 1024  # fields whose names are kept
 

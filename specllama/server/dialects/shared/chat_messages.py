@@ -9,11 +9,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, Body, FieldError
-from specllama.server.dialects.shared.given_calls import CalledFunction, CallId
 from specllama.server.dialects.shared.parts import Content, MessageFields, as_result, read, with_images
 from specllama.server.dialects.shared.tools import MAX_CALLS, Name
+
+# Calls of earlier answers in requests: the parts that they have in common in all APIs.
+
+
+MAX_ARGUMENTS = 4096  # of a call whose arguments are an object
+CallId = Annotated[str, Field(max_length=512)]
+Arguments = str | Annotated[JsonObject, AtMost(MAX_ARGUMENTS)]
+"""The annotation of arguments: JSON of an object, or the object itself."""
+
+
+class CalledFunction(Body):
+    """A function with its arguments."""
+
+    unnamed = frozenset({"description", "index", "parsed_arguments"})
+
+    name: Name
+    arguments: Arguments | None = None
 
 
 class CustomCall(Body):

@@ -1,7 +1,7 @@
 """Validates the JSON object of a request as a pydantic model, with one policy for fields.
 
-null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are ignored
-and reported (`RequestBody.ignored_fields`), except those that clients send with every request
+null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are
+ignored and reported (`RequestBody.ignored_fields`), except those that clients send with every request
 (`Body.unnamed`). Fields of other APIs that would change the text are errors; they are listed in
 foreign_fields.py. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
 processed.
@@ -30,7 +30,91 @@ from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.foreign_fields import is_harmless
+
+# Fields of other APIs: which have no effect, and which would change the text.
+#
+# Fields that are not listed here are ignored and reported, see fields.py.
+
+
+_NO_EFFECT = frozenset(
+    {
+        "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
+        "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
+        "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
+        "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose", "reasoning_control",
+        "client_metadata", "max_tool_calls", "background_options", "access_programs", "betas",
+        "cache_control", "inference_geo", "speed", "diagnostics",
+        # Without effect unless another field of theirs, which is in _OFF, switches them on:
+        "mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
+        "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "adaptive_decay",
+        "grammar_triggers",
+    }
+)  # fmt: skip
+"""Fields that have no effect here and are not named, since clients send them with every request."""
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    "messages": ([],),  # conversations and prompts of other APIs
+    "prompt": ("", []),
+    "input": ("", []),
+    "instructions": ("",),
+    "system": ("", []),
+    "images": ([],),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "echo": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_keep": (0,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "documents": ([],),
+    "chat_template": ("",),
+    "template": ("",),
+    "web_search_options": (),
+    "post_sampling_probs": (False,),
+    "mirostat": (0,),
+    "typical_p": (1,),
+    "typ_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "grammar_lazy": (False,),
+    "parse_tool_calls": (True,),
+    "reasoning_format": ("auto", "none", "deepseek", "deepseek-legacy"),  # texts are not split
+    "add_generation_prompt": (True,),
+    "continue_final_message": (True,),
+    "lora": ([],),
+}
+"""Fields that are not supported, with the values that would change nothing."""
+_OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
+"""The same for numbers that are off up to this one."""
+
+
+def is_harmless(name: str, value: Any) -> bool | None:
+    """True if a field that the body does not have changes nothing and need not be reported, False if it
+    is to be reported, None if it would change the text.
+    """
+    if value is None or name in _NO_EFFECT:
+        return True
+    if name in _OFF_UP_TO:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return True if number and value <= _OFF_UP_TO[name] else None
+    if name not in _OFF:
+        return False
+    same = (value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])
+    return True if any(same) else None
+
 
 Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
@@ -296,3 +380,63 @@ def _field_names() -> frozenset[str]:
         names |= {field.alias or name for name, field in model.model_fields.items()}
         todo += model.__subclasses__()
     return frozenset(names)
+
+
+# Maps field names and places of other APIs to those of this one.
+#
+# Clients keep such names whatever the API is.
+
+
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+_SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}
+
+
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> JsonObject:
+    """A body with the model's field names. aliases: further names in this API. own: names of the model's
+    fields, which take precedence.
+    """
+    fields = {name: value for name, value in data.items() if _meant(name, aliases, own) == name}
+    for name, value in data.items():
+        fields.setdefault(_meant(name, aliases, own), value)
+    return fields
+
+
+def _meant(name: str, aliases: Mapping[str, str], own: Collection[str]) -> str:
+    if name in aliases:
+        return aliases[name]
+    shared = _SHARED.get(name, name)
+    return shared if name not in own and shared in own else name
+
+
+def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
+    """A body with the fields in `options` (Ollama's place) moved to the top level, where existing fields
+    take precedence. own: names of fields to move; others stay in `options`. Raises FieldError for an
+    unsupported one.
+    """
+    options = data.get("options")
+    if not isinstance(options, Mapping):
+        return data
+    known = {name: value for name, value in options.items() if _is_one(name, own)}
+    rest = {name: value for name, value in options.items() if name not in known}
+    rest = supported(rest, (), "options.")
+    others = {name: value for name, value in data.items() if name != "options"}
+    return known | others | ({"options": rest} if rest else {})
+
+
+def as_options(data: Mapping[str, Any], own: Collection[str], options: Collection[str]) -> JsonObject:
+    """The reverse: a body with its sampling fields moved to `options`, and fields of the body in
+    `options` moved out. own, options: field names of either place; a field in its own place takes
+    precedence.
+    """
+    inner = data.get("options", {})
+    if not isinstance(inner, Mapping):
+        return dict(data)
+    inside = {name: value for name, value in data.items() if name not in own and _is_one(name, options)}
+    outside = {name: value for name, value in inner.items() if name in own and name not in options}
+    inside |= {name: value for name, value in inner.items() if name not in outside}
+    others = {name: value for name, value in data.items() if name in own or name not in inside}
+    return outside | others | {"options": inside}
+
+
+def _is_one(name: str, options: Collection[str]) -> bool:
+    return name in options or name in _SHARED

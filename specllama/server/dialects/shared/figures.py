@@ -1,18 +1,91 @@
-"""The figures of an answer as tools read them: llama-server's timings and progress, vLLM's metrics, our own.
+"""The figures of an answer as tools read them: llama-server's timings and progress, vLLM's metrics, our
+own.
 
 All are computed from the same counters, so that they agree. Times are in seconds unless named ms.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict
 
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.config.defaults import source_label
 from specllama.core.gain import Gain, gain, was_busy
 from specllama.core.stats import RunStats
-from specllama.server.dialects.shared.trace import AnswerTrace
-from specllama.server.events import AccumulatedChoice, Accumulator, End, Prefill
+from specllama.server.events import (
+    AccumulatedChoice,
+    Accumulator,
+    CallArgs,
+    CallOpen,
+    End,
+    Event,
+    Prefill,
+    Reasoning,
+    RoundEvent,
+    Runs,
+    TextEvent,
+)
+
+# Traces of answers: the drafters of the tokens, and the engine's rounds.
+
+
+class TraceRound(TypedDict):
+    """A round of the engine. n_predict: tokens so far. rounds: omitted if 1; rejected: (text, drafter) of
+    each rejected draft token, see RoundEvent.
+    """
+
+    drafted: int
+    accepted: int
+    ms: float
+    n_predict: int
+    rounds: NotRequired[int]
+    rejected: NotRequired[list[list[str]]]
+
+
+class AnswerTrace(TypedDict, total=False):
+    """tokens: (characters, drafter) of the text. round: the latest one. earlier_rounds: those before it
+    that generated no text.
+    """
+
+    tokens: list[list[int | str]]
+    round: TraceRound
+    earlier_rounds: list[TraceRound]
+
+
+def trace_of(event: Event) -> AnswerTrace:
+    """The trace of an event, empty for one without text and rounds."""
+    if isinstance(event, (TextEvent, Reasoning, CallArgs)):
+        return trace(event.runs, event.round)
+    if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
+        return trace((), event.round)
+    return {}
+
+
+def trace(runs: Runs, round_: RoundEvent | None) -> AnswerTrace:
+    """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
+    traced: AnswerTrace = {"tokens": [[n, source_label(source)] for n, source in runs]}
+    if round_ is not None:
+        traced["round"] = _round(round_)
+        if round_.earlier:
+            traced["earlier_rounds"] = [_round(one) for one in round_.earlier]
+    return traced
+
+
+def _round(one: RoundEvent) -> TraceRound:
+    shown: TraceRound = {
+        "drafted": one.drafted,
+        "accepted": one.accepted,
+        "ms": round(1000 * one.seconds, 3),
+        "n_predict": one.total.n_predict,
+    }
+    if one.rounds != 1:
+        shown["rounds"] = one.rounds
+    if one.rejected:
+        shown["rejected"] = [[text, source_label(source)] for text, source in one.rejected]
+    return shown
 
 
 class PromptTimings(TypedDict):
@@ -270,3 +343,32 @@ def _decodes(stats: RunStats) -> dict[str, list[float]]:
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
+
+
+# Log probabilities of tokens, as OpenAI's and Ollama's clients read them.
+
+
+_NO_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+class TokenLogprob(TypedDict):
+    """A token. bytes: of its text. top_logprobs: the likeliest tokens at its position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: NotRequired[list[TokenLogprob]]
+
+
+def number(logprob: float | None) -> float:
+    """A logprob as clients expect it: always a finite number."""
+    return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
+
+
+def described(positions: Sequence[PositionLogprobs]) -> list[TokenLogprob]:
+    """Each token with its candidates."""
+    return [{**_entry(p.chosen), "top_logprobs": [_entry(c) for c in p.top]} for p in positions]
+
+
+def _entry(candidate: CandidateLogprob) -> TokenLogprob:
+    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

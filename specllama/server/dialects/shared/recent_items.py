@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specllama.json_types import JsonObject
-from specllama.server.writer import to_json
+from specllama.server.events import to_json
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
 _MAX_ITEM = 1024 * 1024  # bytes of JSON

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from pydantic import BeforeValidator, Field, create_model
 
-from specllama.core.sampling.parameter import MAX_BIAS
-from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from specllama.core.sampling.params import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    PARAMETERS,
+    STEP_NAMES,
+    SamplingParams,
+    with_steps,
+)
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import (
@@ -21,13 +27,56 @@ from specllama.server.dialects.shared.fields import (
     CacheChoice,
     FieldError,
     RequestBody,
+    renamed,
+    with_options,
 )
-from specllama.server.dialects.shared.keep_alive import KeepAlive
-from specllama.server.dialects.shared.restriction import RestrictingField
-from specllama.server.dialects.shared.samplers import with_samplers
-from specllama.server.dialects.shared.sibling_names import renamed, with_options
-from specllama.server.dialects.shared.speculation import Speculation, SpeculationSettings
-from specllama.server.dialects.shared.structured import StructuredFields
+from specllama.server.dialects.shared.generating_body import KeepAlive, Speculation, SpeculationSettings
+from specllama.server.dialects.shared.structured import RestrictingField, StructuredFields
+
+# llama.cpp's `samplers` field: selects the sampling steps.
+#
+# The order of steps is fixed: llama.cpp's default. Clients also name steps that are not supported; the fields
+# that would switch those on are refused.
+
+
+_STEPS: Mapping[str, str] = {name: letter for letter, name in STEP_NAMES.items()}
+_UNUSED = {
+    "dry": "d", "top_n_sigma": "s", "typ_p": "y", "xtc": "x", "adaptive_p": "a", "tfs_z": "f",
+    "mirostat": "", "top_a": "",
+}  # fmt: skip
+_ALIASES = {
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+    "typical_p": "typ_p",
+    "typical": "typ_p",
+}
+_NAMES = {name.replace("_", ""): name for name in (*_STEPS, *_UNUSED)} | {
+    name.replace("_", ""): meant for name, meant in _ALIASES.items()
+}
+_BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if letter}
+
+
+def with_samplers(samplers: str | Sequence[str]) -> JsonObject:
+    """Parameters that switch off the steps missing from `samplers`, and `infill` on if it is included.
+    samplers: names, or letters in one string. Raises FieldError for unknown names, repeated or reordered
+    steps, and `infill` without `top_k`.
+    """
+    if isinstance(samplers, str):
+        names = [_BY_LETTER.get(letter, letter) for letter in samplers]
+    else:
+        names = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
+    for name in names:
+        if name not in _STEPS and name not in _UNUSED:
+            known = ", ".join((*_STEPS, *_UNUSED))
+            raise FieldError(f"samplers: there is no {name[:40]!r}, only {known}", "samplers")
+    used = [name for name in names if name in _STEPS]
+    if used != [name for name in _STEPS if name in used]:
+        raise FieldError(f"samplers: only once each, in the order {', '.join(_STEPS)}", "samplers")
+    if "infill" in used and "top_k" not in used:
+        raise FieldError("samplers: infill needs top_k before it", "samplers")
+    return with_steps("".join(_STEPS[name] for name in used))
+
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 4096, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised

@@ -13,8 +13,8 @@ from pydantic import Field, field_validator
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.server.assembler import ReasoningFormat
-from specllama.server.dialects.shared.answer_forms import NestedFields
 from specllama.server.dialects.shared.fields import SMALL, Body, FieldError
+from specllama.server.dialects.shared.structured import NestedFields
 from specllama.text.template_variables import effort_variables, template_variables
 
 LEVELS = ("low", "medium", "high")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from specllama.calls import definitions
+from specllama.calls import history
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -235,7 +235,7 @@ class _ToolReader:
 
     def _tool(self, function: FunctionDefinition, name: str, path: str) -> Tool:
         try:
-            return definitions.tool(
+            return history.tool(
                 name,
                 function.description,
                 function.arguments,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader, error_text
+from specllama.bench.serving.client import BrokenStreamError, ServedAnswer, StreamReader, error_text
 
 
 def read(*chunks: Any) -> ServedAnswer:

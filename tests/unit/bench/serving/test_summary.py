@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.bench.serving.answer import ServedAnswer, ServedPiece
+from specllama.bench.serving.client import ServedAnswer, ServedPiece
 from specllama.bench.serving.report import report
 from specllama.bench.serving.summary import percentile, summarise, tps
 from specllama.bench.serving.sweep import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.models.hub.api import HubFile
-from specllama.models.hub.hashing import FsyncThread, Hasher
+from specllama.models.hub.transfer import FsyncThread, Hasher
 
 
 def flushing() -> bool:

@@ -11,8 +11,7 @@ from specllama.errors import ResourceError
 from specllama.gguf.header import Header, read_header
 from specllama.heads import read_head
 from specllama.heads.kind import HeadInfo
-from specllama.models.memory.head_parts import row_buffers, without_head
-from specllama.models.memory.plan import DeviceMemory, PlanSettings, plan_memory
+from specllama.models.memory.plan import DeviceMemory, PlanSettings, plan_memory, row_buffers, without_head
 from tests.support import tinygguf, tinyheads, tinymtp
 
 MUCH = 1 << 40

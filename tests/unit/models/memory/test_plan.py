@@ -21,9 +21,8 @@ from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import TensorInfo
 from specllama.heads.check import check_model
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.cost import CostSettings, MemoryCosts
+from specllama.models.memory.cost import CostSettings, MemoryCosts, keeps_all_cells
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
-from specllama.models.memory.windows import keeps_all_cells
 from tests.support import tinygguf
 from tests.support.ggufbytes import Typed, llama, words
 from tests.support.paths import SHARED

@@ -10,11 +10,10 @@ import pytest
 
 from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
-from specllama.server.dialects.llama_server.completion_request import NativeRequest
-from specllama.server.dialects.llama_server.infill_request import InfillRequest
+from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.chat_request import ChatRequest
-from specllama.server.dialects.openai.completions_request import CompletionRequest
+from specllama.server.dialects.openai.chat import ChatRequest
+from specllama.server.dialects.openai.completions import CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
 

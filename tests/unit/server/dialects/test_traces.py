@@ -18,8 +18,7 @@ from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.completions import CompletionWriter
 from specllama.server.dialects.openai.responses.writer import ResponseFields, ResponsesWriter
 from specllama.server.dialects.openai.writer import ResponseOptions
-from specllama.server.events import CallOpen, End, RoundEvent, Start, TextEvent
-from specllama.server.writer import DialectWriter
+from specllama.server.events import CallOpen, DialectWriter, End, RoundEvent, Start, TextEvent
 
 ROUNDS = [RoundEvent(n, 0, 0.01) for n in (1, 2, 3)]
 LAST = RoundEvent(3, 0, 0.01, earlier=ROUNDS[1:2])

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.errors import UsageError
 from specllama.server.app import ERRORS
-from specllama.server.http.decoding import KNOWN, Decoder
+from specllama.server.http.body import KNOWN, Decoder
 from specllama.server.http.errors import MediaTypeError
 
 TEXT = b'{"content": "' + b"x" * 5000 + b'"}'

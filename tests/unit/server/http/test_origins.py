@@ -6,8 +6,7 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import UsageError
-from specllama.server.http.origins import LOCAL, Origins
-from specllama.server.http.path import root_path, settle_path
+from specllama.server.http.origins import LOCAL, Origins, root_path, settle_path
 from specllama.server.settings import ServerSettings
 
 ALL = ["https://example.org", "http://a.b:1", "app://obsidian.md", "null", "chrome-extension://abc"]

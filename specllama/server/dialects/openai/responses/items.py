@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from specllama.json_types import JsonObject
+from specllama.server.dialects.shared.chat_messages import Arguments, CallId
 from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import AtMost, FieldError
-from specllama.server.dialects.shared.given_calls import Arguments, CallId
 from specllama.server.dialects.shared.parts import (
     Content,
     ContentPart,

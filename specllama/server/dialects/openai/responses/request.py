@@ -12,10 +12,10 @@ from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
 from specllama.server.dialects.openai.responses.shapes import RequestEcho
 from specllama.server.dialects.openai.responses.tools import echoed_choice, echoed_tools
-from specllama.server.dialects.shared.answer_forms import TextFields
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import SMALL, AtMost
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, first
+from specllama.server.dialects.shared.structured import TextFields
 from specllama.server.dialects.shared.thinking import ThinkingFields
 from specllama.server.dialects.shared.tools import ToolFields
 

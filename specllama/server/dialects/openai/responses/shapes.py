@@ -6,11 +6,15 @@ from typing import Literal, NotRequired, TypedDict
 
 from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.tools import ToolEcho
-from specllama.server.dialects.openai.usage import ResponseUsage
-from specllama.server.dialects.shared.answer_forms import FormatEcho
-from specllama.server.dialects.shared.figures import AnswerFigures, PromptProgress, Timings
-from specllama.server.dialects.shared.logprobs import TokenLogprob
-from specllama.server.dialects.shared.trace import AnswerTrace
+from specllama.server.dialects.openai.writer import ResponseUsage
+from specllama.server.dialects.shared.figures import (
+    AnswerFigures,
+    AnswerTrace,
+    PromptProgress,
+    Timings,
+    TokenLogprob,
+)
+from specllama.server.dialects.shared.structured import FormatEcho
 
 
 class WrittenText(TypedDict):

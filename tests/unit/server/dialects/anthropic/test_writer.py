@@ -26,8 +26,8 @@ from specllama.server.events import (
     RoundEvent,
     Start,
     TextEvent,
+    to_json,
 )
-from specllama.server.writer import to_json
 from tests.support.event_scripts import Script, scripts
 
 START, ROUND = Start(0, 0, 7, 1), RoundEvent(3, 2, 0.01)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.shared.conversation import ConversationReader, GivenCall
-from specllama.server.dialects.shared.earlier_calls import CallArguments
+from specllama.server.dialects.shared.conversation import CallArguments, ConversationReader, GivenCall
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.parts import ContentPart, placeholder, thought_of
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES

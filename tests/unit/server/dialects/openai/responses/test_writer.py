@@ -34,8 +34,8 @@ from specllama.server.events import (
     RoundEvent,
     Start,
     TextEvent,
+    to_json,
 )
-from specllama.server.writer import to_json
 from tests.support.event_scripts import Script, scripts
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
