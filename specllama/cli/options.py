@@ -22,6 +22,7 @@ from specllama.config.option import (
 )
 from specllama.config.options import MODELS_DIR
 from specllama.errors import SpecllamaError, UsageError
+from specllama.json_types import JsonObject
 
 
 def _argument(
@@ -211,6 +212,17 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     if values.project is not None:
         console.note(f"settings: {sources.near(values.project)}")
     return values
+
+
+def sampling(values: Mapping[str, Any]) -> JsonObject:
+    """The sampling parameters, with a schema or grammar that can be used. Raises UsageError."""
+    params = build.sampling(values)
+    schema, grammar = params.get("json_schema"), params.get("grammar")
+    if schema is not None or grammar is not None:
+        from specllama.text.grammar import check  # needs numpy
+
+        check(schema, grammar)
+    return params
 
 
 def _with_escapes(given: Mapping[str, Any]) -> OptionValues:

@@ -21,7 +21,7 @@ from specllama.cli.answer import (
     log_file,
     may_loop,
 )
-from specllama.cli.options import resolved
+from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.client import protocol
 from specllama.client.client import EngineClient
@@ -110,7 +110,7 @@ Examples:
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)
-    params = build.sampling(values)
+    params = sampling(values)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from specllama.core.interfaces import MaskError
 from specllama.errors import ResourceError, UsageError
 from specllama.text.gbnf.lark import gbnf_to_lark
+from specllama.text.gbnf.parser import parse
 from specllama.text.grammar_errors import NOTHING, in_words
 from specllama.text.json_shape import json_shape
 from specllama.text.schema_length import MAX_LENGTH, forces_too_much
@@ -334,6 +335,32 @@ class GrammarMask:
         if self._scout is not None and n < len(self._lead):
             self._scout.rollback(len(self._lead) - n)
             del self._lead[n:]
+
+
+def check(json_schema: str | None = None, grammar: str | None = None) -> None:
+    """Raise UsageError for a schema or a grammar that no model's tokens could make usable. The rest is found
+    with a model's tokens: what its own tokens are named, and whether there is a text at all.
+    """
+    from llguidance import LLMatcher
+
+    what = _GRAMMAR if json_schema is None else _SCHEMA
+    try:
+        if json_schema is not None:
+            problem = LLMatcher.validate_grammar(_from_schema(json_schema))
+        elif grammar is None:
+            return
+        else:
+            _check_size(grammar, what)
+            if _is_gbnf(grammar):
+                parse(grammar, lambda _: 0)
+                return
+            problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        problem = "llguidance fails on it"
+    if problem:
+        raise _refused(what, problem)
 
 
 def _from_schema(text: str) -> str:

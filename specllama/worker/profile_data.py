@@ -23,7 +23,7 @@ from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import compiled, devices
 from specllama.models.memory.available import physical_cores
-from specllama.stored_figures import measured_at
+from specllama.stored_figures import can_take, measured_at
 from specllama.worker.calibrate import TIMED, Calibration
 
 _FIGURES = {  # of a comparison, by store key, with their ranges
@@ -40,7 +40,6 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
 DATED = COMPARISON, EXACT_ROWS, CHANGE = "comparison", "exact", "change"  # measured again after a while
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
-_MOST_OFF = 2.0  # a factor: devices have other kernels for more rows, of which each takes less
 _MAX_PAIRS = 8  # kept for a target: those used last
 
 
@@ -73,7 +72,7 @@ def possible_times(times: Sequence[tuple[int, float]]) -> list[tuple[int, float]
     long as fewer at least, and in proportion at most. Other programs make them longer, nothing makes them
     shorter.
     """
-    return [(n, t) for n, t in times if all(t <= _MOST_OFF * s * max(1.0, n / m) for m, s in times)]
+    return [(n, t) for n, t in times if all(t <= s or can_take(n, t, m, s) for m, s in times)]
 
 
 def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, float]:

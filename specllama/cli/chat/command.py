@@ -20,7 +20,7 @@ from specllama.cli.chat.session import ChatSession, FullContext
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.terminal import InputReader, LineReader, Screen, UserInput
 from specllama.cli.chat.tools import read_tools
-from specllama.cli.options import resolved
+from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
 from specllama.config.store import cache_dir
@@ -48,7 +48,7 @@ def chat(given: Mapping[str, Any]) -> int:
         given = with_options(given, taken)
     values = resolved(given)
     standard_input.taken_by = "the messages of the chat"
-    params = build.sampling(values)
+    params = sampling(values)
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))
     saved = read(values["load"]) if "load" in values else None
