@@ -5,7 +5,7 @@ null means unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.runner import PLAIN, BenchSample
@@ -13,67 +13,6 @@ from specllama.bench.summary import BenchSummary, SummaryCell, SummaryRow
 from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.bench/1"
-
-
-class EstimateRecord(TypedDict):
-    """A figure from n values, and its 95 % interval."""
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-class CellRecord(TypedDict):
-    """A configuration in a row; see SummaryCell and RunStats."""
-
-    answers: int
-    decode_tps: EstimateRecord | None
-    speedup: EstimateRecord | None
-    ttft_ms: EstimateRecord | None
-    n_predict: int
-    n_drafted: int
-    n_accept: int
-    n_branch: int
-    n_branch_accept: int
-    n_discarded: int
-    drafted_by: dict[str, int]
-    acceptance: float | None
-    accept_by_position: list[float]
-    accept_by_source: dict[str, list[float | None]]
-    rounds: int
-    decode_seconds: float
-    time: dict[str, float]
-
-
-class RowRecord(TypedDict):
-    """A workload at a temperature, None for all of them; see SummaryRow."""
-
-    workload: str | None
-    temperature: float | None
-    configurations: dict[str, CellRecord]
-    best_fixed: str | None
-    auto_against_best: EstimateRecord | None
-    auto_over_copies: EstimateRecord | None
-    regret: float | None
-
-
-class SampleRecord(TypedDict):
-    """An answer that was measured."""
-
-    workload: str
-    prompt: int
-    temperature: float
-    run: int
-    configuration: str
-    n_prompt: int
-    n_reused: int
-    n_predict: int
-    n_drafted: int
-    n_accept: int
-    ttft_ms: float
-    decode_seconds: float
-    decode_tps: float | None
 
 
 def record(
@@ -135,7 +74,7 @@ def draft_name(about: Mapping[str, Any]) -> str:
     return f"head {name} ({head})"
 
 
-def _row(row: SummaryRow) -> RowRecord:
+def _row(row: SummaryRow) -> JsonObject:
     return {
         "workload": row.workload,
         "temperature": row.temperature,
@@ -147,7 +86,7 @@ def _row(row: SummaryRow) -> RowRecord:
     }
 
 
-def _cell(name: str, cell: SummaryCell) -> CellRecord:
+def _cell(name: str, cell: SummaryCell) -> JsonObject:
     total = cell.total
     return {
         "answers": cell.answers,
@@ -170,14 +109,14 @@ def _cell(name: str, cell: SummaryCell) -> CellRecord:
     }
 
 
-def _estimate(e: Estimate | None, factor: float = 1) -> EstimateRecord | None:
+def _estimate(e: Estimate | None, factor: float = 1) -> JsonObject | None:
     if e is None:
         return None
     low, high = (None if x is None else x * factor for x in (e.low, e.high))
     return {"value": e.value * factor, "low": low, "high": high, "n": e.n}
 
 
-def _sample(s: BenchSample) -> SampleRecord:
+def _sample(s: BenchSample) -> JsonObject:
     case, stats = s.step.case, s.stats
     return {
         "workload": case.workload,

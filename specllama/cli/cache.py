@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import age, columns, listing, wrapped
 from specllama.errors import NotFoundError, ResourceError
+from specllama.json_types import JsonObject
 from specllama.models.quants import size
 from specllama.prefix_disk.directory import (
     ListedState,
@@ -128,20 +129,7 @@ def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
     return matches
 
 
-class StateReport(TypedDict):
-    """A prompt on disk. seconds: that evaluating it took; uses: by later requests."""
-
-    id: str
-    model: str
-    kind: str
-    tokens: int
-    bytes: int
-    seconds: float
-    age_seconds: float
-    uses: int
-
-
-def _about(state: ListedState, now: float) -> StateReport:
+def _about(state: ListedState, now: float) -> JsonObject:
     return {
         "id": state.id,
         "model": state.model,

@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.chat.library import ChatLibrary, SavedChat, to_remove
 from specllama.cli.formatting import age, columns, listing, wrapped
+from specllama.json_types import JsonObject
 from specllama.models.quants import size
 from specllama.text.terminal import printable
 from specllama.wording import counted
@@ -90,19 +91,7 @@ def _remove(library: ChatLibrary, chats: Sequence[SavedChat], given: Mapping[str
     return 0
 
 
-class ChatReport(TypedDict):
-    """A saved conversation. problem: why it cannot be read, None if it can."""
-
-    id: str
-    name: str
-    turns: int
-    model: str
-    age_seconds: float
-    bytes: int
-    problem: str | None
-
-
-def _about(chat: SavedChat, now: float) -> ChatReport:
+def _about(chat: SavedChat, now: float) -> JsonObject:
     return {
         "id": chat.id,
         "name": chat.name,

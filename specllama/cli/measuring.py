@@ -8,12 +8,12 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict
 
 import specllama
 from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.models.memory.available import physical_cores
 
 LONG = 60.0  # seconds; before a longer measurement a command says how to make it shorter
@@ -64,24 +64,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-class MachineRecord(TypedDict):
-    """The machine of a measurement. n_threads: used for decoding."""
-
-    system: str
-    machine: str
-    cores: int
-    n_threads: int
-
-
-class Provenance(TypedDict):
-    """With what, when and where something was measured."""
-
-    version: str
-    date: str
-    machine: MachineRecord
-
-
-def provenance(n_threads: int) -> Provenance:
+def provenance(n_threads: int) -> JsonObject:
     """Version, time and machine, for the head of a report. n_threads: used for decoding."""
     return {
         "version": specllama.__version__,

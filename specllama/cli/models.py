@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import columns, listing, wrapped
@@ -17,6 +17,7 @@ from specllama.cli.progress import library
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 from specllama.gguf.header import Header, read_model
+from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
 from specllama.models.installed import (
     InstalledModel,
@@ -93,7 +94,7 @@ def remove(given: Mapping[str, Any]) -> int:
     chosen = select if given.get("all") else select_one
     todo = {model.content: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
-    removed: list[RemovedModel] = []
+    removed: list[JsonObject] = []
     for model in todo.values():
         removed.append({"name": model.name, "bytes": remove_model(known, model)})
     for repo in sorted(repos):
@@ -116,60 +117,7 @@ def _header(path: str | Path) -> Header | None:
     return None
 
 
-class RemovedModel(TypedDict):
-    """What was removed, and the bytes that this freed."""
-
-    name: str
-    bytes: int
-
-
-class ModelOnDisk(TypedDict):
-    """A downloaded model. missing: its files that are not there; fits: None where that is not known."""
-
-    name: str
-    alias: str | None
-    repo: str
-    commit: str
-    path: str
-    files: list[str]
-    missing: list[str]
-    bytes: int
-    quant: str
-    params: int | None
-    n_ctx_train: int | None
-    licence: str
-    drafts: list[str]
-    readable: bool
-    fits: bool | None
-    n_ctx_here: int | None
-
-
-class KnownModel(TypedDict):
-    """A model of models.toml."""
-
-    name: str
-    aliases: list[str]
-    repo: str
-    default: str
-    licence: str
-    source: str
-    drafts: list[str]
-    notes: list[str]
-    on_disk: bool
-
-
-class BuiltInModel(TypedDict):
-    """A model that needs no hub. bytes: of the file, of both files of the embedded pair."""
-
-    name: str
-    model: str
-    path: str
-    bytes: int
-    licence: str
-    on_disk: bool
-
-
-def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> ModelOnDisk:
+def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> JsonObject:
     entry, fits = model.entry, fit(header, machine) if header else Fit()
     return {
         "name": model.name,
@@ -193,7 +141,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, machine
 
 def _entry(
     known: Library, entry: ManifestEntry, there: Sequence[tuple[InstalledModel, Header | None]]
-) -> KnownModel:
+) -> JsonObject:
     pair = known.manifest.pairs.get(entry.name)
     return {
         "name": entry.name,
@@ -208,7 +156,7 @@ def _entry(
     }
 
 
-def _built_in(known: Library) -> list[BuiltInModel]:
+def _built_in(known: Library) -> list[JsonObject]:
     demo, pair = DemoStore(known.environ), (EMBEDDED_TARGET, EMBEDDED_DRAFT)
     return [
         {

@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.formatting import columns, wrapped
@@ -227,49 +227,13 @@ def _rows(
         yield "" if n else "drafts", printable(text)
 
 
-class MemoryReport(TypedDict):
-    """What loading the model takes here, in bytes; available: None where that is not known."""
-
-    n_ctx: int
-    host: int
-    gpu: int
-    gpu_layers: int
-    n_layer: int
-    available: int | None
-
-
-class ModelReport(TypedDict):
-    """The object of `models show --json`, schema specllama.models-show/1."""
-
-    schema: str
-    name: str
-    path: str | None
-    repo: str | None
-    on_disk: bool
-    architecture: str
-    params: int
-    quant: str
-    bytes: int
-    n_ctx_train: int | None
-    is_head: bool
-    head: str
-    chat_template: bool
-    tools: bool
-    thinking: bool
-    licence: str
-    fits: bool | None
-    problem: str
-    memory: MemoryReport | None
-    drafts: list[JsonObject]
-
-
 def _object(
     model: ResolvedModel,
     header: Header,
     machine: Machine,
     fits: Fit,
     drafts: list[DraftFound],
-) -> ModelReport:
+) -> JsonObject:
     plan = fits.plan
     return {
         "schema": "specllama.models-show/1",

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import columns, side_by_side, wrapped
@@ -38,88 +38,13 @@ from specllama.text.terminal import printable
 # the id.
 
 
-class TrimReport(TypedDict):
-    """What a trimmed draft was made from. coverage: see TrimInfo."""
-
-    source: str
-    n_kept: int
-    n_vocab: int
-    coverage: float | None
-
-
-class FileReport(TypedDict):
-    """A file of the pair: what its header says."""
-
-    path: str
-    name: str
-    architecture: str
-    quant: str
-    params: int
-    bytes_per_token: int
-    tokenizer: str
-    pre: str
-    n_tokens: int
-    bos_id: int | None
-    eos_id: int | None
-    add_bos: bool
-    add_eos: bool
-    end_ids: list[int]
-    chat_template: bool
-    n_ctx_train: int
-    trimmed: TrimReport | None
-
-
-class HeadReport(TypedDict):
-    """A head, and what it needs of its target; see HeadInfo."""
-
-    kind: str
-    in_target: bool
-    n_layer: int
-    n_embd: int
-    n_embd_target: int
-    target_layers: list[int]
-    n_proposed: int
-    n_chained: int
-    n_draft_max: int | None
-    block_size: int | None
-    own_embeddings: bool
-    own_output: bool
-    weight_bytes: int
-    step_bytes: int
-
-
-class TranslationReport(TypedDict):
-    """The tokens that vocabularies share, of those that the draft has; see Overlap."""
-
-    n_shared: int
-    n_tokens: int
-    share: float
-
-
-class PairReport(TypedDict):
-    """The whole object. ok: whether the draft can be used."""
-
-    schema: str
-    verdict: str
-    ok: bool
-    reason: str
-    target: FileReport
-    draft: FileReport
-    differing: list[JsonObject]
-    n_differing: int
-    first_difference: JsonObject | None
-    head: HeadReport | None
-    translation: TranslationReport | None
-    notes: list[str]
-
-
 def report(
     target: Header,
     draft: Header,
     verdict: PairVerdict | HeadVerdict,
     usable: bool,
     shared: Overlap | None,
-) -> PairReport:
+) -> JsonObject:
     """The object. usable: whether the draft can be used; shared: what the vocabularies share, where known."""
     v = vocabularies(verdict, target)
     return {
@@ -147,7 +72,7 @@ def vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVerd
     return verdict.vocabulary or check_pair(target, target)
 
 
-def _about_head(target: Header, head: HeadInfo) -> HeadReport:
+def _about_head(target: Header, head: HeadInfo) -> JsonObject:
     return {
         "kind": head.kind.name,
         "in_target": not head.own_file,
@@ -166,7 +91,7 @@ def _about_head(target: Header, head: HeadInfo) -> HeadReport:
     }
 
 
-def _about(header: Header, vocab: Vocab) -> FileReport:
+def _about(header: Header, vocab: Vocab) -> JsonObject:
     return {
         "path": header.path,
         "name": header.name,
@@ -188,7 +113,7 @@ def _about(header: Header, vocab: Vocab) -> FileReport:
     }
 
 
-def _about_trim(header: Header) -> TrimReport | None:
+def _about_trim(header: Header) -> JsonObject | None:
     """What a trimmed draft was made from, None for other files."""
     trim = read_trim(header)
     if trim is None:

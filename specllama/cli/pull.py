@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import columns, wrapped
 from specllama.cli.progress import library
 from specllama.errors import NetworkError, UsageError
+from specllama.json_types import JsonObject
 from specllama.models.hub.pull import PullPlan, plan
 from specllama.models.names import DEMO
 from specllama.models.prepare import prepare_models
@@ -118,37 +119,7 @@ def _show_plan(models: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -
     console.data("".join(f"{part}\n" for line in lines for part in wrapped(line, width, more="  ")))
 
 
-class PlannedFile(TypedDict):
-    """A file of a model, and the bytes of it that are on disk."""
-
-    path: str
-    bytes: int
-    have: int
-    hash: str
-
-
-class PlannedModel(TypedDict):
-    """A model to download. path: None where it is not on disk."""
-
-    name: str
-    path: str | None
-    repo: str | None
-    commit: str | None
-    files: list[PlannedFile]
-
-
-class PlanReport(TypedDict):
-    """The object of `pull --dry-run --json`, schema specllama.pull-plan/1; sizes in bytes."""
-
-    schema: str
-    models: list[PlannedModel]
-    bytes: int
-    missing: int
-    free_disk: int | None
-    cache: str
-
-
-def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> PlanReport:
+def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> JsonObject:
     have = {item.file.etag: item.have for item in todo.items}
     return {
         "schema": "specllama.pull-plan/1",

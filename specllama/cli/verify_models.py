@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.progress import DownloadProgress, library
 from specllama.errors import IntegrityError
+from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
 from specllama.models.installed import InstalledModel, installed_models, select
 from specllama.models.installed import verify as verify_file
@@ -62,15 +63,6 @@ class _File(NamedTuple):
     verify: Callable[[Callable[[int], None]], bool]
 
 
-class VerifiedFile(TypedDict):
-    """A file and whether it is intact, None where its hash is unknown. reason: why it is not, else ""."""
-
-    name: str
-    path: str
-    ok: bool | None
-    reason: str
-
-
 def _files(model: InstalledModel) -> Iterator[_File]:
     for file in model.files:
         yield _File(model.name, file.link, partial(verify_file, file))
@@ -81,7 +73,7 @@ def _verify_demo(demo: DemoStore, progress: Callable[[int], None]) -> bool:
     return True
 
 
-def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[VerifiedFile]:
+def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[JsonObject]:
     """The files after their verification. damaged: collects the errors."""
     display = DownloadProgress()
     total, done = sum(file.path.stat().st_size for file in todo), 0

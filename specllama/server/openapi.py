@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NotRequired, TypedDict
 
 import specllama
 from specllama.json_types import JsonObject
@@ -36,63 +35,15 @@ _ERROR = {
 }
 
 
-class ApiResponse(TypedDict):
-    """What an operation answers. content: schemas by media type."""
-
-    description: str
-    content: NotRequired[JsonObject]
-
-
-class RequestBodyDocument(TypedDict):
-    """content: schemas by media type."""
-
-    required: bool
-    content: JsonObject
-
-
-class ApiOperation(TypedDict):
-    """One method of one path. responses: by status. security: [] where no key is needed."""
-
-    summary: str
-    responses: dict[str, ApiResponse]
-    security: NotRequired[list[JsonObject]]
-    parameters: NotRequired[list[JsonObject]]
-    requestBody: NotRequired[RequestBodyDocument]
-
-
-class ApiInfo(TypedDict):
-    """Name and version of the program."""
-
-    title: str
-    version: str
-
-
-class ApiComponents(TypedDict):
-    """Schemas of bodies by their names."""
-
-    schemas: JsonObject
-    securitySchemes: NotRequired[JsonObject]
-
-
-class ApiDocument(TypedDict):
-    """paths: operations by path and method."""
-
-    openapi: str
-    info: ApiInfo
-    paths: dict[str, dict[str, ApiOperation]]
-    components: ApiComponents
-    security: NotRequired[list[JsonObject]]
-
-
-def document(routes: Iterable[ApiRoute], keyed: bool) -> ApiDocument:
+def document(routes: Iterable[ApiRoute], keyed: bool) -> JsonObject:
     """The document, with all routes that have a summary. keyed: whether clients need a key."""
     schemas: JsonObject = {"Error": _ERROR}
-    paths: dict[str, dict[str, ApiOperation]] = {}
+    paths: dict[str, dict[str, JsonObject]] = {}
     for route in routes:
         if route.summary:
             path = route.path.replace(":path}", "}")
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
-    api: ApiDocument = {
+    api: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "specllama", "version": specllama.__version__},
         "paths": paths,
@@ -104,12 +55,12 @@ def document(routes: Iterable[ApiRoute], keyed: bool) -> ApiDocument:
     return api
 
 
-def _operation(route: ApiRoute, schemas: JsonObject) -> ApiOperation:
+def _operation(route: ApiRoute, schemas: JsonObject) -> JsonObject:
     """One operation; adds the schemas that it refers to to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    responses: dict[str, ApiResponse] = {"200": {"description": "done"}}
+    responses: dict[str, JsonObject] = {"200": {"description": "done"}}
     responses |= {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
-    operation: ApiOperation = {"summary": route.summary, "responses": responses}
+    operation: JsonObject = {"summary": route.summary, "responses": responses}
     if route.open:
         operation["security"] = []
     if names := _PATH_PARAMETER.findall(route.path):

@@ -5,7 +5,7 @@ ends in ms; null means unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.bench.serving import summary
 from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
@@ -13,50 +13,6 @@ from specllama.bench.serving.sweep import ServingMeasurement
 from specllama.json_types import JsonObject
 
 SCHEMA = "specllama.bench-server/1"
-
-
-class PercentilesRecord(TypedDict):
-    """The median and the 99th percentile."""
-
-    p50: float
-    p99: float
-
-
-class ServingRowRecord(TypedDict):
-    """A series at a concurrency; see ServingRow."""
-
-    series: str
-    concurrency: int
-    runs: int
-    tps: float | None
-    ttft_ms: PercentilesRecord | None
-    inter_token_ms: PercentilesRecord | None
-    seconds: PercentilesRecord | None
-    answers: int
-    failed: int
-    refused: int
-    n_predict: int
-    n_drafted: int | None
-    n_accept: int | None
-    acceptance: float | None
-    prompt_cached: float | None
-
-
-class ServingCellRecord(TypedDict):
-    """The answers of a series, a concurrency and a run; see ServingMeasurement."""
-
-    series: str
-    concurrency: int
-    run: int
-    complete: bool
-    seconds: float
-    tps: float | None
-    ttft_ms: PercentilesRecord | None
-    inter_token_ms: PercentilesRecord | None
-    answer_seconds: PercentilesRecord | None
-    answers: int
-    n_predict: int
-    problems: list[str]
 
 
 def record(
@@ -76,7 +32,7 @@ def record(
     }
 
 
-def _row(row: ServingRow) -> ServingRowRecord:
+def _row(row: ServingRow) -> JsonObject:
     return {
         "series": row.series,
         "concurrency": row.concurrency,
@@ -96,7 +52,7 @@ def _row(row: ServingRow) -> ServingRowRecord:
     }
 
 
-def _cell(m: ServingMeasurement) -> ServingCellRecord:
+def _cell(m: ServingMeasurement) -> JsonObject:
     return {
         "series": m.cell.series,
         "concurrency": m.cell.concurrency,
@@ -113,5 +69,5 @@ def _cell(m: ServingMeasurement) -> ServingCellRecord:
     }
 
 
-def _percentiles(t: Percentiles | None, factor: float = 1) -> PercentilesRecord | None:
+def _percentiles(t: Percentiles | None, factor: float = 1) -> JsonObject | None:
     return None if t is None else {"p50": t.p50 * factor, "p99": t.p99 * factor}

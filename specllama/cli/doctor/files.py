@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from specllama.cli.doctor import Problem, reported
 from specllama.clock import running_time
@@ -32,55 +32,7 @@ _SECONDS = 2.0  # for adding up a directory
 _MIN_SAMPLES = 3  # of a width, to say what it costs
 
 
-class KeptPrompts(TypedDict):
-    """Evaluated prompts on disk, and their bytes."""
-
-    number: int
-    bytes: int
-
-
-class CacheReport(TypedDict):
-    """The cache directory. bytes_complete: whether all of it was added up. calibrations, broken: files."""
-
-    path: str
-    writable: bool
-    bytes: int
-    bytes_complete: bool
-    free_disk: int | None
-    calibrations: int
-    broken: int
-    prompts: KeptPrompts
-
-
-class StoredKey(TypedDict):
-    """The readable parts of a store's key. kernels: the instruction set of specllama's kernels, "" where
-    llama.cpp used its own, None where that is not known.
-    """
-
-    model: str | None
-    quant: str | None
-    devices: list[str] | None
-    threads: list[Any] | None
-    kernels: str | None
-
-
-class StoredExactness(StoredKey):
-    """What a calibration has measured. t1: seconds; epsilon: of logits; rows, behind, alike, unlike, meaning:
-    see `exactness`.
-    """
-
-    t1: float | None
-    epsilon: float | None
-    rows: float | None
-    behind: float | None
-    alike: float | None
-    unlike: float | None
-    meaning: str
-    pays_from: float | None
-    file: str
-
-
-def cache(problems: list[Problem]) -> CacheReport:
+def cache(problems: list[Problem]) -> JsonObject:
     """The cache's path, whether it can be written, its bytes, how many calibrations are usable and broken."""
     path = store.cache_dir()
     if problem := writing_problem(path):
@@ -102,7 +54,7 @@ def cache(problems: list[Problem]) -> CacheReport:
     }
 
 
-def prompts() -> KeptPrompts:
+def prompts() -> JsonObject:
     """How many evaluated prompts are on disk, and their bytes."""
     directory = StateDirectory(default_directory())
     try:
@@ -112,7 +64,7 @@ def prompts() -> KeptPrompts:
     return {"number": len(sizes), "bytes": sum(sizes.values())}
 
 
-def exactness() -> list[StoredExactness]:
+def exactness() -> list[JsonObject]:
     """Each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
     compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
     which acceptance copied drafts pay.
@@ -224,7 +176,7 @@ def files(directory: Path) -> Iterator[Path]:
         return
 
 
-def readable_key(data: Mapping[str, Any]) -> StoredKey:
+def readable_key(data: Mapping[str, Any]) -> JsonObject:
     """What the figures of a calibration belong to; files of other versions may lack any of it."""
     key, kernels = data.get("key"), data.get("kernels")
     key = key if isinstance(key, dict) else {}
@@ -311,23 +263,7 @@ def _time_limit(client: EngineClient) -> Iterator[None]:
         thread.join()
 
 
-class DemoReport(TypedDict):
-    """The demo model and where it is stored."""
-
-    name: str
-    path: str
-    on_disk: bool
-
-
-class EmbeddedPairReport(TypedDict, total=False):
-    """The embedded pair: its context with `ok`, else what is wrong."""
-
-    ok: bool
-    n_ctx: int
-    error: str
-
-
-def demo_model(problems: list[Problem]) -> DemoReport:
+def demo_model(problems: list[Problem]) -> JsonObject:
     """Where the demo model is stored, and whether it is there; it may be absent."""
     store = DemoStore()
     if store.path.exists() and not store.is_on_disk():
@@ -336,7 +272,7 @@ def demo_model(problems: list[Problem]) -> DemoReport:
     return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
 
 
-def embedded_pair(problems: list[Problem]) -> EmbeddedPairReport:
+def embedded_pair(problems: list[Problem]) -> JsonObject:
     """Whether the models that come with specllama are intact and fit into memory."""
     from specllama.gguf.header import read_model
     from specllama.heads.check import check_model

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from shutil import which
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import urlsplit
 
 import specllama
@@ -24,6 +24,7 @@ from specllama.config.build import KINDS
 from specllama.config.options import IN_PROJECTS, LONG_FLAGS
 from specllama.config.places import working_directory
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.models import manifest
 from specllama.models.hub.http import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
@@ -35,38 +36,7 @@ _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGM
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}
 
 
-class Versions(TypedDict):
-    """Versions, None for a part that does not load."""
-
-    specllama: str
-    python: str
-    python_path: str
-    system: str
-    llama_cpp_python: str | None
-    llama_cpp: str | None
-    ggml: str | None
-
-
-class GpuReport(TypedDict):
-    """A GPU that is present. usable: by this build of llama.cpp; rebuild: the command that makes it so."""
-
-    backend: str
-    usable: bool
-    rebuild: str
-
-
-class MachineReport(TypedDict):
-    """Processor, bytes of memory and GPUs."""
-
-    cpu: str
-    physical_cores: int
-    logical_cpus: int | None
-    memory_total: int | None
-    memory_available: int | None
-    gpus: list[GpuReport]
-
-
-def versions(engine: Mapping[str, Any]) -> Versions:
+def versions(engine: Mapping[str, Any]) -> JsonObject:
     """Versions of specllama, Python, system and llama.cpp; None for a part that does not load."""
     return {
         "specllama": specllama.__version__,
@@ -79,7 +49,7 @@ def versions(engine: Mapping[str, Any]) -> Versions:
     }
 
 
-def machine(engine: Mapping[str, Any], problems: list[Problem]) -> MachineReport:
+def machine(engine: Mapping[str, Any], problems: list[Problem]) -> JsonObject:
     """Processor, memory in bytes (None where unknown), the GPUs and whether the build uses them."""
     usable = any(device["gpu"] for device in engine.get("devices", []))
     present = gpus_present()
@@ -142,45 +112,11 @@ def _installed() -> str | None:
 # What `doctor` reports on configuration: files and variables in use, and the RPC workers of --rpc.
 
 
-class SettingsFile(TypedDict):
-    """A file of settings. ok: whether it can be read; sets: its keys."""
-
-    path: str
-    ok: bool
-    sets: list[str]
-
-
-class ConfigReport(TypedDict):
-    """files: in the order of reading; models: paths of models.toml; environment: names of variables."""
-
-    files: list[SettingsFile]
-    models: list[str]
-    environment: list[str]
-
-
-class WorkerDevice(TypedDict):
-    """Memory of a device, in bytes."""
-
-    free: int
-    total: int
-
-
-class WorkerReport(TypedDict, total=False):
-    """An RPC worker; with `ok` its address, protocol and devices, else why it cannot be used."""
-
-    endpoint: str
-    ok: bool
-    error: str
-    address: str
-    protocol: str
-    devices: list[WorkerDevice]
-
-
-def config(environ: Mapping[str, str], problems: list[Problem]) -> ConfigReport:
+def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
     """Configuration files in the order of reading, with the keys that they set; names of variables; the
     models.toml of user and project.
     """
-    files: list[SettingsFile] = []
+    files: list[JsonObject] = []
     user = _or_problem(lambda: sources.user_file(environ), problems)
     cwd = working_directory()
     if cwd is None:
@@ -213,12 +149,12 @@ def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
         return read()
 
 
-def workers(given: str, problems: list[Problem]) -> list[WorkerReport]:
+def workers(given: str, problems: list[Problem]) -> list[JsonObject]:
     """Each RPC worker with version and memory in bytes, or why it cannot be used.
 
     given: the value of --rpc. Raises UsageError if it is not a list of workers.
     """
-    workers: list[WorkerReport] = []
+    workers: list[JsonObject] = []
     for endpoint, answer in probe_all(endpoints(given)):
         if isinstance(answer, SpecllamaError):
             problems.append(Problem(answer.message, answer.hint, answer.exit_code))
@@ -294,23 +230,7 @@ class Probe:
             self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
 
 
-class HubReport(TypedDict):
-    """The hub and its cache. answers: None when offline; status: of its answer; token: where it is from."""
-
-    cache: str
-    cache_writable: bool
-    cache_bytes: int
-    cache_bytes_complete: bool
-    free_disk: int | None
-    endpoint: str
-    offline: bool
-    answers: bool | None
-    status: int | None
-    reason: str
-    token: str | None
-
-
-def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> HubReport:
+def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> JsonObject:
     """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
     path, offline = hub_cache(environ), is_offline(environ)
     if problem := writing_problem(path):

@@ -8,57 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from specllama.cli.doctor.files import StoredKey, calibration, files, number, readable_key
+from specllama.cli.doctor.files import calibration, files, number, readable_key
 from specllama.config import store
+from specllama.json_types import JsonObject
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.eviction import StateLedger
 
 _DAY = 24 * 3600.0
 
 
-class StoredDraft(TypedDict):
-    """What is stored of a pair. draft: its model or head, None for none. drafters: in their order. step:
-    seconds of one token of the draft. tokens, acceptance: by drafter, how many drafted ones count, and the
-    share that was right.
-    """
-
-    draft: str | None
-    drafters: list[str]
-    step: float | None
-    tokens: dict[str, float]
-    acceptance: dict[str, float]
-
-
-class StoredProfile(StoredKey):
-    """What is stored of a model. kernels: as in `readable_key`. age: seconds since the file was written.
-    compared: seconds since rows were compared. widths: rows of the decodes that were timed. change: seconds
-    that another number of rows costs.
-    """
-
-    kernels: str | None
-    lora: int
-    age: float
-    t1: float | None
-    widths: list[int]
-    compared: float | None
-    change: float | None
-    exact_width: float | None
-    pairs: list[StoredDraft]
-    file: str
-
-
-class StoredReport(TypedDict):
-    """models: the newest first. read_rate: bytes a second at which prompts are read from the disk, None where
-    it was not measured.
-    """
-
-    models: list[StoredProfile]
-    read_rate: float | None
-
-
-def stored() -> StoredReport:
+def stored() -> JsonObject:
     """All that is stored, on this machine."""
     models = []
     for file in files(store.cache_dir() / "calibration"):
@@ -68,7 +29,7 @@ def stored() -> StoredReport:
     return {"models": sorted(models, key=lambda one: one["age"]), "read_rate": ledger.load_rate or None}
 
 
-def _profile(file: Path, data: Mapping[str, Any], now: float) -> StoredProfile:
+def _profile(file: Path, data: Mapping[str, Any], now: float) -> JsonObject:
     key, measured = data.get("key"), data.get("measured")
     at = number(measured.get("comparison")) if isinstance(measured, dict) else None
     lora = key.get("lora") if isinstance(key, dict) else None
@@ -100,7 +61,7 @@ def _points(part: object) -> Iterator[list[Any]]:
             yield point
 
 
-def _pairs(data: Mapping[str, Any]) -> Iterator[StoredDraft]:
+def _pairs(data: Mapping[str, Any]) -> Iterator[JsonObject]:
     pairs = data.get("pairs")
     for one in pairs if isinstance(pairs, list) else ():
         pair, learnt = (one.get(name) for name in ("pair", "learnt")) if isinstance(one, dict) else (0, 0)

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
-
 from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
+from specllama.json_types import JsonObject
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.models import ListedModel, listed
-
-
-class LmStudioModel(TypedDict):
-    """One model. loaded_context_length: of a loaded one, in tokens."""
-
-    id: str
-    object: str
-    type: str
-    publisher: str
-    arch: str
-    compatibility_type: str
-    quantization: str
-    state: str
-    max_context_length: int
-    capabilities: list[str]
-    loaded_context_length: NotRequired[int]
 
 
 async def models(api: ApiRequest) -> Response:
@@ -41,17 +24,17 @@ async def model(api: ApiRequest) -> Response:
     return JSONResponse(await _entry(api, listed(api.service, name)))
 
 
-async def _entry(api: ApiRequest, listing: ListedModel) -> LmStudioModel:
+async def _entry(api: ApiRequest, listing: ListedModel) -> JsonObject:
     facts = listing.info or await api.models.details(listing.model)
     return entry(listing, facts)
 
 
-def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> LmStudioModel:
+def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> JsonObject:
     """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     architecture = facts.details.architecture if isinstance(facts, LoadInfo) else facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
-    shown: LmStudioModel = {
+    shown: JsonObject = {
         "id": listing.name,
         "object": "model",
         "type": "llm",

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import NotRequired, TypedDict
 
 from pydantic_core import from_json
 
 from specllama.errors import ContextLengthError, SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.anthropic.shapes import (
-    ArgumentsDelta,
-    Block,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    Delta,
-    MessageDelta,
-    MessageEnding,
-    MessageEvent,
-    MessageStart,
-    MessageUsage,
-    SignatureDelta,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    ToolUseBlock,
-    WrittenMessage,
-)
 from specllama.server.dialects.shared.figures import own_figures, trace_of
 from specllama.server.events import (
     AccumulatedCall,
@@ -61,34 +41,11 @@ _TYPES = {
 }
 
 
-class MessagesErrorDetails(TypedDict):
-    """What SDKs react to. unsupported: fields of the request."""
-
-    error_code: str
-    unsupported: list[str]
-
-
-class MessagesError(TypedDict):
-    """details: for a conversation that the server should store."""
-
-    type: str
-    message: str
-    details: NotRequired[MessagesErrorDetails]
-
-
-class MessagesErrorBody(TypedDict):
-    """The body of a response, and the data of an event."""
-
-    type: str
-    error: MessagesError
-    request_id: str
-
-
-def error_body(error: SpecllamaError, request_id: str) -> MessagesErrorBody:
+def error_body(error: SpecllamaError, request_id: str) -> JsonObject:
     """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    shown: MessagesError = {"type": kind, "message": _message(error)}
+    shown: JsonObject = {"type": kind, "message": _message(error)}
     if "error_code" in error.details:
         details = error.details
         shown["details"] = {"error_code": details["error_code"], "unsupported": details["unsupported"]}
@@ -137,7 +94,7 @@ class MessageWriter:
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
         """See DialectWriter."""
-        stream_events: list[MessageEvent] = []
+        stream_events: list[JsonObject] = []
         waits = False
         for event in events:
             self.fold.add([event])
@@ -161,7 +118,7 @@ class MessageWriter:
         """See DialectWriter. The End event has written the last part."""
         return b""
 
-    def answer(self) -> WrittenMessage:
+    def answer(self) -> JsonObject:
         """See DialectWriter."""
         (choice,) = self.fold.in_order
         message = self._message(choice, _blocks(choice))
@@ -170,7 +127,7 @@ class MessageWriter:
             message["ignored_fields"] = list(self._ignored)
         return message
 
-    def _message(self, choice: AccumulatedChoice, content: list[Block]) -> WrittenMessage:
+    def _message(self, choice: AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
         ending = _ending(choice)
         return {
             "id": self._id,
@@ -184,27 +141,27 @@ class MessageWriter:
             "usage": _usage(choice),
         }
 
-    def _beginning(self) -> list[MessageEvent]:
+    def _beginning(self) -> list[JsonObject]:
         """The first event, unless it was written."""
         if self._begun:
             return []
         self._begun = True
         (choice,) = self.fold.in_order
-        start: MessageStart = {"type": "message_start", "message": self._message(choice, [])}
+        start: JsonObject = {"type": "message_start", "message": self._message(choice, [])}
         return [start]
 
-    def _events(self, event: Event) -> list[MessageEvent]:
+    def _events(self, event: Event) -> list[JsonObject]:
         if isinstance(event, TextEvent):
             return self._part({"type": "text", "text": ""}, _text_delta(event.text)) if event.text else []
         if isinstance(event, CallArgs):
             self._empty = self._empty and not event.text
             return [self._delta(_arguments_delta(event.text))] if event.text else []
         if isinstance(event, Reasoning):
-            block: ThinkingBlock = {"type": "thinking", "thinking": "", "signature": ""}
+            block: JsonObject = {"type": "thinking", "thinking": "", "signature": ""}
             return self._part(block, _thinking_delta(event.text)) if event.text else []
         if isinstance(event, CallOpen):
             self._empty = True
-            call: ToolUseBlock = {
+            call: JsonObject = {
                 "type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {},
             }  # fmt: skip
             return [*self._closing(), self._opening(call)]
@@ -215,12 +172,12 @@ class MessageWriter:
             return [{"type": "ping"}]
         return self._end(self.fold.choices[event.index])
 
-    def _end(self, choice: AccumulatedChoice) -> list[MessageEvent]:
+    def _end(self, choice: AccumulatedChoice) -> list[JsonObject]:
         """The last events."""
         closing = self._closing()
         if not self._spoke:
             closing += [self._opening({"type": "text", "text": ""}), *self._closing()]
-        last: MessageDelta = {
+        last: JsonObject = {
             "type": "message_delta",
             "delta": _ending(choice),
             "usage": _usage(choice),
@@ -230,55 +187,55 @@ class MessageWriter:
             last["ignored_fields"] = list(self._ignored)
         return [*closing, last, {"type": "message_stop"}]
 
-    def _part(self, block: Block, delta: Delta) -> list[MessageEvent]:
+    def _part(self, block: JsonObject, delta: JsonObject) -> list[JsonObject]:
         """The next part of text or thinking. block: the empty one, unless such a block is open."""
-        opening: list[MessageEvent] = []
+        opening: list[JsonObject] = []
         if self._open != block["type"]:
             opening = [*self._closing(), self._opening(block)]
         return [*opening, self._delta(delta)]
 
-    def _opening(self, block: Block) -> BlockStart:
+    def _opening(self, block: JsonObject) -> JsonObject:
         self._open, self._n_blocks = block["type"], self._n_blocks + 1
         self._spoke = self._spoke or self._open != "thinking"
         return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
 
-    def _delta(self, delta: Delta) -> BlockDelta:
+    def _delta(self, delta: JsonObject) -> JsonObject:
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
-    def _closing(self) -> list[MessageEvent]:
+    def _closing(self) -> list[JsonObject]:
         """The end of the open block, if any."""
         was, self._open = self._open, ""
         if not was:
             return []
-        signature: SignatureDelta = {"type": "signature_delta", "signature": SIGNATURE}
+        signature: JsonObject = {"type": "signature_delta", "signature": SIGNATURE}
         signed = [self._delta(signature)] if was == "thinking" else []
-        stop: BlockStop = {"type": "content_block_stop", "index": self._n_blocks - 1}
+        stop: JsonObject = {"type": "content_block_stop", "index": self._n_blocks - 1}
         return [*signed, stop]
 
 
-def _event(data: MessageEvent | MessagesErrorBody) -> bytes:
+def _event(data: JsonObject) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
 
 
-def _text_delta(text: str) -> TextDelta:
+def _text_delta(text: str) -> JsonObject:
     return {"type": "text_delta", "text": text}
 
 
-def _thinking_delta(text: str) -> ThinkingDelta:
+def _thinking_delta(text: str) -> JsonObject:
     return {"type": "thinking_delta", "thinking": text}
 
 
-def _arguments_delta(text: str) -> ArgumentsDelta:
+def _arguments_delta(text: str) -> JsonObject:
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _blocks(choice: AccumulatedChoice) -> list[Block]:
-    blocks: list[Block] = []
+def _blocks(choice: AccumulatedChoice) -> list[JsonObject]:
+    blocks: list[JsonObject] = []
     if choice.reasoning:
         blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     for item in choice.items:
         if isinstance(item, AccumulatedCall):
-            call: ToolUseBlock = {
+            call: JsonObject = {
                 "type": "tool_use", "id": f"toolu_{item.id}", "name": item.name, "input": _input(item),
             }  # fmt: skip
             blocks.append(call)
@@ -298,7 +255,7 @@ def _input(call: AccumulatedCall) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _ending(choice: AccumulatedChoice) -> MessageEnding:
+def _ending(choice: AccumulatedChoice) -> JsonObject:
     end = choice.end
     if end is None:
         return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
@@ -310,7 +267,7 @@ def _ending(choice: AccumulatedChoice) -> MessageEnding:
     return {"stop_reason": reason, "stop_sequence": end.stop_string, "stop_details": None}
 
 
-def _usage(choice: AccumulatedChoice) -> MessageUsage:
+def _usage(choice: AccumulatedChoice) -> JsonObject:
     stats = choice.end.stats if choice.end else None
     if stats is not None:
         cached = stats.n_reused

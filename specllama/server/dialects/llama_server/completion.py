@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -16,16 +16,13 @@ from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
 from specllama.server.dialects.shared.figures import (
-    AnswerTrace,
-    PromptProgress,
-    Timings,
     number,
     own_figures,
     prompt_progress,
     running_timings,
     trace_of,
 )
-from specllama.server.dialects.shared.native_answer import NativeAnswer, NativeToken, native_answer
+from specllama.server.dialects.shared.native_answer import native_answer
 from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
 from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
@@ -51,22 +48,6 @@ class NativeOptions:
     fields: Sequence[str] = ()
     ignored: Sequence[str] = ()
     model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ())
-
-
-class NativeChunk(TypedDict):
-    """A part of a stream before the last one: text, or progress of the prompt."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: bool
-    id_slot: int
-    tokens_predicted: int
-    tokens_evaluated: int
-    timings: NotRequired[Timings]
-    completion_probabilities: NotRequired[list[NativeToken]]
-    prompt_progress: NotRequired[PromptProgress]
-    speculation: NotRequired[AnswerTrace]
 
 
 class NativeWriter:
@@ -117,7 +98,7 @@ class NativeWriter:
         rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
         final = self._final(choice, "", (), ())
         if self.options.trace:
-            speculation: AnswerTrace = final["speculation"]
+            speculation: JsonObject = final["speculation"]
             speculation.update(trace_of(event))
         return [*rest, self._selected(final)]
 
@@ -142,8 +123,8 @@ class NativeWriter:
         content: str,
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
-    ) -> NativeChunk:
-        chunk: NativeChunk = {
+    ) -> JsonObject:
+        chunk: JsonObject = {
             "index": choice.start.index,
             "content": content,
             "tokens": list(tokens),
@@ -158,7 +139,7 @@ class NativeWriter:
             chunk["completion_probabilities"] = self._probabilities(probs)
         return chunk
 
-    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> NativeChunk:
+    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> JsonObject:
         chunk = self._piece(choice, "", (), ())
         chunk["prompt_progress"] = prompt_progress(event)
         return chunk
@@ -169,7 +150,7 @@ class NativeWriter:
         content: str,
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
-    ) -> NativeAnswer:
+    ) -> JsonObject:
         end_ids, drafters = self.options.model_facts()
         answer = native_answer(
             choice,
@@ -188,10 +169,10 @@ class NativeWriter:
             answer["ignored_fields"] = list(self.options.ignored)
         return answer
 
-    def _selected(self, answer: NativeAnswer) -> Mapping[str, object]:
+    def _selected(self, answer: JsonObject) -> Mapping[str, object]:
         return _only(answer, self.options.fields) if self.options.fields else answer
 
-    def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[NativeToken]:
+    def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[JsonObject]:
         tokens = []
         for position in positions:
             token, top = self._token(position.chosen), [self._token(c) for c in position.top]
@@ -202,8 +183,8 @@ class NativeWriter:
             tokens.append(token)
         return tokens
 
-    def _token(self, candidate: CandidateLogprob) -> NativeToken:
-        token: NativeToken = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
+    def _token(self, candidate: CandidateLogprob) -> JsonObject:
+        token: JsonObject = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
         if self.options.final_probs:
             token["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
         else:

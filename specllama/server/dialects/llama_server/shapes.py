@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import specllama
 from specllama.client.model_info import LoadInfo, ModelInfo
@@ -20,121 +20,13 @@ _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
-class DescribedParameter(TypedDict):
-    """A sampling parameter, for programs that display or validate its values. many: it is a list of texts."""
-
-    name: str
-    type: str
-    many: bool
-    minimum: NotRequired[float]
-    maximum: NotRequired[float]
-    description: str
-
-
-class ShownSlot(TypedDict):
-    """A slot of /slots. The last fields are those of the requesting owner's own running text."""
-
-    id: int
-    id_task: int
-    n_ctx: int
-    speculative: bool
-    is_processing: bool
-    n_past: int
-    n_prompt_tokens: NotRequired[int]
-    n_prompt_tokens_processed: NotRequired[int]
-    next_token: NotRequired[list[dict[str, bool | int]]]
-    draft_n: NotRequired[int]
-    draft_n_accepted: NotRequired[int]
-
-
-class DefaultSettings(TypedDict):
-    """The settings of a generation whose request sets none."""
-
-    n_ctx: int
-    params: JsonObject
-
-
-class ShownModel(TypedDict):
-    """A model. n_params: its number of weights."""
-
-    name: str
-    quant: str
-    n_params: int
-
-
-class SpeculationProps(TypedDict):
-    """How drafts are made. reason: why none are, "" where some are. head: the kind of head, "" for none.
-    vocabulary: how the draft's fits. memory: whether drafts are made from earlier texts. decode_seconds: see
-    protocol.Slots.
-    """
-
-    speculation: str
-    reason: str
-    drafters: list[str]
-    draft_max: int | None
-    longest_draft: int
-    draft: ShownModel | None
-    head: str
-    head_in_target: bool
-    vocabulary: str | None
-    memory: bool
-    decode_seconds: list[list[float]]
-
-
-class ShownGpu(TypedDict):
-    """A GPU. free, total: bytes."""
-
-    name: str
-    free: int
-    total: int
-
-
-class MachineProps(TypedDict):
-    """What the models run on, and their memory there, in bytes."""
-
-    n_threads: int
-    n_gpu_layers: int
-    n_layer: int
-    host_bytes: int
-    device_bytes: int
-    gpus: list[ShownGpu]
-
-
-class ServerProps(TypedDict):
-    """The answer of /props. The fields that llama-server does not have: sampling_parameters,
-    draft_model_path, speculation, machine, target, notes.
-    """
-
-    default_generation_settings: DefaultSettings
-    sampling_parameters: list[DescribedParameter]
-    total_slots: int
-    model_alias: str
-    model_path: str
-    draft_model_path: str | None
-    modalities: dict[str, bool]
-    chat_template: str
-    chat_template_caps: dict[str, bool]
-    model_ftype: str
-    endpoint_slots: bool
-    endpoint_props: bool
-    endpoint_metrics: bool
-    bos_token: str
-    eos_token: str
-    build_info: str
-    speculation: SpeculationProps
-    machine: MachineProps
-    target: ShownModel
-    notes: list[str]
-    is_sleeping: bool
-
-
 def props(
     info: LoadInfo,
     names: Sequence[str],
     sampling: Mapping[str, Any],
     decode_seconds: Sequence[tuple[int, float]] = (),
     sleeps: bool = False,
-) -> ServerProps:
+) -> JsonObject:
     """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
     take precedence over the model's. decode_seconds: see protocol.Slots. sleeps: the model is unloaded.
     """
@@ -165,7 +57,7 @@ def props(
     }
 
 
-def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) -> SpeculationProps:
+def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) -> JsonObject:
     return {
         "speculation": info.speculation,
         "reason": info.off_reason,
@@ -181,7 +73,7 @@ def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) ->
     }
 
 
-def _machine(info: LoadInfo) -> MachineProps:
+def _machine(info: LoadInfo) -> JsonObject:
     details = info.details
     return {
         "n_threads": info.n_threads,
@@ -196,8 +88,8 @@ def _machine(info: LoadInfo) -> MachineProps:
     }
 
 
-def _described(entry: Parameter, default: Any) -> DescribedParameter:
-    described: DescribedParameter = {
+def _described(entry: Parameter, default: Any) -> JsonObject:
+    described: JsonObject = {
         "name": entry.name,
         "type": _KINDS[entry.kind],
         "many": entry.many,
@@ -208,7 +100,7 @@ def _described(entry: Parameter, default: Any) -> DescribedParameter:
     return described
 
 
-def _model(model: ModelInfo) -> ShownModel:
+def _model(model: ModelInfo) -> JsonObject:
     return {"name": model.name, "quant": model.quant, "n_params": model.params}
 
 
@@ -230,14 +122,14 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
     }
 
 
-def slots(state: Slots, info: LoadInfo, owner: str) -> list[ShownSlot]:
+def slots(state: Slots, info: LoadInfo, owner: str) -> list[JsonObject]:
     """The slots, without their prompts. state: the engine's answer to GetSlots. owner: of the request;
     for a slot last used by another owner, only whether it is busy is shown.
     """
     shown = []
     for slot in state.slots:
         busy, own = slot.id is not None, slot.owner == owner
-        one: ShownSlot = {
+        one: JsonObject = {
             "id": slot.slot,
             "id_task": slot.id if slot.id is not None and own else -1,
             "n_ctx": info.n_ctx,

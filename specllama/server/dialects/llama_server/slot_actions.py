@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TypedDict
 
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute
 from specllama.server.dialects.shared.fields import RequestBody
 from specllama.server.http.errors import UnsupportedError
@@ -34,26 +34,6 @@ class SlotFileRequest(RequestBody):
     """filename: of the file, without a directory."""
 
     filename: str
-
-
-class SlotSaved(TypedDict):
-    """The answer to `save`. n_saved: tokens; n_written: bytes; timings: save_ms."""
-
-    id_slot: int
-    filename: str
-    n_saved: int
-    n_written: int
-    timings: dict[str, float]
-
-
-class SlotRestored(TypedDict):
-    """The answer to `restore`. n_restored: tokens; n_read: bytes; timings: restore_ms."""
-
-    id_slot: int
-    filename: str
-    n_restored: int
-    n_read: int
-    timings: dict[str, float]
 
 
 async def act(api: ApiRequest) -> Response:
@@ -111,7 +91,7 @@ async def _check_slot(api: ApiRequest, slot: int) -> None:
         raise UsageError("Invalid slot ID")
 
 
-def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> SlotSaved | SlotRestored:
+def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> JsonObject:
     milliseconds = 1000 * done.seconds
     if action == "save":
         return {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.client.model_info import LoadInfo
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
+from specllama.json_types import JsonObject
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
@@ -22,58 +23,12 @@ _OPTIONS = tuple(
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
 
 
-class OllamaDetails(TypedDict):
-    """The short description of a model."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaEntry(TypedDict):
-    """A model in a list. size: bytes of its file. digest: identifies the file by its header."""
-
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaDetails
-
-
-class OllamaTag(OllamaEntry):
-    """A model of /api/tags."""
-
-    modified_at: str
-
-
-class OllamaRunning(OllamaEntry):
-    """A model of /api/ps. size_vram: bytes on GPUs."""
-
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class OllamaShow(TypedDict):
-    """The description of a model in /api/show."""
-
-    modified_at: str
-    template: str
-    parameters: str
-    details: OllamaDetails
-    model_info: dict[str, str | int]
-    capabilities: list[str]
-
-
-def tag(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> OllamaTag:
+def tag(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> JsonObject:
     """One model of /api/tags. n_bytes: of its file. modified: seconds since the epoch."""
     return {**_entry(name, facts, n_bytes), "modified_at": timestamp(modified)}
 
 
-def running(name: str, info: LoadInfo, expires_at: float | None) -> OllamaRunning:
+def running(name: str, info: LoadInfo, expires_at: float | None) -> JsonObject:
     """One model of /api/ps. expires_at: when it is unloaded, in seconds since the epoch, None for never."""
     return {
         **_entry(name, info, info.file_bytes),
@@ -85,7 +40,7 @@ def running(name: str, info: LoadInfo, expires_at: float | None) -> OllamaRunnin
 
 def show(
     name: str, info: LoadInfo | ModelDetails, n_ctx: int, modified: float, sampling: Mapping[str, Any]
-) -> OllamaShow:
+) -> JsonObject:
     """One model, loaded or not. modified: seconds since the epoch. sampling: the server's own defaults, which
     take precedence over the model's.
 
@@ -123,7 +78,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     return ["completion", *(name for name, has in more.items() if has)]
 
 
-def details(facts: LoadInfo | ModelDetails | None) -> OllamaDetails:
+def details(facts: LoadInfo | ModelDetails | None) -> JsonObject:
     """Short description of a model, loaded or not."""
     family, params, quant = _facts(facts)
     return {
@@ -143,7 +98,7 @@ def _facts(facts: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     return (facts.architecture, facts.n_params, facts.quant) if facts is not None else ("", 0, "")
 
 
-def _entry(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int) -> OllamaEntry:
+def _entry(name: str, facts: LoadInfo | ModelDetails | None, n_bytes: int) -> JsonObject:
     return {
         "name": name,
         "model": name,

@@ -6,18 +6,11 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.figures import (
-    FigureFields,
-    TokenLogprob,
-    add_figures,
-    described,
-    figures,
-)
+from specllama.server.dialects.shared.figures import add_figures, described, figures
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -33,13 +26,7 @@ from specllama.server.events import (
 # Errors in the shape of Ollama's API: one text.
 
 
-class OllamaErrorBody(TypedDict):
-    """The body of a response, and the last line of a stream that fails."""
-
-    error: str
-
-
-def error_body(error: SpecllamaError, _request_id: str = "") -> OllamaErrorBody:
+def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:
     """See ErrorBody. Clients look for "not found" when a model is not served."""
     if isinstance(error, NotFoundError) and "model" in error.details:
         name = error.details["model"].removesuffix(":latest")
@@ -74,51 +61,6 @@ class OllamaResponseOptions:
     created_at: str = field(default_factory=_now)
 
 
-class AnswerFunction(TypedDict):
-    """The function of a call. index: of the call in the answer."""
-
-    index: int
-    name: str
-    arguments: JsonObject
-
-
-class AnswerCall(TypedDict):
-    """A call in an answer."""
-
-    id: str
-    function: AnswerFunction
-
-
-class AnswerMessage(TypedDict):
-    """The message of /api/chat, or the next part of it."""
-
-    role: str
-    content: str
-    thinking: NotRequired[str]
-    tool_calls: NotRequired[list[AnswerCall]]
-
-
-class OllamaChunk(FigureFields):
-    """A line of a stream, or a whole answer: a message for /api/chat, text and reasoning for /api/generate.
-    The fields from done_reason on: of the last line. Durations in nanoseconds.
-    """
-
-    model: str
-    created_at: str
-    message: NotRequired[AnswerMessage]
-    response: NotRequired[str]
-    thinking: NotRequired[str]
-    done: bool
-    logprobs: NotRequired[list[TokenLogprob]]
-    done_reason: NotRequired[str]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-
-
 class OllamaWriter:
     """A DialectWriter. Each call is sent whole, in one line, with its arguments as an object."""
 
@@ -128,7 +70,7 @@ class OllamaWriter:
         self.options, self.fold = options, Accumulator()
         self.ping = _line(self._chunk())  # clients of NDJSON know no comments
 
-    def chunks(self, events: Iterable[Event]) -> list[OllamaChunk]:
+    def chunks(self, events: Iterable[Event]) -> list[JsonObject]:
         """The next events of an answer, as chunks of a stream."""
         chunks = []
         for event in events:
@@ -157,7 +99,7 @@ class OllamaWriter:
         """See DialectWriter."""
         return b""
 
-    def answer(self) -> OllamaChunk:
+    def answer(self) -> JsonObject:
         """See DialectWriter."""
         (choice,) = self.fold.in_order
         calls = [_call(i, call) for i, call in enumerate(choice.calls) if call.complete]
@@ -170,10 +112,10 @@ class OllamaWriter:
         chunk["done"], chunk["done_reason"] = True, reason
         return _line(chunk)
 
-    def _chunk(self, text: str = "", thinking: str = "", calls: Sequence[AnswerCall] = ()) -> OllamaChunk:
+    def _chunk(self, text: str = "", thinking: str = "", calls: Sequence[JsonObject] = ()) -> JsonObject:
         model, created_at = self.options.model, self.options.created_at
         if self.options.chat:
-            message: AnswerMessage = {"role": "assistant", "content": text}
+            message: JsonObject = {"role": "assistant", "content": text}
             if thinking:
                 message["thinking"] = thinking
             if calls:
@@ -185,7 +127,7 @@ class OllamaWriter:
             "model": model, "created_at": created_at, "response": text, "thinking": thinking, "done": False,
         }  # fmt: skip
 
-    def _ended(self, chunk: OllamaChunk, choice: AccumulatedChoice) -> OllamaChunk:
+    def _ended(self, chunk: JsonObject, choice: AccumulatedChoice) -> JsonObject:
         """The chunk with end reason, numbers of tokens, times and figures."""
         assert choice.end is not None
         stats = choice.end.stats
@@ -210,12 +152,12 @@ def _ns(seconds: float) -> int:
     return max(1, round(1e9 * seconds))
 
 
-def _call(index: int, call: AccumulatedCall) -> AnswerCall:
-    function: AnswerFunction = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
+def _call(index: int, call: AccumulatedCall) -> JsonObject:
+    function: JsonObject = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": f"call_{call.id}", "function": function}
 
 
-def _with_logprobs(chunk: OllamaChunk, positions: Sequence[PositionLogprobs]) -> OllamaChunk:
+def _with_logprobs(chunk: JsonObject, positions: Sequence[PositionLogprobs]) -> JsonObject:
     """The chunk, with the logprobs if there are any."""
     if positions:
         chunk["logprobs"] = described(positions)

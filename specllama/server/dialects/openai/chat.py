@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.writer import ChoiceEnding, OpenAIWriter, ResponseOptions, ending
-from specllama.server.dialects.shared.figures import TokenLogprob, described
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.shared.figures import described
 from specllama.server.dialects.shared.sampling_fields import Count, SamplingFields, first
 from specllama.server.dialects.shared.template_input import TemplateInput
 from specllama.server.events import (
@@ -27,68 +27,7 @@ from specllama.server.events import (
 )
 
 
-class ChatFunction(TypedDict):
-    """The function of a call. name: missing in later parts of a streamed call."""
-
-    name: NotRequired[str]
-    arguments: str
-
-
-class ChatCall(TypedDict):
-    """A call. Of a streamed one, the first part has id and type, and all have its number, `index`."""
-
-    index: NotRequired[int]
-    id: NotRequired[str]
-    type: NotRequired[str]
-    function: ChatFunction
-
-
-class ChatDelta(TypedDict, total=False):
-    """The next part of a message."""
-
-    role: str
-    content: str | None
-    reasoning_content: str
-    tool_calls: list[ChatCall]
-
-
-class ChatMessage(TypedDict):
-    """A whole message."""
-
-    role: str
-    content: str | None
-    refusal: None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ChatCall]]
-
-
-class ChatLogprobs(TypedDict):
-    """content: the tokens of the text."""
-
-    content: list[TokenLogprob]
-    refusal: None
-
-
-class ChatChunkChoice(TypedDict):
-    """A choice in a chunk. stop_reason, seed: in its last one."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: NotRequired[str | None]
-    seed: NotRequired[int]
-
-
-class ChatChoice(ChoiceEnding):
-    """A choice of a whole answer."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-
-
-class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
+class ChatWriter(OpenAIWriter):
     """The first delta has the role, with content "" if text follows, or null while that is not known; later
     deltas have no role, the last has no content. First deltas are sent in the order of the choices.
 
@@ -103,14 +42,14 @@ class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
         self._n_begun = 0  # choices that have their first delta
         self._undecided: set[int] = set()  # those that began without content
 
-    def _deltas(self, event: Event) -> list[ChatChunkChoice]:
+    def _deltas(self, event: Event) -> list[JsonObject]:
         if isinstance(event, (Start, CallClose)):
             return []
         if isinstance(event, Prefill):
             return self._first_deltas(event) or [self._delta(event.index, {})]
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
-    def _first_deltas(self, event: Event) -> list[ChatChunkChoice]:
+    def _first_deltas(self, event: Event) -> list[JsonObject]:
         deltas = []
         for index in range(self._n_begun, event.index + 1):
             content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
@@ -120,7 +59,7 @@ class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
             self._n_begun += 1
         return deltas
 
-    def _own_deltas(self, event: Event) -> list[ChatChunkChoice]:
+    def _own_deltas(self, event: Event) -> list[JsonObject]:
         index = event.index
         if isinstance(event, TextEvent):
             return [self._delta(index, {"content": event.text}, event.logprobs)]
@@ -130,25 +69,23 @@ class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
             opened = _call(event.id, event.name, "", event.call)
             return [self._delta(index, {"tool_calls": [opened]})]
         if isinstance(event, CallArgs):
-            more: ChatCall = {"index": event.call, "function": {"arguments": event.text}}
+            more: JsonObject = {"index": event.call, "function": {"arguments": event.text}}
             return [self._delta(index, {"tool_calls": [more]})]
         choice = self.fold.choices[index]
         rest = _logprobs(event.rest) if isinstance(event, End) and event.rest else None
-        last: ChatChunkChoice = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
+        last: JsonObject = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
         empty = index in self._undecided and not choice.items
         return [self._delta(index, {"content": ""}), last] if empty else [last]
 
-    def _delta(
-        self, index: int, delta: ChatDelta, logprobs: Sequence[PositionLogprobs] = ()
-    ) -> ChatChunkChoice:
+    def _delta(self, index: int, delta: JsonObject, logprobs: Sequence[PositionLogprobs] = ()) -> JsonObject:
         shown = _logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
 
-    def _whole(self, choice: AccumulatedChoice) -> ChatChoice:
+    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
         calls = [_call(call.id, call.name, call.arguments) for call in choice.calls]
         has_text = any(isinstance(item, AccumulatedText) for item in choice.items)
         content = choice.text if has_text or not calls else None
-        message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
+        message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         if calls:
@@ -161,22 +98,22 @@ class ChatWriter(OpenAIWriter[ChatChunkChoice, ChatChoice]):
         }
 
 
-def _call(id_: str, name: str, arguments: str, index: int | None = None) -> ChatCall:
+def _call(id_: str, name: str, arguments: str, index: int | None = None) -> JsonObject:
     """index: of a streamed call."""
-    function: ChatFunction = {"name": name, "arguments": arguments}
+    function: JsonObject = {"name": name, "arguments": arguments}
     if index is None:
         return {"id": f"call_{id_}", "type": "function", "function": function}
     return {"index": index, "id": f"call_{id_}", "type": "function", "function": function}
 
 
-def _ending(choice: AccumulatedChoice) -> ChoiceEnding:
+def _ending(choice: AccumulatedChoice) -> JsonObject:
     fields = ending(choice.end, choice.start)
     if choice.ended_with_calls:
         fields["finish_reason"] = "tool_calls"
     return fields
 
 
-def _logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
+def _logprobs(positions: Sequence[PositionLogprobs]) -> JsonObject:
     return {"content": described(positions), "refusal": None}
 
 

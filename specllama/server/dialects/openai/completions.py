@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
-from specllama.server.dialects.openai.writer import ChoiceEnding, OpenAIWriter, ResponseOptions, ending
+from specllama.json_types import JsonObject
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
 from specllama.server.dialects.shared.fields import AtMost, FieldError
 from specllama.server.dialects.shared.figures import number
 from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
@@ -17,35 +18,7 @@ from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFiel
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
-class CompletionLogprobs(TypedDict):
-    """One entry a token. text_offset: characters of the text before it."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChunkChoice(TypedDict):
-    """A choice in a chunk. stop_reason, seed: in its last one."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: NotRequired[str | None]
-    seed: NotRequired[int]
-
-
-class CompletionChoice(ChoiceEnding):
-    """A choice of a whole answer."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-
-
-class CompletionWriter(OpenAIWriter[CompletionChunkChoice, CompletionChoice]):
+class CompletionWriter(OpenAIWriter):
     """Choices are ordered by prompt."""
 
     prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
@@ -54,7 +27,7 @@ class CompletionWriter(OpenAIWriter[CompletionChunkChoice, CompletionChoice]):
         super().__init__(options)
         self._offsets: dict[int, int] = {}  # by choice: characters that the tokens so far have completed
 
-    def _deltas(self, event: Event) -> list[CompletionChunkChoice]:
+    def _deltas(self, event: Event) -> list[JsonObject]:
         index = event.index
         choice = self.fold.choices[index]
         if isinstance(event, TextEvent):
@@ -67,7 +40,7 @@ class CompletionWriter(OpenAIWriter[CompletionChunkChoice, CompletionChoice]):
             return [{"index": index, "text": "", "logprobs": shown, **ending(event, choice.start)}]
         return []
 
-    def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs | None:
+    def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> JsonObject | None:
         """Logprobs of the next tokens of a choice."""
         if not positions:
             return None
@@ -75,7 +48,7 @@ class CompletionWriter(OpenAIWriter[CompletionChunkChoice, CompletionChoice]):
         self._offsets[index] = offset + sum(position.length for position in positions)
         return _logprobs(positions, offset)
 
-    def _whole(self, choice: AccumulatedChoice) -> CompletionChoice:
+    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
         return {
             "index": choice.start.index,
             "text": choice.text,
@@ -84,7 +57,7 @@ class CompletionWriter(OpenAIWriter[CompletionChunkChoice, CompletionChoice]):
         }
 
 
-def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
+def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> JsonObject:
     """offset: number of characters of the text before the first of these tokens. Tokens that share a
     character have its offset.
     """

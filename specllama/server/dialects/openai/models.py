@@ -6,78 +6,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import NotRequired, TypedDict
 
+from specllama.json_types import JsonObject
 from specllama.server.models import ListedModel
 
 Fits = Callable[[ListedModel], bool | None]
 
 
-class ModelMeta(TypedDict, total=False):
-    """llama-server's `meta`. size: bytes of the file; about_size: of one that is not on disk, by its name;
-    is_head: a head for drafts, which writes no texts itself. The other fields are known after a load.
-    """
-
-    n_vocab: int
-    n_ctx: int
-    n_ctx_train: int
-    n_params: int
-    size: int
-    about_size: int
-    is_head: bool
-
-
-class ModelDownload(TypedDict):
-    """A download; see PullState."""
-
-    done: int
-    total: int
-    error: str
-    running: bool
-
-
-class ModelStatus(TypedDict):
-    """llama-server's `status`. loading, progress: the part being loaded, and the share of it that is. pull:
-    the command that downloads the model.
-    """
-
-    value: str
-    loading: NotRequired[str]
-    progress: NotRequired[float]
-    pull: NotRequired[str]
-    download: NotRequired[ModelDownload]
-
-
-class ModelEntry(TypedDict):
-    """A model. max_model_len, context_length: vLLM's and OpenRouter's names of the context size. fits: see
-    ModelPool.fits.
-    """
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    type: str
-    display_name: str
-    created_at: str
-    status: ModelStatus
-    meta: ModelMeta
-    max_model_len: NotRequired[int]
-    context_length: NotRequired[int]
-    fits: NotRequired[bool]
-
-
-class ModelEntries(TypedDict):
-    """A list of models, which is whole."""
-
-    object: str
-    data: list[ModelEntry]
-    has_more: bool
-    first_id: str
-    last_id: str
-
-
-def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> ModelEntries:
+def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> JsonObject:
     """All models, at least one. fits: ModelPool's."""
     entries = [model_entry(model) for model in models]
     for model, entry in zip(models, entries, strict=True):
@@ -92,12 +28,12 @@ def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> Mo
     }
 
 
-def model_entry(model: ListedModel) -> ModelEntry:
+def model_entry(model: ListedModel) -> JsonObject:
     """One model. `status`: whether it is in memory; during a load, the part being loaded and its
     progress; for a model not on disk, the command that downloads it, and the progress of a download.
     """
     info, created = model.info, model.created
-    entry: ModelEntry = {
+    entry: JsonObject = {
         "id": model.name,
         "object": "model",
         "created": created,
@@ -113,8 +49,8 @@ def model_entry(model: ListedModel) -> ModelEntry:
     return entry
 
 
-def _status(model: ListedModel) -> ModelStatus:
-    status: ModelStatus = {"value": model.state or "not downloaded"}
+def _status(model: ListedModel) -> JsonObject:
+    status: JsonObject = {"value": model.state or "not downloaded"}
     if model.loading is not None:
         status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
     if not model.on_disk:
@@ -126,12 +62,12 @@ def _status(model: ListedModel) -> ModelStatus:
     return status
 
 
-def _meta(model: ListedModel) -> ModelMeta:
+def _meta(model: ListedModel) -> JsonObject:
     info = model.info
     if info is None:
         if model.on_disk:
             return {"size": model.model.n_bytes}
-        about: ModelMeta = {"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {}
+        about: JsonObject = {"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {}
         return about | {"is_head": True} if model.model.is_head else about
     return {
         "n_vocab": info.n_vocab,

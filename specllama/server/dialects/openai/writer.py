@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NotRequired, TypedDict, TypeVar
 
 import specllama
 from specllama.errors import SpecllamaError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import (
-    AnswerFigures,
-    FigureFields,
-    PromptProgress,
     add_figures,
     figures,
     prompt_progress,
     running_timings,
     trace_of,
 )
-from specllama.server.dialects.shared.native_answer import NativeAnswer, native_answer
+from specllama.server.dialects.shared.native_answer import native_answer
 from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.events import (
     AccumulatedChoice,
@@ -35,43 +32,7 @@ from specllama.server.events import (
 # Token counts of an answer, in the forms of OpenAI's APIs.
 
 
-class PromptDetails(TypedDict):
-    """cached_tokens: found in the KV cache."""
-
-    cached_tokens: int
-    audio_tokens: int
-
-
-class CompletionDetails(TypedDict):
-    """Draft tokens count as prediction tokens."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-    reasoning_tokens: int
-    audio_tokens: int
-
-
-class OpenAIUsage(TypedDict):
-    """The usage of chat completions and completions."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-
-
-class ResponseUsage(TypedDict):
-    """The usage of responses."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
-def usage(fold: Accumulator) -> OpenAIUsage:
+def usage(fold: Accumulator) -> JsonObject:
     """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
@@ -92,7 +53,7 @@ def usage(fold: Accumulator) -> OpenAIUsage:
     }
 
 
-def response_usage(fold: Accumulator) -> ResponseUsage:
+def response_usage(fold: Accumulator) -> JsonObject:
     """The same counts for /v1/responses."""
     counts = usage(fold)
     cached = counts["prompt_tokens_details"]["cached_tokens"]
@@ -131,55 +92,7 @@ class ResponseOptions:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-ChunkChoice = TypeVar("ChunkChoice")
-"""A choice in a chunk of a stream."""
-WholeChoice = TypeVar("WholeChoice")
-"""A choice of a whole answer."""
-
-
-class ChoiceEnding(TypedDict):
-    """How a choice ended. stop_reason: the string that ended it."""
-
-    finish_reason: str | None
-    stop_reason: str | None
-    seed: int
-
-
-class AnswerHead(TypedDict):
-    """The first fields of chunks and whole answers."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
-VerboseField = TypedDict("VerboseField", {"__verbose": NativeAnswer}, total=False)
-"""The answer in llama-server's own form, under its name for that."""
-
-
-class ChunkFields(FigureFields, VerboseField):
-    """The fields of a chunk that depend on the options. usage: None in the chunks before the one with it."""
-
-    usage: NotRequired[OpenAIUsage | None]
-    prompt_progress: NotRequired[PromptProgress]
-
-
-class OpenAIChunk(AnswerHead, ChunkFields, Generic[ChunkChoice]):
-    """A chunk of a stream."""
-
-    choices: list[ChunkChoice]
-
-
-class OpenAIAnswer(AnswerHead, AnswerFigures, VerboseField, Generic[WholeChoice]):
-    """A whole answer."""
-
-    choices: list[WholeChoice]
-    usage: OpenAIUsage
-
-
-class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
+class OpenAIWriter:
     """A DialectWriter; subclasses write the choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
@@ -189,7 +102,7 @@ class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
         self.options, self.fold = options, Accumulator()
         self.id = f"{self.prefix}-{random_key()}"
 
-    def chunks(self, events: Iterable[Event], n_choices: int) -> list[OpenAIChunk[ChunkChoice]]:
+    def chunks(self, events: Iterable[Event], n_choices: int) -> list[JsonObject]:
         """Chunks of a stream for the next events of an answer with n_choices choices."""
         chunks = []
         for event in events:
@@ -205,15 +118,15 @@ class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
                 self._add_figures(chunks[-1])
         return chunks
 
-    def _add_figures(self, chunk: ChunkFields) -> None:
+    def _add_figures(self, chunk: JsonObject) -> None:
         """Add the figures to the last chunk, which is one of its own if the client asks for that."""
         add_figures(chunk, figures(self.fold, self.options.speculate, self.options.ignored))
         if self.options.verbose:
             chunk["__verbose"] = self._native_answer()
 
-    def answer(self) -> OpenAIAnswer[WholeChoice]:
+    def answer(self) -> JsonObject:
         """See DialectWriter."""
-        verbose: VerboseField = {"__verbose": self._native_answer()} if self.options.verbose else {}
+        verbose: JsonObject = {"__verbose": self._native_answer()} if self.options.verbose else {}
         return {
             **self._head(self.answer_object),
             "choices": [self._whole(choice) for choice in self.fold.in_order],
@@ -234,12 +147,12 @@ class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
         """See DialectWriter."""
         return b"data: [DONE]\n\n"
 
-    def _chunk(self, choices: list[ChunkChoice], fields: ChunkFields) -> OpenAIChunk[ChunkChoice]:
+    def _chunk(self, choices: list[JsonObject], fields: JsonObject) -> JsonObject:
         return {**self._head(self.chunk_object), "choices": choices, **fields}
 
-    def _fields(self, event: Event | None) -> ChunkFields:
+    def _fields(self, event: Event | None) -> JsonObject:
         """Optional fields of a chunk, as requested."""
-        fields: ChunkFields = {}
+        fields: JsonObject = {}
         if self.options.usage_chunk:
             fields["usage"] = None
         if self.options.trace and event is not None and (traced := trace_of(event)):
@@ -250,10 +163,10 @@ class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
             fields["prompt_progress"] = prompt_progress(event)
         return fields
 
-    def _native_answer(self) -> NativeAnswer:
+    def _native_answer(self) -> JsonObject:
         return native_answer(self.fold.in_order[0], self.options.model)
 
-    def _head(self, kind: str) -> AnswerHead:
+    def _head(self, kind: str) -> JsonObject:
         return {
             "id": self.id,
             "object": kind,
@@ -262,14 +175,14 @@ class OpenAIWriter(Generic[ChunkChoice, WholeChoice]):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def _deltas(self, event: Event) -> list[ChunkChoice]:
+    def _deltas(self, event: Event) -> list[JsonObject]:
         raise NotImplementedError
 
-    def _whole(self, choice: AccumulatedChoice) -> WholeChoice:
+    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
         raise NotImplementedError
 
 
-def ending(end: End | None, start: Start) -> ChoiceEnding:
+def ending(end: End | None, start: Start) -> JsonObject:
     """End reason of a choice, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {

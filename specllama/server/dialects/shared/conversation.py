@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from specllama.calls.history import cut_off_arguments, in_call_order
 from specllama.errors import UsageError
@@ -154,32 +154,6 @@ class GivenCall:
     incomplete: bool = False
 
 
-class TurnFunction(TypedDict):
-    """The function of a call, for chat templates."""
-
-    name: str
-    arguments: JsonObject
-
-
-class TurnCall(TypedDict):
-    """A call in an earlier answer, for chat templates."""
-
-    id: str
-    type: str
-    function: TurnFunction
-
-
-class TurnMessage(TypedDict):
-    """A message for chat templates. tool_call_id: of the call whose result it is; name: of its tool."""
-
-    role: str
-    content: str
-    tool_call_id: NotRequired[str]
-    name: NotRequired[str]
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[TurnCall]]
-
-
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
     """messages: for chat templates. prefix, thought: text and reasoning of the answer to continue, "" for
@@ -202,7 +176,7 @@ class ConversationReader:
     """Reads one conversation, turn by turn. Methods that add turns raise FieldError."""
 
     def __init__(self) -> None:
-        self._messages: list[TurnMessage] = []
+        self._messages: list[JsonObject] = []
         self._arguments, self._calls = CallArguments(), EarlierCalls()
         self._left_out: Counter[str] = Counter()
         self._gone = set[str]()  # ids of calls that are left out
@@ -218,7 +192,7 @@ class ConversationReader:
     ) -> None:
         """Add a message of the system or the user. path: of the content in the body."""
         parsed = content if isinstance(content, ReadContent) else read(content, path)
-        message: TurnMessage = {"role": role, "content": parsed.lines}
+        message: JsonObject = {"role": role, "content": parsed.lines}
         if name:
             message["name"] = name
         self._add(message, parsed)
@@ -234,7 +208,7 @@ class ConversationReader:
         """Add an answer. thought: reasoning in addition to that in the content."""
         parsed = content if isinstance(content, ReadContent) else read(content, path)
         self._calls.begin_turn()
-        message: TurnMessage = {"role": "assistant", "content": parsed.run}
+        message: JsonObject = {"role": "assistant", "content": parsed.run}
         if name:
             message["name"] = name
         if reasoning := thought or "".join(parsed.thoughts):
@@ -266,7 +240,7 @@ class ConversationReader:
         text = parsed.lines
         if failed and not text.lower().startswith("error"):
             text = f"Error: {text}" if text else "Error"
-        message: TurnMessage = {"role": "tool", "content": text, "tool_call_id": call[0]}
+        message: JsonObject = {"role": "tool", "content": text, "tool_call_id": call[0]}
         if call[1]:
             message["name"] = call[1]
         self._add(message, ReadContent())
@@ -299,16 +273,16 @@ class ConversationReader:
         return self._conversation(messages[:-1], last["content"], last.get("reasoning_content", ""))
 
     def _conversation(
-        self, messages: list[TurnMessage], prefix: str = "", thought: str = ""
+        self, messages: list[JsonObject], prefix: str = "", thought: str = ""
     ) -> ReadConversation:
         in_order = in_call_order([dict(message) for message in messages])
         return ReadConversation(in_order, prefix, thought, dict(self._left_out))
 
-    def _add(self, message: TurnMessage, content: ReadContent) -> None:
+    def _add(self, message: JsonObject, content: ReadContent) -> None:
         self._messages.append(message)
         self._media = content.media if message["role"] == "user" else []
 
-    def _call(self, call: GivenCall) -> TurnCall | None:
+    def _call(self, call: GivenCall) -> JsonObject | None:
         try:
             arguments = self._arguments.parse(call.arguments, call.path)
         except FieldError:
@@ -316,7 +290,7 @@ class ConversationReader:
                 raise
             self.leave_out("function_call", call.id)
             return None
-        function: TurnFunction = {"name": call.name, "arguments": arguments}
+        function: JsonObject = {"name": call.name, "arguments": arguments}
         return {"id": self._calls.add(call.id, call.name), "type": "function", "function": function}
 
 

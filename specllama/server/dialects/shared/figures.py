@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NotRequired, TypedDict
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.config.defaults import source_label
 from specllama.core.gain import Gain, gain, was_busy
 from specllama.core.stats import RunStats
+from specllama.json_types import JsonObject
 from specllama.server.events import (
     AccumulatedChoice,
     Accumulator,
@@ -32,30 +32,7 @@ from specllama.server.events import (
 # Traces of answers: the drafters of the tokens, and the engine's rounds.
 
 
-class TraceRound(TypedDict):
-    """A round of the engine. n_predict: tokens so far. rounds: omitted if 1; rejected: (text, drafter) of
-    each rejected draft token, see RoundEvent.
-    """
-
-    drafted: int
-    accepted: int
-    ms: float
-    n_predict: int
-    rounds: NotRequired[int]
-    rejected: NotRequired[list[list[str]]]
-
-
-class AnswerTrace(TypedDict, total=False):
-    """tokens: (characters, drafter) of the text. round: the latest one. earlier_rounds: those before it
-    that generated no text.
-    """
-
-    tokens: list[list[int | str]]
-    round: TraceRound
-    earlier_rounds: list[TraceRound]
-
-
-def trace_of(event: Event) -> AnswerTrace:
+def trace_of(event: Event) -> JsonObject:
     """The trace of an event, empty for one without text and rounds."""
     if isinstance(event, (TextEvent, Reasoning, CallArgs)):
         return trace(event.runs, event.round)
@@ -64,9 +41,9 @@ def trace_of(event: Event) -> AnswerTrace:
     return {}
 
 
-def trace(runs: Runs, round_: RoundEvent | None) -> AnswerTrace:
+def trace(runs: Runs, round_: RoundEvent | None) -> JsonObject:
     """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
-    traced: AnswerTrace = {"tokens": [[n, source_label(source)] for n, source in runs]}
+    traced: JsonObject = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
         traced["round"] = _round(round_)
         if round_.earlier:
@@ -74,8 +51,8 @@ def trace(runs: Runs, round_: RoundEvent | None) -> AnswerTrace:
     return traced
 
 
-def _round(one: RoundEvent) -> TraceRound:
-    shown: TraceRound = {
+def _round(one: RoundEvent) -> JsonObject:
+    shown: JsonObject = {
         "drafted": one.drafted,
         "accepted": one.accepted,
         "ms": round(1000 * one.seconds, 3),
@@ -88,119 +65,11 @@ def _round(one: RoundEvent) -> TraceRound:
     return shown
 
 
-class PromptTimings(TypedDict):
-    """The part of llama-server's timings about the prompt. cache_n: tokens found in the KV cache."""
-
-    prompt_n: int
-    cache_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-
-
-class DecodeTimings(TypedDict):
-    """The part of llama-server's timings about the generated tokens."""
-
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class Timings(PromptTimings, DecodeTimings):
-    """llama-server's timings."""
-
-    draft_n: int
-    draft_n_accepted: int
-
-
-class PromptProgress(TypedDict):
-    """llama-server's progress of a prompt, in tokens. queue_place: position of a request without a slot."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
-    queue_place: NotRequired[int]
-
-
-class VllmFigures(TypedDict):
-    """vLLM's. acceptance_histogram[j]: number of drafts of which j tokens were accepted."""
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-
-
-class SpeculationFigures(AnswerTrace):
-    """specllama's own, and the trace of the last chunk if one is asked for. speedup: the first choice's
-    decode rate relative to plain decoding, None if unknown; speedup_reason: why, or why its interval is wide;
-    speedup_limited: more was measured than the tokens that a round wrote. busy: rounds stalled for much of
-    the time. plain_rounds: rounds of this answer on which plain_tps is based. reason: why nothing was
-    drafted, "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding,
-    by activity. decodes: by number of rows, the number of decodes and their seconds. Fields about one choice
-    are None for several.
-    """
-
-    enabled: bool
-    n_drafted: int
-    n_accept: int
-    n_branch: int
-    n_branch_accept: int
-    n_discarded: int
-    acceptance_rate: float | None
-    accept_by_position: list[float] | None
-    accept_by_source: dict[str, list[float | None]] | None
-    drafted_by: dict[str, int]
-    forced_tokens: int
-    speedup: float | None
-    speedup_range: tuple[float, float] | None
-    speedup_reason: str
-    speedup_limited: bool
-    busy: bool
-    verdict: str
-    plain_tps: float | None
-    plain_source: str
-    plain_rounds: int
-    reason: str
-    rounds: int
-    near_ties: int
-    redecided: int
-    exact_width: int | None
-    width_changes: list[tuple[int, int]]
-    ttft_seconds: float | None
-    seconds: dict[str, float] | None
-    decodes: dict[str, list[float]] | None
-
-
-class AnswerFigures(TypedDict):
-    """All figures of an answer. ignored_fields: the request's fields without effect."""
-
-    timings: Timings
-    metrics: dict[str, VllmFigures]
-    speculation: SpeculationFigures
-    ignored_fields: NotRequired[list[str]]
-
-
-class FigureFields(TypedDict, total=False):
-    """The fields in which an answer or the last chunk of a stream has its figures. Chunks before have the
-    trace alone in `speculation`.
-    """
-
-    timings: Timings
-    metrics: dict[str, VllmFigures]
-    speculation: AnswerTrace
-    ignored_fields: list[str]
-
-
-def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> AnswerFigures:
+def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> JsonObject:
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
     """
-    shown: AnswerFigures = {
+    shown: JsonObject = {
         "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
         "speculation": own_figures(fold.ends, enabled),
@@ -210,7 +79,7 @@ def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> An
     return shown
 
 
-def add_figures(shown: FigureFields, more: AnswerFigures) -> None:
+def add_figures(shown: JsonObject, more: JsonObject) -> None:
     """Add all figures to a chunk, which may have a trace already."""
     shown["timings"], shown["metrics"] = more["timings"], more["metrics"]
     shown["speculation"] = more["speculation"] | shown.get("speculation", {})
@@ -218,7 +87,7 @@ def add_figures(shown: FigureFields, more: AnswerFigures) -> None:
         shown["ignored_fields"] = more["ignored_fields"]
 
 
-def timings(stats: Iterable[RunStats]) -> Timings:
+def timings(stats: Iterable[RunStats]) -> JsonObject:
     """llama-server's timings, of all these choices together."""
     all_ = list(stats)
     prompt_n = sum(s.n_evaluated for s in all_)
@@ -233,7 +102,7 @@ def timings(stats: Iterable[RunStats]) -> Timings:
     }
 
 
-def running_timings(choice: AccumulatedChoice) -> Timings:
+def running_timings(choice: AccumulatedChoice) -> JsonObject:
     """llama-server's timings of one choice so far, as seen by the client of the engine. Covers the part
     of the prompt that Prefill events have reported.
     """
@@ -247,9 +116,9 @@ def running_timings(choice: AccumulatedChoice) -> Timings:
     }
 
 
-def prompt_progress(event: Prefill) -> PromptProgress:
+def prompt_progress(event: Prefill) -> JsonObject:
     """Progress of a prompt's evaluation, or its position in the queue."""
-    progress: PromptProgress = {
+    progress: JsonObject = {
         "total": event.n_prompt,
         "cache": event.n_reused,
         "processed": event.n_done,
@@ -260,7 +129,7 @@ def prompt_progress(event: Prefill) -> PromptProgress:
     return progress
 
 
-def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
+def _encoded(n: int, n_reused: int, seconds: float) -> JsonObject:
     return {
         "prompt_n": n,
         "cache_n": n_reused,
@@ -270,7 +139,7 @@ def _encoded(n: int, n_reused: int, seconds: float) -> PromptTimings:
     }
 
 
-def _decoded(n: int, n_timed: int, seconds: float) -> DecodeTimings:
+def _decoded(n: int, n_timed: int, seconds: float) -> JsonObject:
     """n_timed: number of tokens generated in these seconds."""
     return {
         "predicted_n": n,
@@ -280,7 +149,7 @@ def _decoded(n: int, n_timed: int, seconds: float) -> DecodeTimings:
     }
 
 
-def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
+def _vllm(stats: Iterable[RunStats]) -> JsonObject:
     all_ = list(stats)
     k = max((len(s.reached) for s in all_), default=0)
     steps = sum(s.reached[0] for s in all_ if s.reached)
@@ -296,7 +165,7 @@ def _vllm(stats: Iterable[RunStats]) -> VllmFigures:
     }
 
 
-def own_figures(ends: Iterable[End], enabled: bool) -> SpeculationFigures:
+def own_figures(ends: Iterable[End], enabled: bool) -> JsonObject:
     """The figures of these choices. enabled: whether drafting was allowed."""
     all_ = list(ends)
     first_gain = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
@@ -351,24 +220,15 @@ def _ratio(a: float, b: float) -> float:
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
-class TokenLogprob(TypedDict):
-    """A token. bytes: of its text. top_logprobs: the likeliest tokens at its position."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: NotRequired[list[TokenLogprob]]
-
-
 def number(logprob: float | None) -> float:
     """A logprob as clients expect it: always a finite number."""
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
 
 
-def described(positions: Sequence[PositionLogprobs]) -> list[TokenLogprob]:
+def described(positions: Sequence[PositionLogprobs]) -> list[JsonObject]:
     """Each token with its candidates."""
     return [{**_entry(p.chosen), "top_logprobs": [_entry(c) for c in p.top]} for p in positions]
 
 
-def _entry(candidate: CandidateLogprob) -> TokenLogprob:
+def _entry(candidate: CandidateLogprob) -> JsonObject:
     return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Protocol, TypedDict
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field
 
+from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import Body
 
 
@@ -88,15 +89,6 @@ def _trace_choice(value: Any) -> Any:
 TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
 
 
-class SpeculationSettings(TypedDict):
-    """Fields of protocol.Generate that `speculation` sets."""
-
-    speculate: bool
-    draft_max: int | None
-    exact: bool
-    show_rejected: bool
-
-
 class Speculation(Body):
     """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
     chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
@@ -110,7 +102,7 @@ class Speculation(Body):
     memory: bool = True
     exact: bool = False
 
-    def engine_fields(self) -> SpeculationSettings:
+    def engine_fields(self) -> JsonObject:
         """The fields of protocol.Generate that these set."""
         full = self.trace == "full"
         return {

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEP_NAMES, SamplingParams
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.figures import SpeculationFigures, Timings, timings
+from specllama.server.dialects.shared.figures import timings
 from specllama.server.events import AccumulatedChoice, End
 
 # The settings of a generation as llama-server shows them: in answers of /completion and in /props.
-
-
-class ShownBias(TypedDict):
-    """A token's bias, None for minus infinity, which JSON does not have."""
-
-    token: int
-    bias: float | None
 
 
 NOT_SUPPORTED: Mapping[str, Any] = {
@@ -54,7 +47,7 @@ def generation_settings(
     return settings | {"speculative.types": ",".join(drafters) or "none", **shown}
 
 
-def _shown_biases(biases: Mapping[int, float]) -> list[ShownBias]:
+def _shown_biases(biases: Mapping[int, float]) -> list[JsonObject]:
     return [{"token": token, "bias": None if bias == -math.inf else bias} for token, bias in biases.items()]
 
 
@@ -63,51 +56,13 @@ def _samplers(infill: bool) -> list[str]:
     return [name for letter, name in STEP_NAMES.items() if letter in DEFAULT_STEPS or infill]
 
 
-class NativeToken(TypedDict):
-    """A token and its probability: prob after sampling, logprob before it. bytes: of its text. top_probs,
-    top_logprobs: the likeliest tokens at its position, under the name that goes with its own probability.
-    """
-
-    id: int
-    token: str
-    bytes: list[int]
-    prob: NotRequired[float]
-    logprob: NotRequired[float]
-    top_probs: NotRequired[list[NativeToken]]
-    top_logprobs: NotRequired[list[NativeToken]]
-
-
-class NativeAnswer(TypedDict):
-    """A finished choice. The fields that may be missing are those of llama-server's own routes."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    id_slot: int
-    stop: bool
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    generation_settings: JsonObject
-    prompt: str
-    has_new_line: bool
-    truncated: bool
-    stop_type: str
-    stopping_word: str
-    tokens_cached: int
-    timings: Timings
-    speculation: NotRequired[SpeculationFigures]
-    completion_probabilities: NotRequired[list[NativeToken]]
-    ignored_fields: NotRequired[list[str]]
-
-
 def native_answer(
     choice: AccumulatedChoice,
     model: str,
     end_ids: Collection[int] = (),
     drafters: Collection[str] = (),
     **shown: Any,
-) -> NativeAnswer:
+) -> JsonObject:
     """A finished choice as one object, without probabilities. end_ids, drafters, shown: for its
     `generation_settings`.
     """

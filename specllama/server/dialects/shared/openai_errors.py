@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict
 
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import (
@@ -15,6 +14,7 @@ from specllama.errors import (
     NotSupportedError,
     SpecllamaError,
 )
+from specllama.json_types import JsonObject
 
 _CODES: Mapping[type[SpecllamaError], str] = {
     ContextLengthError: "context_length_exceeded",
@@ -38,33 +38,14 @@ _TYPES = {
 }
 
 
-class OpenAIError(TypedDict):
-    """param: the field at fault, None where it is none. n_prompt_tokens, n_ctx: for a prompt that is too
-    long.
-    """
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-    n_prompt_tokens: NotRequired[int]
-    n_ctx: NotRequired[int]
-
-
-class OpenAIErrorBody(TypedDict):
-    """The body of a response."""
-
-    error: OpenAIError
-
-
-def error_body(error: SpecllamaError, _request_id: str = "") -> OpenAIErrorBody:
+def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:
     """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     if isinstance(error, ContextLengthError):
         kind = "exceed_context_size_error"
     sampling = error.option if error.option in PARAMETERS else None
-    shown: OpenAIError = {
+    shown: JsonObject = {
         "message": error.message,
         "type": kind,
         "param": error.details.get("param") or sampling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, create_model
 
@@ -30,7 +30,7 @@ from specllama.server.dialects.shared.fields import (
     renamed,
     with_options,
 )
-from specllama.server.dialects.shared.generating_body import KeepAlive, Speculation, SpeculationSettings
+from specllama.server.dialects.shared.generating_body import KeepAlive, Speculation
 from specllama.server.dialects.shared.structured import RestrictingField, StructuredFields
 
 # llama.cpp's `samplers` field: selects the sampling steps.
@@ -109,21 +109,6 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class LimitSettings(TypedDict):
-    """Fields of protocol.Generate that are no sampling parameters: biases of texts and limits of the text."""
-
-    text_biases: dict[str, float]
-    n_indent: int
-    prompt_seconds: float | None
-    predict_seconds: float | None
-
-
-class GenerateSettings(LimitSettings, SpeculationSettings):
-    """Fields of protocol.Generate that a body sets besides its parameters."""
-
-    warm: bool
-
-
 _TYPES: Mapping[str, Any] = {
     "max_tokens": Count,
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],
@@ -191,7 +176,7 @@ class ParameterReader(ParameterFields):
         """Whether the request only evaluates its prompt."""
         return False
 
-    def engine_fields(self) -> LimitSettings:
+    def engine_fields(self) -> JsonObject:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
             "text_biases": self._text_biases(),
@@ -299,7 +284,7 @@ class SamplingFields(ParameterReader, StructuredFields, LogprobFields):
         """Whether the prompt is evaluated and nothing is written."""
         return self.n_predict == 0 and self.max_tokens is None
 
-    def engine_fields(self) -> GenerateSettings:
+    def engine_fields(self) -> JsonObject:
         """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
             **super().engine_fields(),

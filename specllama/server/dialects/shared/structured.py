@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -89,15 +89,6 @@ _KEYWORDS = frozenset(("type", "properties", "items", "enum", "const", "anyOf", 
 """Of which a schema has one."""
 
 
-class FormatEcho(TypedDict):
-    """A form of the text as repeated in answers. The fields after the type: of a schema."""
-
-    type: str
-    name: NotRequired[str]
-    schema: NotRequired[JsonObject | None]
-    strict: NotRequired[bool]
-
-
 class JsonSchema(Body):
     """A schema with its name, or the schema itself. It is enforced, strict or not; other fields have no
     effect.
@@ -152,7 +143,7 @@ class ResponseFormat(Body):
         strict = self.strict or (self.json_schema is not None and self.json_schema.strict)
         return RestrictingField.of(f"{path}{field}", schema, strict)
 
-    def echo(self) -> FormatEcho:
+    def echo(self) -> JsonObject:
         """The format as repeated in answers of /v1/responses."""
         if self.type == "text":
             return {"type": "text"}

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_v
 from specllama.client import protocol
 from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
-from specllama.server.dialects.openai.responses.shapes import RequestEcho
 from specllama.server.dialects.openai.responses.tools import echoed_choice, echoed_tools
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import SMALL, AtMost
@@ -96,7 +95,7 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ToolFields):
             progress=self.shows_progress,
         )
 
-    def echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
+    def echo(self, defaults: Mapping[str, Any]) -> JsonObject:
         """The fields of the request that answers repeat. defaults: of the server."""
         format_ = self.text and self.text.format
         return {

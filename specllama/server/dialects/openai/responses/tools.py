@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
 
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.tools import (
@@ -15,48 +14,19 @@ from specllama.server.dialects.shared.tools import (
 )
 
 
-class FunctionEcho(TypedDict):
-    """A function as repeated in answers."""
-
-    type: Literal["function"]
-    name: str | None
-    description: str | None
-    parameters: JsonObject
-    strict: bool
-
-
-class NamespaceEcho(TypedDict):
-    """A namespace as repeated in answers."""
-
-    type: Literal["namespace"]
-    name: str
-    description: str
-    tools: list[FunctionEcho]
-
-
-class ToolName(TypedDict):
-    """A function of a request whose tools are too large to be repeated."""
-
-    type: Literal["function"]
-    name: str | None
-
-
-ToolEcho = FunctionEcho | NamespaceEcho | ToolName
-
-
-def name_only(tool: ToolEcho) -> ToolEcho:
+def name_only(tool: JsonObject) -> JsonObject:
     """The tool as repeated in answers to requests whose tools are too large."""
     if tool["type"] == "namespace":
         return {"type": "namespace", "name": tool["name"], "description": "", "tools": []}
     return {"type": "function", "name": tool["name"]}
 
 
-def echoed_tools(tools: Sequence[ToolDefinition]) -> list[ToolEcho]:
+def echoed_tools(tools: Sequence[ToolDefinition]) -> list[JsonObject]:
     """The tools of a request, without those that were left out."""
     return [_echo(tool) for tool in tools if tool.type == "namespace" or tool.is_function]
 
 
-def _echo(tool: ToolDefinition) -> ToolEcho:
+def _echo(tool: ToolDefinition) -> JsonObject:
     if tool.type != "namespace":
         return _function(tool)
     return {
@@ -67,7 +37,7 @@ def _echo(tool: ToolDefinition) -> ToolEcho:
     }
 
 
-def _function(tool: NamespaceEntry) -> FunctionEcho:
+def _function(tool: NamespaceEntry) -> JsonObject:
     function = tool.definition
     return {
         "type": "function",

@@ -13,31 +13,10 @@ from dataclasses import dataclass, field
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.openai.responses.shapes import (
-    ArgumentsDone,
-    CallItem,
-    DeltaEvent,
-    DeltaFields,
-    EventData,
-    FinalResponse,
-    ItemEvent,
-    ItemPosition,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-    RequestEcho,
-    ResponseEvent,
-    ResponseFailure,
-    ResponseSoFar,
-    TextEnd,
-    WrittenReasoning,
-    WrittenText,
-)
+from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.responses.tools import name_only
 from specllama.server.dialects.openai.writer import response_usage
 from specllama.server.dialects.shared.figures import (
-    AnswerTrace,
-    TokenLogprob,
     described,
     figures,
     prompt_progress,
@@ -77,12 +56,12 @@ class OutputItems:
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names
 
-    def of(self, choice: AccumulatedChoice) -> list[OutputItem]:
+    def of(self, choice: AccumulatedChoice) -> list[JsonObject]:
         """All items so far."""
         entries = entries_of(choice)
         return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
 
-    def item(self, entry: OutputEntry, index: int, status: str) -> OutputItem:
+    def item(self, entry: OutputEntry, index: int, status: str) -> JsonObject:
         """The item at an index of the output."""
         if isinstance(entry, AccumulatedCall):
             return self.call(entry, index, status, entry.arguments)
@@ -90,7 +69,7 @@ class OutputItems:
             return self.reasoning(index, status, [reasoning_part(entry)])
         return self.message(index, status, [text_part(entry.text, entry.logprobs)])
 
-    def reasoning(self, index: int, status: str, content: list[WrittenReasoning]) -> ReasoningItem:
+    def reasoning(self, index: int, status: str, content: list[JsonObject]) -> JsonObject:
         return {
             "id": f"rs_{self._key}{index}",
             "type": "reasoning",
@@ -99,7 +78,7 @@ class OutputItems:
             "status": status,
         }
 
-    def message(self, index: int, status: str, content: list[WrittenText]) -> MessageItem:
+    def message(self, index: int, status: str, content: list[JsonObject]) -> JsonObject:
         return {
             "id": f"msg_{self._key}{index}",
             "type": "message",
@@ -108,9 +87,9 @@ class OutputItems:
             "content": content,
         }
 
-    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> CallItem:
+    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> JsonObject:
         namespace, name = self._names.get(call.name, ("", call.name))
-        item: CallItem = {
+        item: JsonObject = {
             "id": f"fc_{self._key}{index}",
             "type": "function_call",
             "call_id": f"call_{call.id}",
@@ -139,12 +118,12 @@ def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: 
     return INCOMPLETE if cut_off else COMPLETED
 
 
-def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> WrittenText:
+def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> JsonObject:
     """The content of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": described(logprobs)}
 
 
-def reasoning_part(text: str) -> WrittenReasoning:
+def reasoning_part(text: str) -> JsonObject:
     """The content of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
@@ -168,11 +147,11 @@ class ResponseFields:
     progress: bool = False
     speculate: bool = True
     ignored: Sequence[str] = ()
-    keep: Callable[[list[OutputItem]], None] = lambda _: None
+    keep: Callable[[list[JsonObject]], None] = lambda _: None
     clock: Callable[[], float] = time.time
 
 
-def echo_json(echo: RequestEcho) -> bytes:
+def echo_json(echo: JsonObject) -> bytes:
     """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
     names of the tools are kept.
     """
@@ -196,7 +175,7 @@ class ResponsesWriter:
         self._n_events = 0
         self._index = -1  # in the output, of the item that was opened last
         self._open = ""  # its type while it is not closed
-        self._position: ItemPosition = {"item_id": "", "output_index": -1}  # of it, in events
+        self._position: JsonObject = {"item_id": "", "output_index": -1}  # of it, in events
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
         """See DialectWriter; there is one choice."""
@@ -207,7 +186,7 @@ class ResponsesWriter:
             parts += self._written(event)
         return b"".join(parts)
 
-    def answer(self) -> FinalResponse:
+    def answer(self) -> JsonObject:
         """See DialectWriter."""
         return self._final()
 
@@ -253,7 +232,7 @@ class ResponsesWriter:
     def _prefill(self, event: Prefill) -> list[bytes]:
         if not self.fields.progress:
             return []
-        data: ResponseEvent = {
+        data: JsonObject = {
             "response": self._response(IN_PROGRESS, []),
             "prompt_progress": prompt_progress(event),
         }
@@ -271,14 +250,14 @@ class ResponsesWriter:
         parts = [] if self._index >= 0 else self._opened("message")
         parts += self._close()
         response = self._final()
-        data: ResponseEvent = {"response": response}
+        data: JsonObject = {"response": response}
         if self.fields.timings:
             data["timings"] = response["timings"]
         if trace := self._trace(event):
             data["speculation"] = trace
         return [*parts, self._event(f"response.{response['status']}", data)]
 
-    def _opened(self, kind: str, trace: AnswerTrace | None = None) -> list[bytes]:
+    def _opened(self, kind: str, trace: JsonObject | None = None) -> list[bytes]:
         """Events that open an item of this type, none if one is open. trace: of a call's beginning."""
         if self._open == kind:
             return []
@@ -286,7 +265,7 @@ class ResponsesWriter:
         self._open, self._index = kind, self._index + 1
         item = self._new_item(kind)
         self._position = {"item_id": item["id"], "output_index": self._index}
-        data: ItemEvent = {"output_index": self._index, "item": item}
+        data: JsonObject = {"output_index": self._index, "item": item}
         if trace:
             data["speculation"] = trace
         parts.append(self._event("response.output_item.added", data))
@@ -296,7 +275,7 @@ class ResponsesWriter:
             parts.append(self._event("response.content_part.added", {**self._position, "part": part}))
         return parts
 
-    def _new_item(self, kind: str) -> OutputItem:
+    def _new_item(self, kind: str) -> JsonObject:
         """The item that was opened last, empty."""
         entry = entries_of(self.fold.choices[0])[self._index]
         if isinstance(entry, AccumulatedCall):
@@ -315,13 +294,13 @@ class ResponsesWriter:
         item = self._items.item(entries[i], i, status_of(choice, entries, i))
         parts = []
         if item["type"] == "function_call":
-            arguments: ArgumentsDone = {
+            arguments: JsonObject = {
                 **self._position, "name": item["name"], "arguments": item["arguments"],
             }  # fmt: skip
             parts.append(self._event("response.function_call_arguments.done", arguments))
         else:
             (part,) = item["content"]
-            done: TextEnd = {**self._position, "text": part["text"]}
+            done: JsonObject = {**self._position, "text": part["text"]}
             if part["type"] == "output_text":
                 done = {**self._position, "text": part["text"], "logprobs": part["logprobs"]}
             parts.append(self._event(f"response.{part['type']}.done", done))
@@ -333,28 +312,28 @@ class ResponsesWriter:
         self,
         kind: str,
         event: TextEvent | Reasoning | CallArgs,
-        logprobs: list[TokenLogprob] | None = None,
+        logprobs: list[JsonObject] | None = None,
     ) -> bytes:
-        fields: DeltaFields = {}
+        fields: JsonObject = {}
         if logprobs is not None:
             fields["logprobs"] = logprobs
         if trace := self._trace(event):
             fields["speculation"] = trace
         if self.fields.timings:
             fields["timings"] = running_timings(self.fold.choices[0])
-        data: DeltaEvent = {**self._position, "delta": event.text, **fields}
+        data: JsonObject = {**self._position, "delta": event.text, **fields}
         return self._event(f"response.{kind}.delta", data)
 
-    def _trace(self, event: Event) -> AnswerTrace | None:
+    def _trace(self, event: Event) -> JsonObject | None:
         """The trace of an event, None or empty without one."""
         return trace_of(event) if self.fields.trace else None
 
-    def _event(self, kind: str, data: EventData) -> bytes:
+    def _event(self, kind: str, data: JsonObject) -> bytes:
         shown = {"type": kind, "sequence_number": self._n_events, **data}
         self._n_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + to_json(shown) + b"\n\n"
 
-    def _final(self) -> FinalResponse:
+    def _final(self) -> JsonObject:
         """The whole response, after its end."""
         self.keep_items()
         choice = self.fold.choices[0]
@@ -367,10 +346,8 @@ class ResponsesWriter:
             **figures(self.fold, self.fields.speculate, self.fields.ignored),
         }
 
-    def _response(
-        self, status: str, output: list[OutputItem], error: ResponseFailure | None = None
-    ) -> ResponseSoFar:
-        echo: RequestEcho = json.loads(self.fields.echo)
+    def _response(self, status: str, output: list[JsonObject], error: JsonObject | None = None) -> JsonObject:
+        echo: JsonObject = json.loads(self.fields.echo)
         return {
             "id": self.id,
             "object": "response",
