@@ -105,7 +105,7 @@ def _known(incomplete: str) -> Iterator[str]:
 
 def _downloaded() -> Iterator[str]:
     """The name of each model in the hub's cache."""
-    from specllama.models.hub.http import hub_cache
+    from specllama.models.hub.env import hub_cache
 
     root = hub_cache(os.environ)
     if not root.is_dir():
@@ -156,7 +156,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def _in_hub_cache(incomplete: str) -> Iterator[str]:
     """Full paths of downloaded GGUF files, if nothing or a path in the hub's cache has been typed."""
-    from specllama.models.hub.http import hub_cache
+    from specllama.models.hub.env import hub_cache
 
     root = str(hub_cache(os.environ))
     if incomplete and not os.path.expanduser(incomplete).startswith(root):

@@ -19,7 +19,7 @@ from specllama.errors import AccessError, IntegrityError, NetworkError, NotFound
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
-from specllama.models.hub.http import hub_cache, hub_endpoint
+from specllama.models.hub.env import hub_cache, hub_endpoint
 from specllama.models.manifest import Manifest, ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.own_files import MODELS_DIR, OwnFile, find_own, own_files

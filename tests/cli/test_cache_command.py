@@ -138,7 +138,7 @@ def test_a_run_says_what_it_did_not_read_again(command: Command) -> None:
     """And the prompt is listed, and forgotten with `clear`."""
     model = tinymtp.qwen35(command.home / "big.gguf", n_ctx_train=4096)
     text = "The machine sorts letters by their stamps, and keeps those without one. " * 8
-    args = ("run", "-m", str(model), "-p", text, "-n", "8", "--raw", "--no-calibrate", "--temp", "0")
+    args = ("run", "-v", "-m", str(model), "-p", text, "-n", "8", "--raw", "--no-calibrate", "--temp", "0")
 
     def run() -> tuple[str, str]:
         done = command.start(*args, module="tests.support.keeps_prompts").communicate(timeout=60)

@@ -143,7 +143,8 @@ class TestPipe:
             "repeat_last_n": "-1", "presence_penalty": "0.5", "frequency_penalty": "0.25",
             "logit_bias": "5+1 6-inf", "seed": "11", "max_tokens": "9", "stop": '["a b", "\\n\\n\\n"]',
             "ignore_eos": "true", "json_schema": '{"type": "object"}', "grammar": 'root ::= "a" | "b"',
-            "infill_sampling": "true",
+            "infill_sampling": "true", "min_tokens": "2", "stop_token_ids": "[5, 6]",
+            "skip_special_tokens": "false",
         }  # fmt: skip
         assert set(values) == set(NAMES)
         result = chat(shared, *(f"/set {k} {v}" for k, v in values.items() if k != "json_schema"), "/set")

@@ -24,7 +24,7 @@ from specllama.cli.doctor.files import directory_size, meaning, pays_from
 from specllama.cli.doctor.machine import without_secrets
 from specllama.cli.doctor.text import exactness_verdict, pays_verdict
 from specllama.llama import kernel_build
-from specllama.models.hub.http import hub_cache, is_offline, token_source
+from specllama.models.hub.env import hub_cache, is_offline, token_source
 from specllama.models.quants import size
 from specllama.worker.load_info import features
 from tests.support.command import ROOT, Command, Result

@@ -29,7 +29,7 @@ def pair(request: pytest.FixtureRequest, command: Command) -> tuple[tuple[str, .
 
 def test_an_answer(command: Command, pair: tuple[tuple[str, ...], str, str]) -> None:
     args, head, name = pair
-    given = ("run", *args, "-p", "once upon a time", "-n", "60", "--draft-max", "3", *PLAIN)
+    given = ("run", "-v", *args, "-p", "once upon a time", "-n", "60", "--draft-max", "3", *PLAIN)
     shown, as_json = command.many(given, (*given, "--json"), timeout=120)
     assert shown.code == as_json.code == 0, shown.err + as_json.err
     assert f"speculation on: {name} + copy, length up to 3" in shown.err
@@ -47,7 +47,7 @@ def test_the_smallest_contexts_and_batches(
     command: Command, pair: tuple[tuple[str, ...], str, str], small: tuple[str, ...]
 ) -> None:
     """llama.cpp aborts the process on more rows than its batch has; the head's is no smaller than a draft."""
-    given = ("run", "-p", "once", "-n", "12", "--draft-max", "3", "--no-calibrate", *PLAIN)
+    given = ("run", "-v", "-p", "once", "-n", "12", "--draft-max", "3", "--no-calibrate", *PLAIN)
     shown = command(*given, *(x for x in pair[0] if small[0] != "-c" or x not in ("-c", "1024")), *small)
     plain = command(*given, "-m", pair[0][1], "-md", "none", "--drafters", "none", "-t", "1")
     assert shown.code == plain.code == 0, shown.err

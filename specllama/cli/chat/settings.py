@@ -15,7 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 
-NAMES = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
+NAMES = tuple(f.name for f in fields(SamplingParams) if f.name not in ("logprobs", "n"))
 _ALIASES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
 _TEXTS = ("stop", "json_schema", "grammar")
 UNSET = ("default", "none")

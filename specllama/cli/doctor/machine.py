@@ -26,7 +26,7 @@ from specllama.config.places import working_directory
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models import manifest
-from specllama.models.hub.http import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
+from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 from specllama.processor_time import output_of
 from specllama.rpc.endpoints import endpoints

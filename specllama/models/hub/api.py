@@ -16,17 +16,8 @@ from urllib.parse import quote, urlsplit
 
 from specllama.clock import ended, wait_until
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
-from specllama.models.hub.http import (
-    NETWORK_HINT,
-    TOKEN_HINT,
-    Web,
-    hub_endpoint,
-    is_offline,
-    origin,
-    refusal,
-    session,
-    unreachable,
-)
+from specllama.models.hub.env import hub_endpoint, is_offline
+from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, origin, refusal, session, unreachable
 from specllama.models.names import RepoName, check_file
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 

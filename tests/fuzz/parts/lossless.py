@@ -26,7 +26,7 @@ ROLLBACK = 8  # states that recurrent models keep
 WIDEST = 63  # rows of a decode that round like a single one
 N_STEPS = 20_000
 # Parameters that are not sampling steps, or need a tokenizer, have their own values or none.
-ELSEWHERE = ("max_tokens", "seed", "stop", "json_schema", "grammar", "logit_bias", "logprobs")
+ELSEWHERE = ("n", "max_tokens", "seed", "stop", "json_schema", "grammar", "logit_bias", "logprobs")
 
 
 @dataclass
@@ -195,6 +195,8 @@ def params(rng: random.Random, n_vocab: int) -> dict[str, Any]:
             continue
         if entry.kind is bool:
             found[name] = rng.random() < 0.5
+        elif entry.kind is int and entry.many:
+            found[name] = [rng.randrange(n_vocab) for _ in range(rng.randint(1, 3))]
         elif entry.kind is int:
             found[name] = rng.randint(int(entry.low), int(min(entry.high, 100)))
         elif entry.kind is float:
