@@ -273,6 +273,11 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         for name in (pair.target, *pair.drafts):
             if merged.find(name) is None:
                 pair_of = f"the pair of {quoted(pair.target)} names {quoted(name)}"
+                if name.lower() in taken:
+                    raise ConfigError(
+                        f"{user or FILE}: {pair_of}, a file of your own: pairs are of models of the hub",
+                        "give that file its draft with -md, or as draft_model in config.toml",
+                    )
                 raise ConfigError(f"{FILE}: {pair_of}, which is not a model in it")
         assert target is not None
         known[target.name] = pair

@@ -9,7 +9,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specllama.errors import ConfigError
 from specllama.models.quants import find_heads, find_models
 
 MODELS_DIR = "SPECLLAMA_MODELS_DIR"  # names a folder of models, as --models-dir does
@@ -29,9 +28,9 @@ def own_files(files: Mapping[str, str], folders: Sequence[str], taken: Collectio
     """The models that have names, each name once. files: paths by name. taken: names, in small letters, that
     belong to other models; in a folder, as where two files have one name, the path takes its place.
 
-    Raises ConfigError for a folder that cannot be read.
+    A folder that is not there, as on a disk that is not attached, has none.
     """
-    paths = dict.fromkeys(map(os.path.expanduser, folders))
+    paths = filter(os.path.isdir, dict.fromkeys(map(os.path.expanduser, folders)))
     in_folders = [one for folder in paths for one in _in_folder(folder)]
     lower = [one.name.lower() for one in in_folders]
     named = [OwnFile(name, path, (path,)) for name, path in files.items()]
@@ -48,8 +47,6 @@ def find_own(files: Sequence[OwnFile], name: str) -> OwnFile | None:
 
 def _in_folder(folder: str) -> Iterator[OwnFile]:
     """The complete models and heads in a folder, called as their files."""
-    if not os.path.isdir(folder):
-        raise ConfigError(f"{folder} is no folder of models that can be read", "name one that there is")
     paths: list[str] = []
     for at, inner, names in os.walk(folder):
         below = os.path.relpath(at, folder)

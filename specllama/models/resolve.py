@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from specllama.config.sources import near
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import AccessError, IntegrityError, NetworkError, NotFoundError, UsageError
+from specllama.errors import AccessError, ConfigError, IntegrityError, NetworkError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
@@ -118,6 +118,10 @@ class Library:
         """
         known = self.manifest
         models_dir = self._models_dir or self.environ.get(MODELS_DIR, "")
+        if models_dir and not os.path.isdir(os.path.expanduser(models_dir)):
+            raise ConfigError(
+                f"{models_dir} is no folder of models that can be read", "name one that there is"
+            )
         folders = [*([models_dir] if models_dir else []), *known.folders]
         taken = {name.lower() for name in (*known.names(), *BUILT_IN)}
         return own_files(known.files, folders, taken)

@@ -88,12 +88,14 @@ SHORTER_THAN_60 = {
         ("gguf.split", "prefix_disk.scopes", "text.json_shape", "text.surrogates", "text.template_variables"),
         "fronts import it, and not numpy or what renders templates",
     ),
-    **dict.fromkeys(("text.terminal", "text.grammar_errors", "core.repetition"), "fronts import it"),
+    **dict.fromkeys(
+        ("text.terminal", "text.grammar_errors", "core.repetition", "models.hub.env"), "fronts import it"
+    ),
     "config.defaults": "numbers that several layers share",
     "core.kept_tokens": "trimmed drafts and heads share it",
     "core.verify": "the proof that drafts change no token",
 }
-MOST_FILES, MOST_LINES = 430, 74_600  # of the package
+MOST_FILES, MOST_LINES = 430, 72_800  # of the package
 
 
 class Import(NamedTuple):

@@ -201,6 +201,8 @@ def params(rng: random.Random, n_vocab: int) -> dict[str, Any]:
             found[name] = rng.randint(int(entry.low), int(min(entry.high, 100)))
         elif entry.kind is float:
             found[name] = rng.uniform(entry.low, entry.high) if entry.high <= 1 else rng.uniform(0.5, 1.5)
+    if "min_tokens" in found:
+        found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
     if rng.random() < 0.2:
         found["logit_bias"] = {str(rng.randrange(n_vocab)): rng.uniform(-5, 5) for _ in range(3)}
     return found

@@ -43,6 +43,13 @@ def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
     assert catalogue.require("b-q4_k_m").n_bytes == 14
     other = Library(environ={**environ, "SPECLLAMA_MODELS_DIR": str(folder)})
     assert other.own_files == library.own_files
+    toml = tmp_path / "absent.toml"  # a disk that is not attached
+    toml.write_text(f"folders = ['{tmp_path / 'nothing'}', '{folder}']")
+    absent = Library(environ={**environ, "SPECLLAMA_MODELS": str(toml)})
+    assert {file.name for file in absent.own_files} >= {"b-Q4_K_M", "c"}
+    toml.write_text(f"[models.own]\nfile = '{folder / 'a.gguf'}'\n[[pairs]]\ntarget = '8B'\ndrafts = ['own']")
+    with pytest.raises(ConfigError, match=r"absent\.toml: the pair of '8B' names 'own', a file of your own"):
+        _ = Library(environ={**environ, "SPECLLAMA_MODELS": str(toml)}).own_files
     (folder / "new.gguf").write_bytes(b"x")
     assert library.find("new", "-m").path == str(folder / "new.gguf")
     with pytest.raises(ConfigError, match="no folder of models"):

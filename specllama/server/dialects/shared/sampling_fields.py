@@ -345,4 +345,4 @@ def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
 
 def _is_text(token: int | str) -> bool:
     """Whether a key of logit_bias is a text, not an id."""
-    return isinstance(token, str) and not (token.isascii() and token.isdigit())
+    return isinstance(token, str) and not (token.isascii() and token.removeprefix("-").isdigit())
