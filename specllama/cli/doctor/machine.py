@@ -180,6 +180,7 @@ def workers(given: str, problems: list[Problem]) -> list[JsonObject]:
 
 NO_ADDRESS = "is not an http or https address"
 SECONDS = 3.0
+_NO_ANSWER = f"gave no answer within {SECONDS:g} s"
 
 
 class Probe:
@@ -207,7 +208,7 @@ class Probe:
         """Wait until there is an answer, or its time is over."""
         if self._thread is None or wait_until(ended(self._thread), self._ends - running_time()):
             return
-        self.problem = f"gave no answer within {SECONDS:g} s"
+        self.problem = _NO_ANSWER
 
     def _ask(self) -> None:
         import http.client
@@ -225,7 +226,12 @@ class Probe:
         except urllib.error.HTTPError as error:
             self.status = error.code
         except urllib.error.URLError as error:
-            self.problem = f"cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
+            why = getattr(error.reason, "strerror", None) or error.reason
+            self.problem = (
+                _NO_ANSWER if isinstance(error.reason, TimeoutError) else f"cannot be reached: {why}"
+            )
+        except TimeoutError:
+            self.problem = _NO_ANSWER
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
 
