@@ -21,8 +21,7 @@ _ALONE = """
 --display-prompt --no-display-prompt --perf --no-perf --show-timings --no-show-timings --warmup --no-warmup
 -st --single-turn --jinja -cb --cont-batching -kvu --kv-unified --no-context-shift --no-mmproj
 --no-mmproj-auto --cache-prompt --metrics --props --slots --repack -kvo --kv-offload --op-offload
---log-disable --log-prefix
---log-timestamps
+--log-disable --log-prefix --log-timestamps --mmap --simple-io
 """
 _WITH_VALUE = "-co --color --log-colors -lv --verbosity --log-verbosity"
 _WITHOUT_EFFECT: Mapping[str, int] = {
@@ -70,6 +69,7 @@ images and sound are not supported; without the projector the model answers text
 --image-min-tokens --image-max-tokens --media-path: images are not supported
 --in-prefix --in-prefix-bos --in-suffix: the chat template has what goes around messages; \
 --chat-template-file gives another one
+--verbose-prompt: -v shows how many tokens the prompt has, /tokenize of serve which
 -sp --special: control tokens are no part of an answer; the --json of run has the ids of all tokens
 --embedding --embeddings --pooling --embd-normalize --attention: there are no embeddings; llama-server \
 --embedding has them
