@@ -188,7 +188,9 @@ def load(
     row_times = row_times_of(store, context) if on_processor else None
     prior = prior_of(header, row_times) if row_times is not None else None
     kernels = KERNELS.level or ""
-    profile = ModelProfile(store, key, pair, settings.calibrate, clock, prior, kernels=kernels)
+    profile = ModelProfile(
+        store, key, pair, settings.calibrate, clock, prior, kernels=kernels, on_device=not on_processor
+    )
     warm_up_target(context, max(0, model.bos_id), profile, clock)
     if settings.draft_max is None:
         warm_up_drafts(profile, drafters, draft, head, clock)

@@ -66,6 +66,8 @@ class ModelProfile:
     length in tokens of the longest text after which rows were compared. prior: the shape of the cost curve
     where no widths are measured, None for that of PolicyConfig. time_of_day: in seconds, of what is dated.
     kernels: their instruction set, "" for llama.cpp's own, for people; the key has a checksum of them.
+    on_device: whether a device computes, where a change of the number of rows may cost something; on
+    processors building the graph again is all of it, which no width for all texts is worth.
     """
 
     def __init__(
@@ -78,10 +80,11 @@ class ModelProfile:
         prior: RowPrior | None = None,
         time_of_day: Callable[[], float] = time.time,
         kernels: str | None = None,
+        on_device: bool = True,
     ) -> None:
         self.store, self.key, self.pair, self.keep, self.clock = store, key, pair, keep, clock
         data, self._now, self._kernels = store.read(key), time_of_day, kernels
-        self._measured = measured_at(data.get("measured"), DATED)
+        self._measured, self._on_device = measured_at(data.get("measured"), DATED), on_device
         self._figures, self._plain = figures_of(data), plain_times(data)
         self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
         shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
@@ -107,7 +110,7 @@ class ModelProfile:
     @property
     def change_seconds(self) -> float | None:
         """Seconds that a change of the number of rows costs, 0 for nothing; None if not measured."""
-        return self._figures.get("change")
+        return self._figures.get("change") if self._on_device else 0.0
 
     def _fresh(self, name: str) -> bool:
         return is_fresh(self._measured.get(name), self._now())
@@ -117,7 +120,7 @@ class ModelProfile:
         """Whether what a change costs need not be measured with this load: that it costs nothing was measured
         not long ago.
         """
-        return self.change_seconds == 0 and self._fresh(CHANGE)
+        return not self._on_device or (self.change_seconds == 0 and self._fresh(CHANGE))
 
     def observe_change(self, seconds: float) -> None:
         """Record what a change of the number of rows costs."""

@@ -10,8 +10,8 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
 BAD = [
-    ("temperature", [-0.1, 10_001, math.nan, math.inf, "hot", None, True]),
-    ("top_k", [-1, 2**31, 1.5, "40"]),
+    ("temperature", [-0.1, 10_001, math.nan, math.inf, "hot", True]),
+    ("top_k", [-2, 2**31, 1.5, "40"]),
     ("top_p", [-0.01, 1.01, math.nan]),
     ("min_p", [-0.01, 1.01, [0.1]]),
     ("repeat_penalty", [0, -1, 101, 10**400]),
@@ -19,9 +19,9 @@ BAD = [
     ("presence_penalty", [-101, 101]),
     ("frequency_penalty", [-101, 101, {}]),
     ("max_tokens", [0, -3, 1.5, 2**31, False]),
-    ("seed", [-1, 2**64, 1.0, "7", True]),
+    ("seed", [-2, 2**64, 1.0, "7", True]),
     ("stop", ["", ["a", ""], [5], 5, {"a": 1}]),
-    ("ignore_eos", [1, "yes", None]),
+    ("ignore_eos", [1, "yes"]),
     (
         "logit_bias",
         [

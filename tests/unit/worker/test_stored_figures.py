@@ -259,6 +259,17 @@ def test_what_a_change_costs_is_measured_again_unless_it_was_nothing_not_long_ag
     assert sure == [True, False, False]
 
 
+def test_processors_have_no_changes_of_widths_that_cost_something(tmp_path: Path) -> None:
+    """Building the graph of a small model again takes more than a tenth of its decode."""
+    store, context, day = Store(tmp_path), TimedContext(), Day()
+    profile = profile_of(store, context, day)
+    profile.observe_change(0.01)
+    profile.flush()
+    assert profile_of(store, context, day).change_seconds == 0.01
+    here = ModelProfile(store, {"model": ["m"]}, {"drafters": []}, True, context.clock, on_device=False)
+    assert (here.change_seconds, here.change_is_sure) == (0, True)
+
+
 def test_figures_are_bounded_by_what_they_can_be() -> None:
     figures = {"exact_width": 65, "exact_chunk": 1e5, "change": 60, "reach": 1e12}
     assert figures_of({**figures, "t1": 0.1}) == {"t1": 0.1}
