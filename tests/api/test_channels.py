@@ -71,6 +71,6 @@ def test_run_and_chat(command: Command, path: Path) -> None:
     result = command("run", *args, "-p", "Say hello.", "--json")
     assert json.loads(result.raw)["text"] == TAGGED
     result = command("chat", *args, stdin=b"Say hello.\nAgain.\n/save saved.json\n")
-    assert (result.code, result.out) == (0, f"{TAGGED}\n{TAGGED}\n"), result.err
+    assert (result.code, result.out) == (0, f"{TAGGED}\n\n{TAGGED}\n"), result.err
     saved = json.loads((command.home / "saved.json").read_text())["messages"]
     assert [m["content"] for m in saved if m["role"] == "assistant"] == [TAGGED] * 2

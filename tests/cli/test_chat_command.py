@@ -150,7 +150,9 @@ class TestPipe:
         result = chat(shared, *(f"/set {k} {v}" for k, v in values.items() if k != "json_schema"), "/set")
         shown = dict(re.findall(r"^(\w+) +(.*?)   \(set\)$", "\n".join(result.lines[-len(values) :]), re.M))
         assert shown.pop("stop") == '"a b" "\\n\\n\\n"'
-        assert shown == {k: v for k, v in values.items() if k not in ("json_schema", "stop")}
+        assert shown.pop("stop_token_ids") == "5 6"
+        given = {k: v for k, v in values.items() if k not in ("json_schema", "stop", "stop_token_ids")}
+        assert shown == given
         unset = chat(shared, "/set top-k 5", "/set top_k default", "/set temp 0", "/set n none", "/set")
         assert "(set)" not in re.findall("(?m)^(?:top_k|max_tokens).*$", unset.err)[-1]
         result = chat(
