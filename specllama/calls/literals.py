@@ -1,6 +1,6 @@
 """Arguments as literals that are not JSON: Python's keyword arguments, and Gemma's objects.
 
-a=1, b="x", c=[True, None] a:1,b:<|"|>x<|"|>,c:[true,null]
+a=1, b="x", c=[True, None]          a:1,b:<|"|>x<|"|>,c:[true,null]
 """
 
 from __future__ import annotations

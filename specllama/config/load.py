@@ -78,7 +78,7 @@ class ModelSettings:
     all that fit, -2 for all. devices: names, () for all, ("none",) for the CPU only. tensor_parallel_size:
     split over the first so many of them, 0 for all. n_cpu_moe: layers whose experts stay on the CPU, -1 for
     all. swa_full: keep all cells of layers with a sliding window; None: where partial states
-    do not serve as well (models/memory/windows.py). override_tensor: (pattern, buffer type). lora:
+    do not serve as well (models/memory/cost.py). override_tensor: (pattern, buffer type). lora:
     (path, scale). rope_*, yarn_*: None for the model's own values.
     """
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 RUN = 16  # tokens
 MOST_RUNS = 128  # different runs of RUN tokens in a text that repeats itself
-NOTICED, ENDED = 512, 1024  # tokens of repetition that a user is told of; that end a text
+NOTICED, ENDED = 512, 1024  # repeated tokens after which a note is shown; after which the text ends
 EVERY = 128  # tokens between two looks, which take 0.2 ms
 
 

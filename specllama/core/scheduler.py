@@ -61,10 +61,8 @@ class PrefillCost:
 
     def __init__(self) -> None:
         self.row_seconds: float | None = None
-        self._at, self._slope = (
-            0.0,
-            0.0,
-        )  # position of the last chunk's middle; seconds of a row for each more
+        self._at = 0.0  # position of the last chunk's middle
+        self._slope = 0.0  # seconds of a row for each further position
 
     def observe(self, first: int, n: int, seconds: float) -> None:
         """A chunk of n rows took so many seconds. first: the position of its first row."""

@@ -51,7 +51,7 @@ _UNLIMITED = 1 << 30
 
 
 class FeatureOutput(Protocol):
-    """What gives out hidden states of a context's decodes; heads/features.py has it."""
+    """What gives out hidden states of a context's decodes; llama/heads/context.py has it."""
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""

@@ -37,7 +37,7 @@ _SAFE = frozenset(  # only hand-written splitters, or expressions that match a f
         "sarvam-moe",
     }
 )  # fmt: skip
-_MAX_RUN = 100_000  # characters; two such runs may follow each other on the stack of text/large_stack.py
+_MAX_RUN = 100_000  # characters; two such runs may follow each other on the stack of text/grammar.py
 _SLOW: Mapping[str, int] = {"superbpe": 5_000, "jais-2": 20_000}  # quadratic in the length of a run
 _SHORT_RUN = 1_000  # characters that fit into the stack of any thread
 

@@ -145,7 +145,7 @@ def _split(parts: Sequence[PromptPart], n_chars: int) -> tuple[list[PromptPart],
 # Texts are cut before they are tokenised.
 
 
-_REPOSITORY, _FILE = "myproject\n", "filename\n"  # llama-server's names for what it is not told
+_REPOSITORY, _FILE = "myproject\n", "filename\n"  # llama-server's names where the request has none
 _BETWEEN = "\n\n--- snippet ---\n\n"  # before another text, where the vocabulary has no token for that
 _KEPT_FOR_TEXT, _KEPT_SHARE = 512, 8  # tokens of the context, or 1/8 of it, that other texts leave free
 _ANCHOR_SHARE, _ANCHOR_TOKENS = 8, 8  # of the tokens before the gap the first 1/8 may be left out; see _start

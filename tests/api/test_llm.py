@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from specllama import LLM, Delta, RequestOutput, SamplingParams
-from specllama.core.sampling.sampler import nth_seed
+from specllama.core.sampling.params import nth_seed
 from specllama.errors import ContextLengthError, EngineDiedError, EngineError, TemplateError, UsageError
 from tests.support import tinygguf
 from tests.support.command import Command

@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.infill import InfillRule
-from specllama.core.sampling.params import GOLDEN, SamplingParams, nth_seed, splitmix64
+from specllama.core.sampling.params import GOLDEN, SamplingParams, splitmix64
 
 # Keyed Gumbel noise: a pure function of (seed, position, token), without random-generator state.
 #
 # SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) serves as a counter-based hash; its bits become the noise.
 
-
-__all__ = ["gumbel", "nth_seed", "splitmix64"]
 
 # 0-d arrays: numpy would convert a plain number at every operation.
 _GOLDEN = np.array(GOLDEN, np.uint64)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from specllama.core.interfaces import DecodeError
 from specllama.core.sampling import sampler as noise
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams, nth_seed, splitmix64
 from specllama.core.sampling.proposal import probability
-from specllama.core.sampling.sampler import KeyedSampler, best_first, gumbel, nth_seed, splitmix64, top_ids
+from specllama.core.sampling.sampler import KeyedSampler, best_first, gumbel, top_ids
 from tests.support.examples import examples
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

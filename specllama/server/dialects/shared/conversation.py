@@ -2,7 +2,7 @@
 
 Each API adds its turns in order. Here calls and results are paired, results are sorted by their calls,
 arguments that were cut off are completed, and content that the model cannot read is replaced or
-refused. Differences between templates are handled when the prompt is rendered (calls/turns.py).
+refused. Differences between templates are handled when the prompt is rendered (calls/history.py).
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class TestMessages:
         ]
 
     def test_consecutive_turns_of_one_role_are_not_merged(self) -> None:
-        """calls/turns.py joins them where the template demands that."""
+        """calls/history.py joins them where the template demands that."""
         said = {"role": "assistant", "content": "b"}
         thought = {"type": "thinking", "thinking": "t"}
         used = {"role": "assistant", "content": [thought, {"type": "text", "text": "c"}, USE]}
@@ -158,7 +158,7 @@ class TestMessages:
         assert len(history) == 5
 
     def test_instructions_between_turns_stay_system_messages(self) -> None:
-        """As Claude Code 2.1.197 sends them; calls/turns.py marks them where the template shows none."""
+        """As Claude Code 2.1.197 sends them; calls/history.py marks them where the template shows none."""
         text = [{"type": "text", "text": "Agents: none"}]
         body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
         read = checked(MessagesRequest, body)

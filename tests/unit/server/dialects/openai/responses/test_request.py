@@ -75,7 +75,7 @@ class TestMessages:
         assert messages(item, USER)[0] == {"role": shown, "content": text}
 
     def test_system_messages_keep_their_position(self) -> None:
-        """calls/turns.py joins and marks them where the template shows no such messages."""
+        """calls/history.py joins and marks them where the template shows no such messages."""
         developer, shown = {"role": "developer", "content": "b"}, {"role": "system", "content": "b"}
         history = messages(developer, USER, developer, instructions="a")
         assert history == [{"role": "system", "content": "a"}, shown, USER, shown]
