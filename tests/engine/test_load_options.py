@@ -121,20 +121,20 @@ LOAD_CHANGED: Mapping[str, Any] = {
 }
 # Fields that show at run time, and the file that reads them.
 AT_RUN_TIME: Mapping[str, str] = {
-    "draft_vocab": "worker/checked_drafts.py",
-    "draft_tree": "worker/open_engine.py",
+    "draft_vocab": "worker/draft.py",
+    "draft_tree": "worker/loaded_engine.py",
     "draft_min": "worker/loader.py",
     "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
     "chat_template": "worker/queries.py",
-    "tool_format": "worker/open_engine.py",
+    "tool_format": "worker/loaded_engine.py",
     "rpc": "worker/rpc/attach.py",
     "schema_open": "worker/intake.py",
-    "cache_disk": "worker/open_engine.py",
-    "kept_seconds": "worker/open_engine.py",
-    "cache_ram": "worker/open_engine.py",
-    "ctx_checkpoints": "worker/open_engine.py",
+    "cache_disk": "worker/loaded_engine.py",
+    "kept_seconds": "worker/loaded_engine.py",
+    "cache_ram": "worker/loaded_engine.py",
+    "ctx_checkpoints": "worker/loaded_engine.py",
 }
 
 

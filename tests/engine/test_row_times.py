@@ -226,7 +226,7 @@ def test_the_program_measures_and_says_why_it_cannot(
 
     monkeypatch.setattr(row_times, "Products", fails)
     assert row_times.main() == 1
-    assert "cannot be measured: there is no backend" in capsys.readouterr().err
+    assert "missing for 1 of 1 types of weights: there is no backend" in capsys.readouterr().err
 
 
 def test_the_report_of_the_build_names_the_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
