@@ -134,8 +134,10 @@ export class Chat {
 		const answers = this.#data.messages.filter(({ role }) => role === "assistant");
 		const message = answers.includes(this.#chosen) ? this.#chosen : answers.at(-1);
 		const { props } = this.#models;
+		const place = [answers.indexOf(message) + 1, answers.length];
 		if (!message?.trace || this.busy) {
 			this.#panel.clear(props);
+			if (message && !this.busy) this.#panel.about(message, {}, null, place);
 			return;
 		}
 		const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
@@ -143,7 +145,7 @@ export class Chat {
 		answer.reasoningTrace = new Trace(message.reasoningTrace);
 		try {
 			this.#panel.show(answer, props, false);
-			this.#panel.about(message, answer, this.#log.elementOf(message), [answers.indexOf(message) + 1, answers.length]);
+			this.#panel.about(message, answer, this.#log.elementOf(message), place);
 		} catch {
 			this.#panel.clear(props); // figures of a file that are none
 		}

@@ -74,8 +74,8 @@ export class Panel {
 	}
 
 	/**
-	 * Show what is known of a stored answer besides its figures. answer: with its traces. root: its element. place: which
-	 * one of how many answers it is.
+	 * Show what is known of a stored answer besides its figures. answer: with its traces. root: its element, null without
+	 * traces. place: which one of how many answers it is.
 	 */
 	about(message, { trace, reasoningTrace }, root, [i, n]) {
 		const parts = aboutAnswer(message);
@@ -84,7 +84,7 @@ export class Panel {
 		this.#answer.hidden = !parts.length;
 		if (message === this.#about && root) return;
 		this.#forget();
-		this.#about = message;
+		this.#about = root ? message : null;
 		this.#watching = new AbortController();
 		if (root) this.#rounds.replaceChildren(...roundsView(root, message, trace, reasoningTrace, this.#watching.signal));
 		this.#answer.hidden = !parts.length;
