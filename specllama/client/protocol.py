@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict, get_args
 
-from specllama.client import wire
+from specllama import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
 from specllama.client.prompt_input import ChatInput as ChatInput
 from specllama.client.prompt_input import EarlierTurn as EarlierTurn

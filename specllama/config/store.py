@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specllama import wire
 from specllama.config.places import from_variable, user_directory
 from specllama.json_types import JsonObject
-from specllama.regular_file import read_regular
 
 # Writes files whole or not at all, so that a left-over link never leads into another file.
 #
@@ -57,14 +57,11 @@ def cache_dir() -> Path:
 
 
 def stored_object(path: Path) -> JsonObject:
-    """The object in a file of a store. Raises OSError; ValueError and RecursionError for a malformed file,
-    one of another version, and one that is longer than any that specllama writes.
+    """The object in a file of a store. Raises OSError; ValueError for a malformed file, one of another
+    version, and one that is longer than any that specllama writes.
     """
-    text = read_regular(path, _MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise ValueError("too long")
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    data: JsonObject = wire.from_file(dict[str, Any], path, _MAX_BYTES)
+    if data.get("schema") != SCHEMA:
         raise ValueError("not a file of this version")
     return data
 
@@ -90,7 +87,7 @@ class Store:
             return stored_object(path) if path.is_file() else {}
         except OSError:
             return {}
-        except (ValueError, RecursionError):
+        except ValueError:
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".broken"))
             return {}

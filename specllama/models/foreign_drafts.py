@@ -7,11 +7,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
+from specllama import wire
 from specllama.config.store import Store, cache_dir
 from specllama.errors import GGUFError, IntegrityError, SpecllamaError, option
 from specllama.gguf.header import Header, read_model
@@ -103,30 +104,12 @@ class MeasuredDrafts:
             self._store.write(self._key, {"drafts": drafts})
 
     def _read(self) -> Iterator[DraftRecord]:
-        stored = self._store.read(self._key).get("drafts")
-        for data in stored if isinstance(stored, list) else ():
-            if isinstance(data, Mapping) and (record := _parsed(data)) is not None:
-                yield record
-
-
-def _parsed(data: Mapping[str, Any]) -> DraftRecord | None:
-    names = [field.name for field in fields(DraftRecord)]
-    shares = (data.get("acceptance"), data.get("needed"))
-    if (
-        set(data) != set(names)
-        or not isinstance(data["path"], str)
-        or not isinstance(data["model"], list)
-        or data["source"] not in ("tune", "answers")
-        or not all(_is_number(data[name], _MAX_SPEEDUP) for name in ("speedup", "without"))
-        or not isinstance(data["n_tokens"], int)
-        or not all(share is None or _is_number(share, 1.0) for share in shares)
-    ):
-        return None
-    return DraftRecord(**{name: data[name] for name in names})
-
-
-def _is_number(value: object, most: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
+        for data in wire.stored(list[object], self._store.read(self._key).get("drafts"), []):
+            with suppress(ValueError):
+                one: DraftRecord = wire.from_plain(DraftRecord, data)
+                shares = (one.acceptance or 0, one.needed or 0)
+                if all(0 <= x <= _MAX_SPEEDUP for x in (one.speedup, one.without)) and max(shares) <= 1:
+                    yield one
 
 
 def foreign_draft(

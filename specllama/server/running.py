@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from specllama import wire
 from specllama.config.store import cache_dir
-from specllama.json_types import JsonObject
-from specllama.regular_file import read_regular
 
 if TYPE_CHECKING:
     from specllama.server.models import ModelPool
@@ -58,9 +56,9 @@ def running() -> list[RunningServer]:
     """The running servers, sorted by URL. Removes stale records."""
     servers = []
     for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError):
             if _is_held(record):
-                servers.append(_read(record))
+                servers.append(wire.from_file(RunningServer, record, _MAX_BYTES))
             else:
                 record.unlink()
                 record.with_suffix(".lock").unlink(missing_ok=True)
@@ -130,20 +128,11 @@ def _is_held(record: Path) -> bool:
         return True
 
 
-def _read(record: Path) -> RunningServer:
-    text = read_regular(record, _MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise ValueError("too long")
-    data: JsonObject = json.loads(text)
-    models = tuple(ModelInMemory(**model) for model in data["models"])
-    return RunningServer(int(data["pid"]), str(data["url"]), float(data["drain_seconds"]), models)
-
-
 def _write(record: Path, server: RunningServer) -> None:
     temporary = record.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         temporary.touch(0o600)
-        temporary.write_text(json.dumps(asdict(server)), "utf-8")
+        temporary.write_text(wire.to_json(server), "utf-8")
         temporary.replace(record)
     finally:
         temporary.unlink(missing_ok=True)

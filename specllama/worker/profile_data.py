@@ -8,8 +8,9 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
+from specllama import wire
 from specllama.config.load import ModelSettings
 from specllama.core.exact import CHUNKS
 from specllama.core.interfaces import Drafter
@@ -61,8 +62,7 @@ def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
 
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of plain decodes by range of context lengths."""
-    plain = data.get("plain")
-    stored: Mapping[Any, Any] = plain if isinstance(plain, Mapping) else {}
+    stored = wire.stored(dict[str, object], data.get("plain"), {})
     seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
     return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
 
@@ -136,7 +136,7 @@ class CostCurves:
     def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
         """The stored curves; invalid ones are ignored."""
         curves = cls(config)
-        stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
+        stored = wire.stored(dict[str, object], data, {})
         for bucket in config.context_buckets:
             curve = CostCurve.from_dict(stored.get(str(bucket)), config)
             if curve.times:
@@ -149,11 +149,8 @@ def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
     return max(b for b in config.context_buckets if b <= n_ids)
 
 
-class StoredPair(TypedDict):
-    """What was learnt about a pair. pair: its key (profile_keys.PairKey). learnt: of `PairState.to_dict`."""
-
-    pair: Mapping[str, Any]
-    learnt: JsonObject
+StoredPair = dict[str, Mapping[str, Any]]
+"""What was learnt about a pair. pair: its key (PairKey). learnt: of `PairState.to_dict`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +181,8 @@ class ProfileSnapshot:
 
 def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:
     """The stored pairs that are well-formed."""
-    pairs = data.get("pairs")
-    shaped = (p for p in pairs if isinstance(p, dict)) if isinstance(pairs, list) else ()
-    return [
-        cast(StoredPair, p)
-        for p in shaped
-        if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)
-    ]
+    pairs = (wire.stored(StoredPair, pair, {}) for pair in wire.stored(list[object], data.get("pairs"), []))
+    return [pair for pair in pairs if pair.keys() >= {"pair", "learnt"}]
 
 
 # The keys under which a ModelProfile is stored: everything that the measured times and the learnt acceptance

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama import LLM, SamplingParams, SpecllamaError
+from specllama import LLM, SamplingParams, SpecllamaError, wire
 from specllama.api import prompts
 from specllama.api.base import BaseLLM
 from specllama.api.prompts import PromptSource
-from specllama.client import wire
 from specllama.config import build
 from specllama.config.arguments import NAMED, OPTIONS
 from specllama.config.defaults import DRAFTERS

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specllama import wire
 from specllama.client import protocol as m
-from specllama.client import wire
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings

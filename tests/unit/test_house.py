@@ -23,14 +23,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
     "json_types", "errors", "wording", "clock", "processor_time", "python_command", "large_memory",
-    "regular_file", "other_work", "stored_figures", "core", "drafters",
+    "regular_file", "other_work", "stored_figures", "wire", "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
     "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 BASICS = (
     "json_types", "errors", "wording", "clock", "processor_time", "python_command", "regular_file",
-    "other_work",
+    "other_work", "wire",
 )  # fmt: skip
 LIGHT_CORE = (
     *(
@@ -53,13 +53,15 @@ ONLY: dict[str, tuple[str, ...]] = {
     "other_work": (),
     "regular_file": (),
     "stored_figures": (),
-    "core": ("errors", "stored_figures"),
+    "wire": ("regular_file",),
+    "core": ("errors", "stored_figures", "wire"),
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "heads": ("errors", "wording", "gguf", "regular_file"),
     "data": (),
     "prefix_disk": (
-        *("errors", "clock", "large_memory", "regular_file", "stored_figures", "config", "gguf.identity"),
+        *("errors", "clock", "large_memory", "regular_file", "stored_figures", "wire", "config"),
+        "gguf.identity",
     ),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors"),

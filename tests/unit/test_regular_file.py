@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 
+from specllama import wire
 from specllama.cli.chat import file as chat_file
 from specllama.cli.chat.terminal import HistoryFile
 from specllama.cli.launch import files as client_files
@@ -25,7 +26,7 @@ from specllama.models.hub.cache import read_small
 from specllama.prefix_disk.directory import StateDirectory
 from specllama.prefix_disk.slot_file import read_slot_file
 from specllama.regular_file import NotRegularError, open_regular, read_regular
-from specllama.server.running import _read as read_server
+from specllama.server.running import RunningServer
 from specllama.server.supervisor import LoadedFiles
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -36,7 +37,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "loaded": lambda path: LoadedFiles([str(path)]),
     "record": read_small,
     "kernels": _is_usable,
-    "server": read_server,
+    "server": lambda path: wire.from_file(RunningServer, path, 1 << 20),
     "slot": lambda path: read_slot_file(path, "", "", 1),
     "inputs": lambda path: HistoryFile(path).read(),
     "conversation": lambda path: chat_file.read(str(path)),

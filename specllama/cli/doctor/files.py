@@ -124,7 +124,7 @@ def calibration(file: Path) -> JsonObject | None:
     """The content of a file; None where it is no calibration of this version."""
     try:
         return store.stored_object(file) if file.suffix == ".json" else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 

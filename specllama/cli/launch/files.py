@@ -13,9 +13,11 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specllama import wire
 from specllama.cli.launch.client import Client, ClientFile, ClientSettings
 from specllama.cli.launch.server import ServeCommand
 from specllama.config.store import cache_dir
@@ -199,6 +201,14 @@ def _yaml_list(text: str) -> list[Any]:
 _MAX_RECORD_BYTES = 64 * 1024  # of a record
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A record: the entry in the file of a client."""
+
+    path: str
+    entry: Mapping[str, Any]
+
+
 def _folder() -> Path:
     return cache_dir() / "launch" / "entries"
 
@@ -216,7 +226,7 @@ def entry_while_running(file: ClientFile) -> Iterator[None]:
         record.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(record.with_suffix(".lock")):
             with record.open("x", encoding="utf-8") as new:
-                json.dump({"path": str(file.path), "entry": dict(file.entry)}, new)
+                new.write(wire.to_json(_Entry(str(file.path), file.entry)))
             try:
                 yield
             finally:
@@ -237,14 +247,10 @@ def remove_left() -> list[Path]:
     changed = []
     for record in sorted(_folder().glob("*.json")) if _folder().is_dir() else ():
         lock = FileLock(record.with_suffix(".lock"))
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError, RecursionError, SpecllamaError, Timeout
-        ):
+        with contextlib.suppress(OSError, ValueError, SpecllamaError, Timeout):
             with lock.acquire(blocking=False):
-                if len(text := read_regular(record, _MAX_RECORD_BYTES + 1)) <= _MAX_RECORD_BYTES:
-                    left = json.loads(text)
-                    path = Path(left["path"])
-                    changed += [path] if remove_entry(path, left["entry"]) else []
+                left = wire.from_file(_Entry, record, _MAX_RECORD_BYTES)
+                changed += [Path(left.path)] if remove_entry(Path(left.path), left.entry) else []
                 record.unlink()
             record.with_suffix(".lock").unlink(missing_ok=True)
     return changed

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from specllama import wire
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
 from specllama.clock import running_time, sleep
@@ -27,7 +28,6 @@ from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.library import KERNELS, Device, devices, show_log
 from specllama.llama.rpc import bound_memory, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
-from specllama.regular_file import read_regular
 from specllama.rpc.probe import PROTOCOL
 
 # The cache of tensors that clients have sent to an RPC worker, so that they need not be sent again.
@@ -83,10 +83,8 @@ class TensorCache:
     def _known(self) -> dict[str, int]:
         """Names and sizes of complete files; empty if the list cannot be read or is longer than _MAX_LIST."""
         try:
-            text = read_regular(self.root / _LIST, _MAX_LIST + 1)
-            known = json.loads(text) if len(text) <= _MAX_LIST else {}
-            return known if isinstance(known, dict) else {}
-        except (OSError, ValueError, RecursionError):
+            return wire.from_file(dict[str, int], self.root / _LIST, _MAX_LIST)
+        except (OSError, ValueError):
             return {}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specllama.client import wire
+from specllama import wire
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import UsageError
 

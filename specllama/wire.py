@@ -1,8 +1,8 @@
-"""Dataclasses as JSON and back, from their type hints alone. Knows no message.
+"""Dataclasses as JSON and back, from their type hints alone: the messages of the pipe, and stored files.
 
 A dataclass is an object of all its fields, a NamedTuple a list, a mapping with whole numbers for keys an
 object whose keys are digits. Reading is strict: an unknown or missing key, or a value of another type, is a
-ValueError that names the field.
+ValueError that names the field. Only for stored files, unknown keys of the outermost object are ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from specllama.regular_file import read_regular
+
+T = TypeVar("T")
 _Read = Callable[[Any], Any]
 
 
@@ -37,6 +41,36 @@ def to_json(value: object) -> str:
 
 def from_plain(hint: Any, value: object) -> Any:
     """`value`, as json.loads gives it, as the type `hint`; the inverse of `to_json`. Raises ValueError."""
+    return _reader(hint)(value)
+
+
+def stored(hint: type[T], value: object, default: T) -> T:
+    """A stored value as the type `hint`; `default` where it is another one."""
+    try:
+        return cast(T, _stored(hint, value))
+    except ValueError:
+        return default
+
+
+def from_text(hint: type[T], text: str | bytes) -> T:
+    """The content of a stored file, JSON. Raises ValueError."""
+    try:
+        return cast(T, _stored(hint, json.loads(text)))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def from_file(hint: type[T], path: Path, max_bytes: int) -> T:
+    """The content of a stored file of at most so many bytes. Raises OSError, ValueError."""
+    text = read_regular(path, max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError("too long")
+    return from_text(hint, text)
+
+
+def _stored(hint: Any, value: object) -> Any:
+    if is_dataclass(hint) and isinstance(value, dict):  # of a newer version, maybe
+        value = {f.name: value[f.name] for f in fields(hint) if f.name in value}
     return _reader(hint)(value)
 
 
