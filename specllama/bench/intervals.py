@@ -32,16 +32,14 @@ def estimate(groups: Sequence[Units]) -> Estimate | None:
     Annals of Statistics 1979): units are resampled in each group, and values in each unit. None without
     any value.
     """
-    kept = [[list(unit) for unit in units if unit] for units in groups]
-    kept = [units for units in kept if units]
+    kept = _without_empty(groups)
     if not kept:
         return None
-    value = float(np.exp(np.mean([np.log(np.median([np.median(u) for u in units])) for units in kept])))
     n = sum(len(unit) for units in kept for unit in units)
     if n < 3:
-        return Estimate(value, None, None, n)
+        return Estimate(_typical(kept), None, None, n)
     low, high = np.exp(np.quantile(_resampled_logs(kept, n), (0.025, 0.975)))
-    return Estimate(value, float(low), float(high), n)
+    return Estimate(_typical(kept), float(low), float(high), n)
 
 
 def quotient(groups: Sequence[Units], others: Sequence[Units]) -> Estimate | None:
@@ -49,16 +47,24 @@ def quotient(groups: Sequence[Units], others: Sequence[Units]) -> Estimate | Non
     answers. Its interval is that of the quotient over the same resamples of both, so that what makes a unit
     slow for both does not widen it. None without any value.
     """
-    above, below = estimate(groups), estimate(others)
-    if above is None or below is None:
+    above, below = _without_empty(groups), _without_empty(others)
+    if not above or not below:
         return None
-    value = above.value / below.value
-    if above.n < 3:
-        return Estimate(value, None, None, above.n)
-    kept = [[[list(unit) for unit in units if unit] for units in some] for some in (groups, others)]
-    one, other = (_resampled_logs([units for units in some if units], above.n) for some in kept)
-    low, high = np.exp(np.quantile(one - other, (0.025, 0.975)))
-    return Estimate(value, min(float(low), value), max(float(high), value), above.n)
+    value, n = _typical(above) / _typical(below), sum(len(unit) for units in above for unit in units)
+    if n < 3:
+        return Estimate(value, None, None, n)
+    logs = _resampled_logs(above, n) - _resampled_logs(below, n)
+    low, high = np.exp(np.quantile(logs, (0.025, 0.975)))
+    return Estimate(value, min(float(low), value), max(float(high), value), n)
+
+
+def _without_empty(groups: Sequence[Units]) -> list[Units]:
+    kept = [[unit for unit in units if unit] for units in groups]
+    return [units for units in kept if units]
+
+
+def _typical(groups: Sequence[Units]) -> float:
+    return float(np.exp(np.mean([np.log(np.median([np.median(u) for u in units])) for units in groups])))
 
 
 def _resampled_logs(groups: Sequence[Units], n: int) -> NDArray[np.float64]:
@@ -80,9 +86,6 @@ def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> ND
         chosen = rng.integers(0, len(units), (n, len(units), 1))
         inside = rng.random((n, len(units), most)) * counts[chosen]
         values = flat[starts[chosen] + inside.astype(np.int64)]
-        values = np.sort(np.where(np.arange(most) < counts[chosen], values, np.inf), axis=2)
-        low, high = (
-            np.take_along_axis(values, i, 2) for i in ((counts[chosen] - 1) // 2, counts[chosen] // 2)
-        )
-        medians[begin : begin + n] = np.median((low + high)[..., 0] / 2, axis=1)
+        values = np.where(np.arange(most) < counts[chosen], values, np.nan)
+        medians[begin : begin + n] = np.median(np.nanmedian(values, axis=2), axis=1)
     return medians

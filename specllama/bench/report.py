@@ -1,86 +1,100 @@
-"""The page of `bench --report`: its sections. page.py draws and styles them."""
+"""The pages of `bench --report`: their sections, with and without --server. page.py draws and styles them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
-from typing import Any
 
+from specllama.bench import sweep_words, words
 from specllama.bench.page import bars, entry, lines, page, table, whiskers
-from specllama.bench.record import draft_name
 from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
-from specllama.bench.summary import BenchSummary, SummaryRow, extent, label, notes, times
+from specllama.bench.summary import speedup
+from specllama.bench.words import percent, shown, times
+from specllama.json_types import JsonObject
 from specllama.wording import counted
 
 _MAX_LINES = 8  # of a chart
+_X = "concurrent clients"
 
 
-def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
-    """The page as HTML. about: as in `record`; its texts may hold anything and are escaped."""
-    target, draft = about["target"], draft_name(about)
+def report(s: JsonObject) -> str:
+    """The page of the object of --json as HTML; its texts may hold anything and are escaped."""
+    target, draft = s["target"], words.draft_name(s)
     names = f"{target['name']} {target['quant']}" + (f" with {draft}" if draft else "")
+    settings, machine = s["settings"], s["machine"]
+    about = (
+        f"specllama {s['version']}, {s['date']}; {machine['system']} {machine['machine']}, "
+        f"{counted(machine['cores'], 'core')}, {counted(machine['n_threads'], 'thread')}; "
+        f"{', '.join(s['drafters']) or 'no drafter'}; {s['answers']} of "
+        f"{counted(s['planned'], 'answer')}, {words.extent(settings)}, "
+        f"{counted(settings['runs'], 'run')}, interleaved. "
+        "Figures are medians, with 95 % intervals in brackets."
+    )
+    parts = (_total(s), _workloads(s), _acceptance(s), _times(s), _curve(s))
+    return _page(s, names, about, words.notes(s), (section for part in parts for section in part))
+
+
+def sweep_report(s: JsonObject) -> str:
+    """The page of the object of --server --json, likewise: throughput, generation time and first token by
+    concurrency.
+    """
+    server = s["server"]
+    kind = server["build"] or server["owner"]
+    about = f"specllama {s['version']}, {s['date']}; {f'{kind}; ' if kind else ''}{sweep_words.extent(s)}."
     sections = [
-        f"<h1>{escape(names)}</h1>",
-        f'<p class="dim">{escape(_settings(s, about))}</p>',
-        f'<p class="verdict">{escape(verdict)}</p>',
-        *(f'<p class="dim">{escape(text)}</p>' for text in notes(s, about)),
-        *_total(s),
-        *_workloads(s),
-        *_acceptance(s),
-        *_times(s),
-        *_curve(s),
+        *_by_clients(s, "Throughput, tokens per second of all clients", lambda row: row["tps"]),
+        *_by_clients(s, "Generation time, seconds to the end of an answer", lambda row: _p50(row["seconds"])),
+        *_by_clients(s, "Time to first token, ms", lambda row: _p50(row["ttft_ms"])),
+        "<h2>All figures</h2>",
+        _rows(s),
     ]
-    return page(names, sections)
+    return _page(s, sweep_words.name(s), about, sweep_words.notes(s), sections)
+
+
+def _page(s: JsonObject, name: str, about: str, notes: Iterable[str], sections: Iterable[str]) -> str:
+    head = [f"<h1>{escape(name)}</h1>", f'<p class="dim">{escape(about)}</p>']
+    verdict = f'<p class="verdict">{escape(s["verdict"])}</p>'
+    return page(name, [*head, verdict, *(f'<p class="dim">{escape(text)}</p>' for text in notes), *sections])
 
 
 def _name(config: str) -> str:
     return config if config in (AUTO, COPY, LLAMA_CPP) else f"k = {config}"
 
 
-def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
-    settings, machine = about["settings"], about["machine"]
-    return (
-        f"specllama {about['version']}, {about['date']}; {machine['system']} {machine['machine']}, "
-        f"{counted(machine['cores'], 'core')}, {counted(machine['n_threads'], 'thread')}; "
-        f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of "
-        f"{counted(about['planned'], 'answer')}, {extent(settings)}, "
-        f"{counted(settings['runs'], 'run')}, interleaved. "
-        "Figures are medians, with 95 % intervals in brackets."
-    )
-
-
-def _total(s: BenchSummary) -> Iterator[str]:
+def _total(s: JsonObject) -> Iterator[str]:
     yield "<h2>Speed over plain decoding, all workloads</h2>"
-    speedups = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
-    if speedups:
+    total, cells = s["total"], s["total"]["configurations"]
+    if speedups := {name: e for name in cells if (e := speedup(total, name)) is not None}:
         labels = [_name(name) for name in speedups]
         yield whiskers(labels, list(speedups.values()), "speed over plain decoding by draft length")
-    rows = []
-    for name, cell in s.total.cells.items():
-        accept = cell.total.acceptance_rate
-        rows.append(
-            [
-                entry(name),
-                entry(times(cell.rate).replace(" x", "") if cell.rate else "-"),
-                entry(times(cell.speedup) if cell.speedup else "-"),
-                entry(f"{1000 * cell.ttft.value:.1f} ms" if cell.ttft else "-"),
-                entry("-" if accept is None else f"{100 * accept:.0f} %"),
-                entry(str(cell.answers)),
-            ]
-        )
-    yield table(["length", "tokens/s", "over plain", "first token", "accepted", "answers"], rows)
+    rows = [
+        [
+            name,
+            times(cell["decode_tps"], "") if cell["decode_tps"] else "-",
+            times(cell["speedup"]) if cell["speedup"] else "-",
+            shown(cell["ttft_ms"], ".1f") + (" ms" if cell["ttft_ms"] else ""),
+            percent(cell["acceptance"]),
+            str(cell["answers"]),
+        ]
+        for name, cell in cells.items()
+    ]
+    yield _table(["length", "tokens/s", "over plain", "first token", "accepted", "answers"], rows)
 
 
-def _workloads(s: BenchSummary) -> Iterator[str]:
-    lengths = [name for name in s.configs if name != PLAIN]
+def _workloads(s: JsonObject) -> Iterator[str]:
+    lengths = [name for name in s["configurations"] if name != PLAIN]
     if not lengths:
         return
     yield "<h2>By workload</h2>"
-    rows = []
-    for row in [*s.rows, s.total]:
-        regret = "-" if row.regret is None else f"{100 * row.regret:.0f} %"
-        cells = [_speed(row, name) for name in lengths]
-        rows.append([entry(label(row)), *cells, entry(row.best or "-"), entry(regret)])
+    rows = [
+        [
+            entry(words.label(row)),
+            *(_speed(row, name) for name in lengths),
+            entry(row["best_fixed"] or "-"),
+            entry(percent(row["regret"])),
+        ]
+        for row in [*s["rows"], s["total"]]
+    ]
     yield table(["", *lengths, "best fixed", "regret of auto"], rows)
     yield (
         '<p class="dim">Regret: the share of the speed of the best fixed length in hindsight that auto '
@@ -88,56 +102,91 @@ def _workloads(s: BenchSummary) -> Iterator[str]:
     )
 
 
-def _speed(row: SummaryRow, name: str) -> str:
-    e = row.cells[name].speedup if name in row.cells else None
+def _speed(row: JsonObject, name: str) -> str:
+    e = speedup(row, name)
     if e is None:
         return entry("-")
     strength = min(60.0, 60 * abs(e.value - 1))
     colour = f"color-mix(in srgb,var({'--good' if e.value >= 1 else '--bad'}) {strength:.0f}%,transparent)"
-    best = ' class="best"' if name == row.best else ""
+    best = ' class="best"' if name == row["best_fixed"] else ""
     return f'<td{best} style="background:{colour}" title="{escape(times(e))}">{e.value:.2f}</td>'
 
 
-def _acceptance(s: BenchSummary) -> Iterator[str]:
-    by_config = {
-        n: c.total.accept_by_position for n, c in s.total.cells.items() if c.total.accept_by_position
+def _acceptance(s: JsonObject) -> Iterator[str]:
+    cells = s["total"]["configurations"]
+    names = [name for name, cell in cells.items() if cell["accept_by_position"]]
+    if names:
+        series = {
+            _name(name): [(float(j), p) for j, p in enumerate(cells[name]["accept_by_position"], 1)]
+            for name in names[-_MAX_LINES:]  # auto and the longest
+        }
+        yield "<h2>Accepted by position in the draft</h2>"
+        yield lines(series, "share of accepted draft tokens by position", "position", percent=True)
+
+
+def _times(s: JsonObject) -> Iterator[str]:
+    rows = {
+        name: {part: seconds / whole for part, seconds in cell["time"].items()}
+        for name, cell in s["total"]["configurations"].items()
+        if (whole := sum(cell["time"].values())) > 0
     }
-    if not by_config:
-        return
-    names = list(by_config)[-_MAX_LINES:]  # auto and the longest
-    series = {_name(name): [(float(j), p) for j, p in enumerate(by_config[name], 1)] for name in names}
-    yield "<h2>Accepted by position in the draft</h2>"
-    yield lines(series, "share of accepted draft tokens by position", "position", percent=True)
-
-
-def _times(s: BenchSummary) -> Iterator[str]:
-    rows = {}
-    for name, cell in s.total.cells.items():
-        shares = cell.total.time_shares
-        whole = sum(shares.values())
-        if whole > 0:
-            rows[name] = {part: seconds / whole for part, seconds in shares.items()}
     if rows:
         yield "<h2>Where the time goes</h2>"
         yield bars(rows, "shares of the decoding time by draft length")
 
 
-def _curve(s: BenchSummary) -> Iterator[str]:
-    points = s.costs.points
+def _curve(s: JsonObject) -> Iterator[str]:
+    points = s["t_n"]
     if len(points) < 2:
         return
     yield "<h2>Time of a decode by its rows</h2>"
-    series = {"ms": [(p.rows, 1000 * p.seconds) for p in points]}
+    series = {"ms": [(p["rows"], 1000 * p["seconds"]) for p in points]}
     yield lines(series, "milliseconds of a decode by its rows", "rows", "ms")
-    rows, changes = [], any(p.changing is not None for p in points)
-    for p in points:
-        x = s.costs.relative(p)
-        each = "-" if x is None else f"{x:.2f}"
-        cells = [f"{p.rows:.3g}", f"{1000 * p.seconds:.3g}", each, str(p.rounds)]
-        if changes:
-            cells.append("-" if p.changing is None else f"{1000 * p.changing:.3g}")
-        rows.append([entry(cell) for cell in cells])
-    titles = ["rows", "ms", "over one row", "rounds"]
-    yield table([*titles, "ms after a change of the rows"][: 4 + changes], rows)
-    if not s.costs.exact:
+    changes = any(p["changing_seconds"] is not None for p in points)
+    rows = [
+        [
+            shown(p["rows"], ".3g"),
+            shown(p["seconds"], ".3g", 1000),
+            shown(p["relative"]),
+            str(p["rounds"]),
+            shown(p["changing_seconds"], ".3g", 1000),
+        ][: 4 + changes]
+        for p in points
+    ]
+    titles = ["rows", "ms", "over one row", "rounds", "ms after a change of the rows"]
+    yield _table(titles[: 4 + changes], rows)
+    if not s["t_n_exact"]:
         yield '<p class="dim">Each point is a draft length: its mean rows and mean time.</p>'
+
+
+def _by_clients(s: JsonObject, title: str, figure: Callable[[JsonObject], float | None]) -> Iterator[str]:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in s["rows"]:
+        if (value := figure(row)) is not None:
+            series.setdefault(row["series"], []).append((float(row["concurrency"]), value))
+    if series:
+        yield f"<h2>{escape(title)}</h2>"
+        yield lines(series, f"{title} by {_X}", _X)
+
+
+def _p50(of: JsonObject | None) -> float | None:
+    return None if of is None else of["p50"]
+
+
+def _rows(s: JsonObject) -> str:
+    header = [
+        _X, "series", "tokens/s", "first token ms p50", "p99", "between tokens ms p50", "p99",
+        "answer s p50", "p99", "accepted", "answers", "failed", "refused",
+    ]  # fmt: skip
+    rows = []
+    for row in s["rows"]:
+        spread = [row[name] or {} for name in ("ttft_ms", "inter_token_ms", "seconds")]
+        figures = [shown(of.get(share), ".3g") for of in spread for share in ("p50", "p99")]
+        counts = [str(row[name]) for name in ("answers", "failed", "refused")]
+        head = [str(row["concurrency"]), row["series"], shown(row["tps"], ".1f")]
+        rows.append([*head, *figures, percent(row["acceptance"]), *counts])
+    return _table(header, rows)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return table(header, [[entry(text) for text in row] for row in rows])

@@ -79,21 +79,28 @@ class BenchStep:
 
 @dataclass(frozen=True, slots=True)
 class BenchSample:
-    """One measured answer. tokens: its ids. round_seconds: rows of a decode → (rounds, seconds of their
-    decodes), empty if the engine does not report them; steady_seconds: the same of those that followed two
-    decodes of as many rows. ties_known: whether the engine counts near-ties.
-    """
+    """One measured answer. tokens: its ids. ties_known: whether the engine counts near-ties."""
 
     step: BenchStep
     tokens: tuple[int, ...]
     stats: RunStats
-    round_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     ties_known: bool = False
-    steady_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def config(self) -> str:
         return self.step.config.name
+
+    @property
+    def place(self) -> JsonObject:
+        """Which answer it is, as objects of --json say it."""
+        case = self.step.case
+        return {
+            "workload": case.workload,
+            "prompt": case.number,
+            "temperature": case.temperature,
+            "run": self.step.run,
+            "configuration": self.config,
+        }
 
 
 def configs(
@@ -115,7 +122,9 @@ def row_times(samples: Iterable[BenchSample]) -> dict[int, list[float]]:
     """Rows of a decode, with specllama's kernels, to its mean seconds in each answer that had several."""
     times: dict[int, list[float]] = {}
     for sample in samples:
-        for rows, (count, seconds) in sample.steady_seconds.items() if sample.config != LLAMA_CPP else ():
+        for rows, (count, seconds) in (
+            sample.stats.steady_by_rows.items() if sample.config != LLAMA_CPP else ()
+        ):
             if count >= MIN_ROUNDS:
                 times.setdefault(rows, []).append(seconds / count)
     return times
@@ -216,9 +225,7 @@ class BenchRunner:
         except ContextLengthError as error:
             self.skipped[step.case] = error.message
             return None
-        stats, ties_known = answer.stats, answer.epsilon is not None
-        ids, steady = tuple(answer.ids), stats.steady_by_rows
-        return BenchSample(step, ids, stats, stats.round_seconds, ties_known, steady)
+        return BenchSample(step, tuple(answer.ids), answer.stats, answer.epsilon is not None)
 
     def _generate(
         self, client: EngineClient, prompt: str, params: JsonObject, text: ForcedText | None

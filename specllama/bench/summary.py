@@ -1,476 +1,292 @@
-"""From samples to figures: speed against plain decoding of the same answers, regret, acceptance, times.
+"""From samples to the figures of `bench --json`, under its keys: speed against plain decoding of the same
+answers, regret, acceptance, times of decodes. The tables, the page and the sentences are made from them.
 
-Pure: knows no engine, no clock and no output.
+Times are in seconds unless a key ends in ms; None means unknown. Pure: no engine, no clock, no output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
-from specllama.bench.costs import BenchCosts, costs_of
 from specllama.bench.intervals import Estimate, estimate, quotient
 from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN, BenchCase, BenchSample
-from specllama.core.stats import RunStats
-from specllama.wording import counted
+from specllama.core.replay.break_even import acceptance_needed
+from specllama.core.stats import summed
+from specllama.json_types import JsonObject
 
+SCHEMA = "specllama.bench/1"
 Key = tuple[BenchCase, int]  # a case and a run: answers with the same key are compared
+_CELL = {  # key: attribute of RunStats
+    "n_predict": "n_predict", "n_drafted": "n_drafted", "n_accept": "n_accept", "n_branch": "n_branch",
+    "n_branch_accept": "n_branch_accept", "n_discarded": "n_discarded", "drafted_by": "drafted_by",
+    "acceptance": "acceptance_rate", "accept_by_position": "accept_by_position",
+    "accept_by_source": "accept_by_source", "rounds": "rounds", "decode_seconds": "decode_seconds",
+    "time": "time_shares",
+}  # fmt: skip
+_COUNTS = ("n_prompt", "n_reused", "n_predict", "n_drafted", "n_accept")  # of a sample
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryCell:
-    """A configuration in a row. rate: tokens/s after the first token; speedup: over plain decoding of the
-    same answer, None for plain decoding itself; ttft: seconds to the first token. total: the sums of the
-    counters of all answers.
-    """
-
-    answers: int
-    rate: Estimate | None
-    speedup: Estimate | None
-    ttft: Estimate | None
-    total: RunStats
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryRow:
-    """A workload at a temperature; None stands for all workloads or all temperatures.
-
-    best: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's speed-up over
-    that length's, with the interval of their quotient; None without auto. The best of several noisy figures
-    looks better than it is, so this errs against auto. auto_over_copies: the same over that of auto without
-    draft models and heads; None where that was not measured.
-    """
-
-    workload: str | None
-    temperature: float | None
-    cells: Mapping[str, SummaryCell]
-    best: str | None
-    auto_against_best: Estimate | None
-    auto_over_copies: Estimate | None = None
-
-    @property
-    def regret(self) -> float | None:
-        """The share of the best fixed length's speed that auto misses; 0 if auto is faster."""
-        against = self.auto_against_best
-        return None if against is None else max(0.0, 1 - against.value)
-
-
-class TextDifference(NamedTuple):
-    """An answer whose text differs from plain decoding's. token: the first that differs, from 0."""
-
-    case: BenchCase
-    run: int
-    config: str
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class BenchSummary:
-    """All figures of a bench. compared: answers compared with plain decoding's; too_short: answers of one
-    token, which have no speed; near_ties: None if the engine did not count them.
-    """
-
-    configs: Sequence[str]
-    rows: Sequence[SummaryRow]
-    total: SummaryRow
-    costs: BenchCosts
-    differences: Sequence[TextDifference]
-    compared: int
-    too_short: int
-    near_ties: int | None
-    answers: int
-
-
-def summarise(samples: Sequence[BenchSample], configs: Sequence[str]) -> BenchSummary:
+def summarise(samples: Sequence[BenchSample], configs: Sequence[str]) -> JsonObject:
     """The figures of a bench that may have been interrupted. configs: the names, in the order to show."""
-    by_config: dict[str, dict[Key, BenchSample]] = {name: {} for name in configs}
-    for sample in samples:
-        by_config[sample.config][sample.step.case, sample.step.run] = sample
-    present = [name for name in configs if by_config[name]]
-    groups = _groups(samples)
+    answers = {name: {(s.step.case, s.step.run): s for s in samples if s.config == name} for name in configs}
+    present = [name for name in configs if answers[name]]
+    groups: dict[tuple[str, float], list[BenchCase]] = {}
+    cases = {s.step.case for s in samples}
+    for case in sorted(cases, key=lambda case: (case.workload, case.temperature, case.number)):
+        groups.setdefault((case.workload, case.temperature), []).append(case)
     temperatures = sorted({t for _, t in groups})
-    rows = [_row(by_config, present, [group], *name) for name, group in groups.items()]
+    rows = [_row(answers, present, [group], *name) for name, group in groups.items()]
     if len(temperatures) > 1 and len(rows) > len(temperatures):
         for t in temperatures:
-            rows.append(_row(by_config, present, [g for (_, u), g in groups.items() if u == t], None, t))
-    differences, compared = _differences(by_config)
+            rows.append(_row(answers, present, [g for (_, u), g in groups.items() if u == t], None, t))
+    compared, different = _differences(answers)
     ours = [s for s in samples if s.config != LLAMA_CPP]
     known = [s for s in ours if s.ties_known]
-    return BenchSummary(
-        configs=present,
-        rows=rows,
-        total=_row(by_config, present, list(groups.values()), None, None),
-        costs=costs_of(ours),
-        differences=differences,
-        compared=compared,
-        too_short=sum(s.stats.decode_tps is None for s in samples),
-        near_ties=sum(s.stats.near_ties for s in known) if known else None,
-        answers=len(samples),
-    )
+    return {
+        "configurations": present,
+        "answers": len(samples),
+        "too_short": sum(s.stats.decode_tps is None for s in samples),
+        "near_ties": sum(s.stats.near_ties for s in known) if known else None,
+        "total": _row(answers, present, list(groups.values()), None, None),
+        "rows": rows,
+        **costs_of(ours),
+        "texts_compared": compared,
+        "texts_different": different,
+    }
 
 
-def _groups(samples: Iterable[BenchSample]) -> dict[tuple[str, float], list[BenchCase]]:
-    """The cases of each workload at each temperature, sorted."""
-    cases = dict.fromkeys(s.step.case for s in samples)
-    groups: dict[tuple[str, float], list[BenchCase]] = {}
-    for case in sorted(cases, key=lambda u: (u.workload, u.temperature, u.number)):
-        groups.setdefault((case.workload, case.temperature), []).append(case)
-    return groups
+def sample_figures(sample: BenchSample) -> JsonObject:
+    """The figures of an answer; decode_tps: tokens/s after the first token."""
+    stats = sample.stats
+    return {
+        **sample.place,
+        **{name: getattr(stats, name) for name in _COUNTS},
+        "ttft_ms": 1000 * stats.ttft_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "decode_tps": stats.decode_tps,
+    }
+
+
+def speedup(row: JsonObject, name: str | None) -> Estimate | None:
+    """The speed-up of a configuration in a row, None where it has none there."""
+    found: Estimate | None = row["configurations"].get(name, {}).get("speedup")
+    return found
 
 
 def _row(
-    by_config: Mapping[str, Mapping[Key, BenchSample]],
+    answers: Mapping[str, Mapping[Key, BenchSample]],
     configs: Sequence[str],
     groups: Sequence[Sequence[BenchCase]],
     workload: str | None,
     temperature: float | None,
-) -> SummaryRow:
-    def figure(
-        samples: Mapping[Key, BenchSample], value: Callable[[Key, BenchSample], float | None]
-    ) -> Estimate | None:
-        runs = sorted({run for _, run in samples})
-        return estimate(
-            [
-                [
-                    [v for run in runs if (s := samples.get((case, run))) and (v := value((case, run), s))]
-                    for case in cases
-                ]
-                for cases in groups
-            ]
-        )
+) -> JsonObject:
+    """A workload at a temperature; None stands for all workloads or all temperatures.
 
-    def rate_over(base_name: str) -> Callable[[Key, BenchSample], float | None]:
-        def ratio(key: Key, sample: BenchSample) -> float | None:
-            base = by_config.get(base_name, {}).get(key)
-            rate, base_rate = sample.stats.decode_tps, base.stats.decode_tps if base else None
-            return rate / base_rate if rate and base_rate else None
+    best_fixed: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's
+    speed-up over that length's; None without auto. The best of several noisy figures looks better than it
+    is, so this errs against auto. auto_over_copies: the same over that of auto without draft models and
+    heads; None where that was not measured. regret: the share of the best fixed length's speed that auto
+    misses; 0 if auto is faster. Of a configuration: speedup: over plain decoding of the same answer, None for
+    plain decoding itself; counters and times are sums over all answers.
+    """
 
-        return ratio
+    def grouped(values: Mapping[Key, float]) -> list[list[list[float]]]:
+        runs = sorted({run for _, run in values})
+        return [[[v for run in runs if (v := values.get((c, run)))] for c in cases] for cases in groups]
 
+    rates = {
+        name: {key: rate for key, s in answers[name].items() if (rate := s.stats.decode_tps)}
+        for name in configs
+    }
+    plain = rates.get(PLAIN, {})
+    speedups = {
+        name: {key: rate / plain[key] for key, rate in own.items() if key in plain}
+        for name, own in rates.items()
+    }
     included = {case for cases in groups for case in cases}
-    cells = {}
+    cells: JsonObject = {}
     for name in configs:
-        samples = by_config[name]
-        stats = [s.stats for (case, _), s in samples.items() if case in included]
-        cells[name] = SummaryCell(
-            answers=len(stats),
-            rate=figure(samples, lambda _, s: s.stats.decode_tps),
-            speedup=None if name == PLAIN else figure(samples, rate_over(PLAIN)),
-            ttft=figure(samples, lambda _, s: s.stats.ttft_seconds),
-            total=with_sums(stats),
-        )
+        total = summed(s.stats for (case, _), s in answers[name].items() if case in included)
+        cells[name] = {
+            "answers": sum(case in included for case, _ in answers[name]),
+            "decode_tps": estimate(grouped(rates[name])),
+            "speedup": None if name == PLAIN else estimate(grouped(speedups[name])),
+            "ttft_ms": estimate(
+                grouped({key: 1000 * s.stats.ttft_seconds for key, s in answers[name].items()})
+            ),
+            **{key: getattr(total, attribute) for key, attribute in _CELL.items()},
+        }
 
-    def paired(name: str, other: str) -> list[list[list[float]]]:
-        """Speed-ups of `name` where `other` has answered too: by group, case and run."""
-        samples, others = by_config[name], by_config[other]
-        runs, speedup = sorted({run for _, run in samples}), rate_over(PLAIN)
-        keys = [[[(case, run) for run in runs] for case in cases] for cases in groups]
-        return [
-            [
-                [v for key in unit if key in samples and key in others and (v := speedup(key, samples[key]))]
-                for unit in units
-            ]
-            for units in keys
-        ]
+    def auto_against(other: str | None) -> Estimate | None:
+        """The quotient of the two speed-ups as they are shown, with the interval of the quotient of the
+        answers that both wrote.
+        """
+        if other is None or AUTO not in cells or (auto := cells[AUTO]["speedup"]) is None:
+            return None
+        both = speedups[AUTO].keys() & speedups[other].keys()
+        paired = quotient(*(grouped({key: speedups[name][key] for key in both}) for name in (AUTO, other)))
+        if paired is None:
+            return None
+        shown = cells[other]["speedup"]
+        value = auto.value / (shown.value if shown is not None else 1.0)
+        low, high = (None if x is None else x * value / paired.value for x in (paired.low, paired.high))
+        return Estimate(value, low, high, paired.n)
 
     best = best_fixed(cells)
-    against = None
-    if best is not None and AUTO in cells:
-        against = _against(cells[AUTO], cells[best], quotient(paired(AUTO, best), paired(best, AUTO)))
-    over = None
-    if AUTO in cells and COPY in cells:
-        over = _against(cells[AUTO], cells[COPY], quotient(paired(AUTO, COPY), paired(COPY, AUTO)))
-    return SummaryRow(workload, temperature, cells, best, against, over)
+    against = auto_against(best)
+    return {
+        "workload": workload,
+        "temperature": temperature,
+        "configurations": cells,
+        "best_fixed": best,
+        "auto_against_best": against,
+        "auto_over_copies": auto_against(COPY if COPY in cells else None),
+        "regret": None if against is None else max(0.0, 1 - against.value),
+    }
 
 
-def _against(auto: SummaryCell, best: SummaryCell, paired: Estimate | None) -> Estimate | None:
-    """The quotient of the two speed-ups as they are shown, with the interval of the quotient of the answers
-    that both wrote.
-    """
-    if paired is None or auto.speedup is None:
-        return None
-    value = auto.speedup.value / (best.speedup.value if best.speedup is not None else 1.0)
-    if paired.low is None or paired.high is None:
-        return replace(paired, value=value)
-    by = value / paired.value
-    return Estimate(value, paired.low * by, paired.high * by, paired.n)
-
-
-def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
+def best_fixed(cells: JsonObject) -> str | None:
     """The fixed length with the highest speed, plain decoding included; None without plain answers."""
-    if PLAIN not in cells or cells[PLAIN].rate is None:
+    if PLAIN not in cells or cells[PLAIN]["decode_tps"] is None:
         return None
     speeds = {
-        name: c.speedup.value
+        name: c["speedup"].value
         for name, c in cells.items()
-        if name not in (AUTO, COPY, LLAMA_CPP) and c.speedup is not None
+        if name not in (AUTO, COPY, LLAMA_CPP) and c["speedup"] is not None
     }
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 
 
-def with_sums(stats: Iterable[RunStats]) -> RunStats:
-    """The sums of the counters and times of several answers; of widths there are none."""
-    total = RunStats()
-    for one in stats:
-        for name in RunStats.__slots__:
-            before = getattr(total, name)
-            if isinstance(before, (int, float)):
-                setattr(total, name, before + getattr(one, name))
-        total.drafted_by.update(one.drafted_by)
-        _add(total.reached, one.reached)
-        _add(total.accepted_at, one.accepted_at)
-        for source, counts in one.reached_by.items():
-            _add(total.reached_by.setdefault(source, []), counts)
-            _add(total.accepted_by.setdefault(source, []), one.accepted_by[source])
-    return total
-
-
-def _add(sums: list[int], counts: Sequence[int]) -> None:
-    """Add counts by position."""
-    sums += [0] * (len(counts) - len(sums))
-    for j, n in enumerate(counts):
-        sums[j] += n
-
-
-def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[list[TextDifference], int]:
-    plain, differences, compared = by_config.get(PLAIN, {}), [], 0
-    for name, samples in by_config.items():
-        for key, sample in samples.items():
-            base = plain.get(key)
-            if base is None or name in (PLAIN, LLAMA_CPP):
-                continue
+def _differences(answers: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[int, list[JsonObject]]:
+    """How many answers were compared with plain decoding's, and those whose text differs; token: the first
+    that does, from 0.
+    """
+    plain, compared, different = answers.get(PLAIN, {}), 0, list[JsonObject]()
+    for name, own in answers.items():
+        for key in own.keys() & plain.keys() if name not in (PLAIN, LLAMA_CPP) else ():
             compared += 1
-            if base.tokens != sample.tokens:
-                same = zip(base.tokens, sample.tokens, strict=False)
-                shorter = min(len(base.tokens), len(sample.tokens))
-                token = next((i for i, (a, b) in enumerate(same) if a != b), shorter)
-                differences.append(TextDifference(*key, name, token))
-    return sorted(
-        differences, key=lambda d: (d.case.workload, d.case.temperature, d.case.number, d.run)
-    ), compared
+            tokens, base = own[key].tokens, plain[key].tokens
+            if tokens != base:
+                shorter = min(len(base), len(tokens))
+                token = next((i for i in range(shorter) if base[i] != tokens[i]), shorter)
+                different.append({**own[key].place, "token": token})
+    places = ("workload", "temperature", "prompt", "run")
+    return compared, sorted(different, key=lambda d: [d[name] for name in places])
 
 
-# The figures of a bench in sentences: what auto gains, where it loses, why drafting does not pay, and notes
-# on how to read the figures. Prints nothing.
+# Measured costs: t(n), the seconds of a decode of n rows, and the seconds of a draft token.
 
 
-_MIN_LOSS = 0.02  # smaller losses are not mentioned
-_MAX_ROWS, _MAX_NOTES = 4, 5  # listed by name
-_FORCED = (
-    "The text was given: every configuration wrote the same text, and a draft was accepted where it agrees "
-    "with the text, whatever the model would have written."
-)
+_MATTERS = 1.1  # decodes after a change that take longer by this factor are shown apart
+_MIN_ROUNDS = 3  # widths with fewer rounds are not shown
+Timings = Mapping[int, Sequence[tuple[int, float]]]  # by rows: (rounds, seconds) of each answer
 
 
-def verdict(s: BenchSummary, off: str = "") -> str:
-    """One to three sentences. off: why nothing could be drafted at all, "" if something could."""
-    if off:
-        return f"Only plain decoding was measured: {off}."
-    total = s.total
-    auto = total.cells.get(AUTO)
-    speedup = auto.speedup if auto else None
-    if speedup is None or total.best is None:
-        return "Too little was measured to compare drafting with plain decoding."
-    parts = [f"with auto, decoding ran at {times(speedup)} the speed of plain decoding"]
-    if (against := total.auto_against_best) is not None and total.best != PLAIN:
-        best = total.cells[total.best].speedup
-        assert best is not None
-        name = f"{total.best} ({best.value:.2f} x)"
-        parts.append(f"at {times(against)} that of the best fixed length in hindsight, {name}")
-    elif not nothing_pays(s):
-        parts.append("no fixed length was faster than plain decoding")
-    text = " and ".join(parts)
-    if losing := [row for row in s.rows if row.workload and _loses(row)]:
-        text += f"; it loses on {_listed(losing)}"
-    if better := [row for row in s.rows if row.workload and _fixed_is_faster(row) and row not in losing]:
-        text += f"; a fixed length is faster on {_listed(better, best=True)}"
-    text = text[0].upper() + text[1:] + "."
-    if nothing_pays(s):
-        text += f" {why(s)}"
-    elif not _certain(s):
-        text += " No gain is certain yet: more --runs or prompts narrow the intervals."
-    return text
+def costs_of(samples: Sequence[BenchSample]) -> JsonObject:
+    """The costs measured by the samples.
 
-
-def advice(s: BenchSummary, off: str = "", busy: bool = False) -> str:
-    """What to do, in one or two sentences. off: as for `verdict`. busy: whether other programs disturbed the
-    figures, which then give no advice.
+    t_n: t(n) by rows, each over t(1) as `relative`; changing_seconds: of the first two decodes after one of
+    other rows, where these take longer; None where they do not, or there were none. t_n_exact: whether the
+    rows are those of single decodes; else each point is a configuration, with mean rows and mean seconds.
+    draft_token_seconds: of a token of the draft model, reading the prompt included; None without a draft
+    model. first_accepted: share of first draft tokens that were accepted; rounds_drafted: share of rounds
+    with a draft; both over the fixed lengths, None without any.
     """
-    auto = s.total.cells.get(AUTO)
-    if off:
-        text = "name a draft with -md to compare; specllama models show MODEL lists those that fit."
-    elif busy:
-        text = "measure again on an idle machine before changing anything."
-    elif auto is None or auto.speedup is None or s.total.best is None:
-        text = "let it run to the end, or measure longer answers with -n."
-    elif nothing_pays(s):
-        text = "keep the default, which drafts where that pays; -md none saves the memory of a draft."
-    elif not _certain(s):
-        text = "keep the default; measure again with more --runs on an idle machine before changing anything."
-    elif _copies_are_faster(s.total):
-        text = "-md none was faster here: the draft costs more than it gains."
-    elif _fixed_is_faster(s.total):
-        text = f"--draft-max {s.total.best} was faster here than the default; try it for such texts."
-    elif better := [row for row in s.rows if row.workload and _fixed_is_faster(row)]:
-        text = (
-            f"keep the default; for texts like {better[0].workload} alone try --draft-max {better[0].best}."
-        )
-    else:
-        text = "keep the default, --draft-max auto."
-    return f"Advice: {text}"
+    by_rows, steady = _by_rows(samples, "round_seconds"), _by_rows(samples, "steady_by_rows")
+    exact = 1 in by_rows
+    points = _points(by_rows, steady) if exact else _means(samples)
+    t1 = next((seconds for rows, seconds, _, _ in points if rows == 1), None)
+    fixed = [s.stats for s in samples if s.step.config.draft_max]
+    total = summed(fixed)
+    reached, accepted = sum(total.reached[:1]), sum(total.accepted_at[:1])
+    n_model = total.n_modelled + total.n_discarded
+    return {
+        "t_n": [
+            {
+                "rows": rows,
+                "seconds": seconds,
+                "relative": seconds / t1 if t1 else None,
+                "rounds": rounds,
+                "changing_seconds": changing,
+            }
+            for rows, seconds, rounds, changing in points
+        ],
+        "t_n_exact": exact,
+        "draft_token_seconds": total.draft_seconds / n_model if total.n_modelled else None,
+        "first_accepted": accepted / reached if reached else None,
+        "rounds_drafted": reached / total.rounds if total.rounds else None,
+    }
 
 
-def draft_answer(s: BenchSummary, noun: str, busy: bool = False) -> str:
-    """Whether the draft helps, in a sentence; "" where that was not measured. noun: of the draft. busy: as
-    for `advice`.
+def t1_of(costs: JsonObject) -> float | None:
+    """t(1), None where it is unknown."""
+    return next((p["seconds"] for p in costs["t_n"] if p["rows"] == 1), None)
+
+
+def second_point(costs: JsonObject) -> JsonObject | None:
+    """The point nearest to two rows, among those with drafts."""
+    near = [p for p in costs["t_n"] if p["rows"] >= 1.25]
+    return min(near, key=lambda p: abs(p["rows"] - 2), default=None)
+
+
+def break_even(costs: JsonObject) -> float | None:
+    """The acceptance from which drafts of the length of `second_point` pay, if each token is equally likely;
+    1 if they never pay.
     """
-    over = s.total.auto_over_copies
-    if over is None:
-        return ""
-    if busy:
-        return f"Your {noun}: cannot tell what it gains over copying alone, the machine was busy."
-    gains = f"Your {noun}: {_change(over.value)} over copying alone"
-    if over.low is None or over.high is None:
-        return f"{gains}, by too few answers for an interval."
-    sure = "" if over.low > 1 or over.high < 1 else ", which may be chance"
-    return f"{gains} ({_change(over.low)} to {_change(over.high)}){sure}."
+    second, t1 = second_point(costs), t1_of(costs)
+    if second is None or not t1:
+        return None
+    k = second["rows"] - 1
+    return acceptance_needed(k, (second["seconds"] + k * (costs["draft_token_seconds"] or 0.0)) / t1)
 
 
-def nothing_pays(s: BenchSummary) -> bool:
-    """Whether no configuration was faster than plain decoding, over all workloads."""
-    speedups = _speedups(s)
-    return bool(speedups) and all(e.value <= 1 for e in speedups)
+_Point = tuple[float, float, int, float | None]  # rows, seconds, rounds, seconds after a change
 
 
-def why(s: BenchSummary) -> str:
-    """Why drafting does not pay: the cost of verifying, the cost of drafting, the acceptance."""
-    costs, head = s.costs, "Speculation does not pay here over all workloads"
-    second, t1 = costs.second, costs.t1
-    if second is None or not t1 or costs.first_accepted is None:
-        return f"{head}: hardly anything was drafted."
-    text = f"{head}: a decode of {second.rows:.3g} rows takes {second.seconds / t1:.2f} x the time of one row"
-    if costs.draft_token is not None:
-        text += f", a draft token {costs.draft_token / t1:.2f} x"
-    need, got = costs.break_even, costs.first_accepted
-    assert need is not None
-    accepted = f"{_percent(got)} of first draft tokens were accepted"
-    if need >= 1:
-        return f"{text}, so such drafts cannot pay even if all of them are accepted; {accepted}."
-    text += f", so such a draft pays from an acceptance of {_percent(need)}; {accepted}"
-    if costs.drafted is not None and costs.drafted < 0.5:
-        text += f", but only {_percent(costs.drafted)} of rounds had a draft"
-    elif got > need:
-        text += ", but later ones less often, and a round takes more time than its decode"
-    return f"{text}."
+def _by_rows(samples: Iterable[BenchSample], name: str) -> Timings:
+    """The timings of this name in the statistics of all answers."""
+    by_rows: dict[int, list[tuple[int, float]]] = {}
+    for sample in samples:
+        for n, timing in getattr(sample.stats, name).items():
+            by_rows.setdefault(n, []).append(timing)
+    return by_rows
 
 
-def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
-    """What is missing, and whether drafts changed a text. about: as in `record`."""
-    lines = []
-    if about["interrupted"]:
-        lines.append(f"Interrupted: {s.answers} of {counted(about['planned'], 'answer')} were measured.")
-    for name, reason in list(about["skipped"].items())[:_MAX_NOTES]:
-        lines.append(f"Left out: prompt {name}: {reason}.")
-    if len(about["skipped"]) > _MAX_NOTES:
-        lines.append(f"Left out: {counted(len(about['skipped']) - _MAX_NOTES, 'more prompt')}.")
-    if s.too_short:
-        lines.append(f"{counted(s.too_short, 'answer')} ended with the first token, which has no speed.")
-    own = s.total.cells.get(LLAMA_CPP)
-    if own is not None and own.speedup is not None:
-        lines.append(
-            f"With llama.cpp's own kernels plain decoding runs at {times(own.speedup)} of this speed."
+def _points(by_rows: Timings, steady: Timings) -> list[_Point]:
+    """t(n): of all decodes, or of the steady ones where the others take longer in the mean of all widths."""
+    changing: dict[float, float] = {}
+    for rows, times in steady.items():
+        (n, seconds), (n_steady, of_steady) = (
+            tuple(map(sum, zip(*t, strict=True))) for t in (by_rows[rows], times)
         )
-    if about["settings"]["text"] is not None:
-        return [*lines, _FORCED]
-    return lines + ([_text_note(s, about["exact"])] if s.compared else [])
+        if n > n_steady:
+            changing[rows] = (seconds - of_steady) / (n - n_steady)
+    pairs = [(changing[p[0]], p[1]) for p in _measured(steady) if p[0] in changing]
+    if not pairs or sum(more for more, _ in pairs) < _MATTERS * sum(seconds for _, seconds in pairs):
+        return _measured(by_rows)
+    return [(*p[:3], changing.get(p[0])) for p in _measured(steady)]
 
 
-def extent(settings: Mapping[str, Any]) -> str:
-    """How much of an answer is measured: `up to 64 tokens each`."""
-    n = settings["n_tokens"]
-    if settings["text"] is None:
-        return f"up to {counted(n, 'token')} each"
-    return "each a given text" + ("" if n is None else f", up to {counted(n, 'token')} of it")
+def _measured(by_rows: Timings) -> list[_Point]:
+    """For each width the median of the answers' means, so that a disturbed answer counts little."""
+    points: list[_Point] = []
+    for n, times in sorted(by_rows.items()):
+        rounds = sum(count for count, _ in times)
+        if rounds >= _MIN_ROUNDS or (n == 1 and rounds):
+            points.append((n, median(s / count for count, s in times if count > 0), rounds, None))
+    return points
 
 
-def times(e: Estimate) -> str:
-    """`1.42 x (1.35 - 1.50)`; without the brackets if there is no interval."""
-    interval = "" if e.low is None or e.high is None else f" ({e.low:.2f} - {e.high:.2f})"
-    return f"{e.value:.2f} x{interval}"
-
-
-def label(row: SummaryRow) -> str:
-    """`edit at temperature 0.8`, `all`."""
-    name = row.workload or "all"
-    return name if row.temperature is None else f"{name} at temperature {row.temperature:g}"
-
-
-def _certain(s: BenchSummary) -> bool:
-    """Whether some configuration is faster than plain decoding with its whole interval."""
-    return any(e.low is not None and e.low > 1 for e in _speedups(s))
-
-
-def _speedups(s: BenchSummary) -> list[Estimate]:
-    drafting = (c.speedup for name, c in s.total.cells.items() if name not in (PLAIN, LLAMA_CPP))
-    return [speedup for speedup in drafting if speedup is not None]
-
-
-def _loses(row: SummaryRow) -> bool:
-    """Whether auto is slower than plain decoding with its whole interval."""
-    auto = row.cells.get(AUTO)
-    e = auto.speedup if auto else None
-    return e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
-
-
-def _fixed_is_faster(row: SummaryRow) -> bool:
-    """Whether a fixed length is faster than auto with its whole interval."""
-    e = row.auto_against_best
-    return (
-        row.best != PLAIN and e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
-    )
-
-
-def _copies_are_faster(row: SummaryRow) -> bool:
-    """Whether auto is faster without the draft with its whole interval."""
-    e = row.auto_over_copies
-    return e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
-
-
-def _listed(rows: list[SummaryRow], best: bool = False) -> str:
-    shown = []
-    for row in rows[:_MAX_ROWS]:
-        cell = row.cells[row.best if best and row.best else AUTO]
-        e = cell.speedup
-        assert e is not None
-        shown.append(f"{label(row)} ({f'length {row.best}: ' if best else ''}{e.value:.2f} x)")
-    if len(rows) > _MAX_ROWS:
-        shown.append(f"{len(rows) - _MAX_ROWS} more")
-    return ", ".join(shown)
-
-
-def _text_note(s: BenchSummary, exact: bool) -> str:
-    n = len(s.differences)
-    if not n:
-        return f"Texts: all {s.compared} equal plain decoding's, token for token."
-    shown = "; ".join(
-        f"{d.case.workload} {d.case.number} at {d.case.temperature:g}, length {d.config}, token {d.token + 1}"
-        for d in s.differences[:_MAX_NOTES]
-    )
-    more = f"; {n - _MAX_NOTES} more" if n > _MAX_NOTES else ""
-    reason = (
-        "although --exact was given: please report it."
-        if exact
-        else "Rows of a batch are rounded differently, and a near-tie can fall the other way; --exact "
-        "decides those on rows decoded alone."
-    )
-    differ = f"{n} of {s.compared} differ from plain decoding's from some token on"
-    return f"Texts: {differ} ({shown}{more}). {reason}"
-
-
-def _change(factor: float) -> str:
-    return f"{100 * (factor - 1):+.0f} %"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _means(samples: Iterable[BenchSample]) -> list[_Point]:
+    """For each configuration the mean rows and mean seconds of a decode."""
+    by_config: dict[str, list[BenchSample]] = {}
+    for sample in samples:
+        if sample.stats.rounds and sample.step.config.draft_max is not None:
+            by_config.setdefault(sample.config, []).append(sample)
+    points: list[_Point] = []
+    for some in by_config.values():
+        total = summed(sample.stats for sample in some)
+        n = total.n_drafted + total.n_forced
+        points.append((1 + n / total.rounds, total.verify_seconds / total.rounds, total.rounds, None))
+    return sorted(points)

@@ -6,7 +6,7 @@ Knows no clock and no models; fronts import it, so it needs no numpy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +233,25 @@ class RunStats:
         by["width_changes"] = [(n, width) for n, width in data.get("width_changes", [])]
         by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}
         return cls(**{**data, **by})
+
+
+def summed(stats: Iterable[RunStats]) -> RunStats:
+    """The sums of the counters and times of several answers; of widths there are none."""
+    total = RunStats()
+    for one in stats:
+        for name in RunStats.__slots__:
+            before = getattr(total, name)
+            if isinstance(before, (int, float)):
+                setattr(total, name, before + getattr(one, name))
+        total.drafted_by.update(one.drafted_by)
+        by_position = [(total.reached, one.reached), (total.accepted_at, one.accepted_at)]
+        for source, counts in one.reached_by.items():
+            by_position.append((total.reached_by.setdefault(source, []), counts))
+            by_position.append((total.accepted_by.setdefault(source, []), one.accepted_by[source]))
+        for sums, counts in by_position:
+            for at, n in enumerate(counts):
+                _add(sums, at, n)
+    return total
 
 
 def _add(counts: list[int], at: int, n: int) -> None:

@@ -28,7 +28,8 @@ def test_charts_of_a_report(shared_browser: Page, tmp_path: Path) -> None:
         for run in (1, 2, 3)
     ]
     file = tmp_path / "bench.html"
-    file.write_text(report(summarise(samples, ["plain", "4", "auto"]), ABOUT, "It pays."), "utf-8")
+    figures = summarise(samples, ["plain", "4", "auto"])
+    file.write_text(report({**ABOUT, **figures, "verdict": "It pays."}), "utf-8")
     page = shared_browser
     assert page.complaints is not None  # of other tests
     page.driver.get(file.as_uri())

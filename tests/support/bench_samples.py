@@ -35,4 +35,5 @@ def sample(
     counted = RunStats(n_predict=round(tps * SECONDS) + 1, decode_seconds=SECONDS, ttft_seconds=0.5)
     for key, value in stats.items():
         setattr(counted, key, Counter(value) if key == "drafted_by" else value)
-    return BenchSample(BenchStep(run, case, config(name)), tokens, counted, round_seconds or {})
+    counted.round_seconds = round_seconds or {}
+    return BenchSample(BenchStep(run, case, config(name)), tokens, counted)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from specllama.bench.record import record
 from specllama.bench.report import report
 from specllama.bench.runner import BenchConfig, BenchRunner, BenchSample, configs, order, row_times
-from specllama.bench.summary import advice, draft_answer, summarise, verdict
+from specllama.bench.summary import SCHEMA, sample_figures, summarise
+from specllama.bench.words import advice, draft_answer, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
-from specllama.cli.bench.text import lines, write_report
-from specllama.cli.formatting import columns, rough_duration
+from specllama.cli.bench.text import deliver, lines
+from specllama.cli.formatting import rough_duration
 from specllama.cli.measuring import PartialResults, provenance, warn_if_busy
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress, prepared
@@ -181,26 +179,17 @@ def _drafters(info: LoadInfo) -> list[str]:
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
-    ways = _ways(plan, info)
-    summary = summarise(results.samples, [c.name for c in ways])
     off = "" if _drafters(info) else info.off_reason or "the only drafter needs a grammar"
-    sentence, about = verdict(summary, off), _about(plan, results, exact)
-    if as_json:
-        console.data(json.dumps(record(summary, results.samples, about, sentence)) + "\n")
-    else:
-        helps = draft_answer(summary, "head" if info.head else "draft model", results.are_off)
-        answers = [*([helps] if helps else []), advice(summary, off, results.are_off)]
-        report_lines = lines(summary, about, sentence, answers, columns(sys.stdout))
-        console.data("".join(f"{line}\n" for line in report_lines))
-    if plan.report is not None:
-        write_report(plan.report, report(summary, about, sentence))
-        console.note(f"report: {plan.report}")
+    summary = summarise(results.samples, [c.name for c in _ways(plan, info)])
+    record = {"schema": SCHEMA, **_about(plan, results, info, exact), **summary}
+    record |= {"verdict": verdict(summary, off), "samples": [sample_figures(s) for s in results.samples]}
+    helps = draft_answer(summary, "head" if info.head else "draft model", results.are_off)
+    answers = [*([helps] if helps else []), advice(summary, off, results.are_off)]
+    deliver(record, partial(lines, record, answers), report, as_json, plan.report)
 
 
-def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> JsonObject:
-    """Models, machine and settings of the bench, for its record."""
-    info = results.info
-    assert info is not None
+def _about(plan: BenchPlan, results: BenchResults, info: LoadInfo, exact: bool) -> JsonObject:
+    """Models, machine and settings of the bench, for its object."""
     return {
         **provenance(info.n_threads),
         "target": asdict(info.target),

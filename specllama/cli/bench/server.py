@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import specllama
 from specllama.bench import workloads
-from specllama.bench.serving.client import ServerAddress, ServerClient, ServerInfo, parse_address
-from specllama.bench.serving.record import record
-from specllama.bench.serving.report import report
-from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary, summarise
-from specllama.bench.serving.sweep import (
+from specllama.bench.report import sweep_report
+from specllama.bench.server_client import ServerAddress, ServerClient, ServerInfo, parse_address
+from specllama.bench.sweep import (
     MAX_MARK,
     PLAIN,
+    SCHEMA,
     SERVED,
     SPECULATIVE,
     ServingCell,
     ServingMeasurement,
     SweepSettings,
+    cell_figures,
     prompts,
+    summarise,
     sweep,
     warm_up,
 )
-from specllama.bench.serving.verdict import extent, name, notes, verdict
+from specllama.bench.sweep_words import verdict
 from specllama.cli import console
 from specllama.cli.bench.plan import (
     MAX_RUNS,
@@ -40,8 +40,8 @@ from specllama.cli.bench.plan import (
     temperature_list,
     whole_number,
 )
-from specllama.cli.bench.text import checked_path, write_report
-from specllama.cli.formatting import columns, rough_duration, table, wrapped
+from specllama.cli.bench.text import checked_path, deliver, sweep_lines
+from specllama.cli.formatting import rough_duration
 from specllama.cli.measuring import PartialResults, now
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress
@@ -127,59 +127,6 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         workloads={name: len(texts) for name, texts in chosen.items()},
         report=checked_path(given["report"]) if "report" in given else None,
     )
-
-
-# The table of `bench --server`: figures in, lines out.
-
-
-_HEADER = ("clients", "series", "t/s", "first", "token", "p99", "answer", "p99", "accept")
-_UNITS = ("", "", "", "ms", "ms", "ms", "s", "s", "")
-_LEGEND = (
-    "Clients at once; tokens per second of all of them; to the first token, between tokens, to the end of an "
-    "answer: p50 and p99."
-)
-
-
-def lines(s: ServingSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
-    """The whole text, no line longer than `width` where possible."""
-    yield from wrapped(printable(name(about)), width)
-    yield from wrapped(printable(f"{extent(about)}."), width)
-    if s.rows:
-        yield from wrapped(_LEGEND, width)
-        yield ""
-        yield from _table(s, width)
-    yield ""
-    for text in [*notes(s, about), verdict]:
-        yield from wrapped(printable(text), width)
-
-
-def _table(s: ServingSummary, width: int | None) -> Iterator[str]:
-    single = len({row.series for row in s.rows}) == 1
-    shown = [i for i in range(len(_HEADER)) if not (single and i == 1)]
-    rows, last = [[_UNITS[i] for i in shown]], None
-    for row in s.rows if single else sorted(s.rows, key=lambda r: r.concurrency):
-        cells = _cells(row, again=row.concurrency == last)
-        rows.append([cells[i] for i in shown])
-        last = row.concurrency
-    n_labels = 1 if single else 2
-    yield from table([_HEADER[i] for i in shown], rows, width, n_labels, left=range(1, n_labels))
-
-
-def _cells(row: ServingRow, again: bool) -> list[str]:
-    accept = row.acceptance
-    return [
-        "" if again else str(row.concurrency),
-        row.series,
-        "-" if row.tps is None else f"{row.tps:.1f}",
-        "-" if row.ttft is None else f"{1000 * row.ttft.p50:.0f}",
-        *_both(row.gap, 1000, ".1f"),
-        *_both(row.total, 1, ".2f"),
-        "-" if accept is None else f"{100 * accept:.0f} %",
-    ]
-
-
-def _both(t: Percentiles | None, factor: float, form: str) -> tuple[str, str]:
-    return ("-", "-") if t is None else (format(t.p50 * factor, form), format(t.p99 * factor, form))
 
 
 @dataclass(slots=True)
@@ -270,16 +217,13 @@ def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
 
 
 def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
-    summary: ServingSummary = summarise(results.cells, results.series)
-    about, text = _about(plan, results), verdict(summary, results.why_one)
-    if as_json:
-        console.data(json.dumps(record(summary, results.cells, about, text)) + "\n")
-    else:
-        report_lines = lines(summary, about, text, columns(sys.stdout))
-        console.data("".join(f"{line}\n" for line in report_lines))
-    if plan.report is not None:
-        write_report(plan.report, report(summary, about, text))
-        console.note(f"report: {plan.report}")
+    summary = summarise(results.cells, results.series)
+    record = {"schema": SCHEMA, **_about(plan, results), **summary}
+    record |= {
+        "verdict": verdict(summary, results.why_one),
+        "cells": [cell_figures(m) for m in results.cells if m.answers],
+    }
+    deliver(record, partial(sweep_lines, record), sweep_report, as_json, plan.report)
 
 
 def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:

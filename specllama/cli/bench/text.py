@@ -1,24 +1,29 @@
-"""The tables of `bench`: figures in, lines out."""
+"""The output of `bench`: its tables, the object of --json and the page of --report."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from specllama.bench import sweep_words
 from specllama.bench.intervals import Estimate
 from specllama.bench.page import TITLE
-from specllama.bench.record import draft_name
 from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
-from specllama.bench.summary import BenchSummary, SummaryRow, extent, notes
-from specllama.cli.formatting import rough_duration, table, wrapped
+from specllama.bench.summary import speedup, t1_of
+from specllama.bench.words import draft_name, extent, notes, percent, shown
+from specllama.cli import console
+from specllama.cli.formatting import columns, rough_duration, table, wrapped
 from specllama.cli.options import mapped_errors, refuse_stdout
 from specllama.config.defaults import is_draft_model
 from specllama.config.text_file import expanded
 from specllama.errors import ResourceError, UsageError
+from specllama.json_types import JsonObject
 from specllama.regular_file import read_regular
 from specllama.text.terminal import printable
 from specllama.wording import counted
@@ -31,153 +36,202 @@ _LEGEND = (
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
-def lines(
-    s: BenchSummary, about: Mapping[str, Any], verdict: str, answers: Sequence[str], width: int | None
-) -> Iterator[str]:
-    """All tables, no line longer than `width` where possible, the verdict and the answers after it."""
-    yield from wrapped(_head(about), width)
+def deliver(
+    record: JsonObject,
+    lines: Callable[[int | None], Iterable[str]],
+    page: Callable[[JsonObject], str],
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Print the object of --json, or the lines for a width; write the page, if there is a path for it."""
+    if as_json:
+        console.data(json.dumps(record, default=asdict) + "\n")
+    else:
+        console.data("".join(f"{line}\n" for line in lines(columns(sys.stdout))))
+    if report is not None:
+        write_report(report, page(record))
+        console.note(f"report: {report}")
+
+
+def lines(s: JsonObject, answers: Sequence[str], width: int | None) -> Iterator[str]:
+    """All tables, no line longer than `width` where possible, the verdict and the answers after it. s: the
+    object of --json.
+    """
+    yield from wrapped(_head(s), width)
     yield from wrapped(
-        f"{s.answers} of {counted(about['planned'], 'answer')}, {extent(about['settings'])}, measured in "
-        f"{rough_duration(about['seconds'])}. Medians, with 95 % intervals.",
+        f"{s['answers']} of {counted(s['planned'], 'answer')}, {extent(s['settings'])}, measured in "
+        f"{rough_duration(s['seconds'])}. Medians, with 95 % intervals.",
         width,
     )
     yield from _speeds(s, width)
-    if AUTO in s.configs:
+    if AUTO in s["configurations"]:
         yield from _hindsight(s, width)
     yield from _by_config(s, width)
     yield from _positions(s, width)
     yield from _curve(s, width)
     yield ""
-    for text in [*notes(s, about), verdict, *answers]:
+    for text in [*notes(s), s["verdict"], *answers]:
         yield from wrapped(text, width)
 
 
-def _head(about: Mapping[str, Any]) -> str:
-    target, draft = about["target"], draft_name(about)
+def _head(s: JsonObject) -> str:
+    target, draft = s["target"], draft_name(s)
     parts = [f"target {printable(target['name'])} {target['quant']}"]
     if draft:
         parts.append(printable(draft))
-    others = [name for name in about["drafters"] if not is_draft_model(name)]
-    return ", ".join([*parts, *others, counted(about["machine"]["n_threads"], "thread")])
+    others = [name for name in s["drafters"] if not is_draft_model(name)]
+    return ", ".join([*parts, *others, counted(s["machine"]["n_threads"], "thread")])
 
 
-def _speeds(s: BenchSummary, width: int | None) -> Iterator[str]:
-    lengths = [name for name in s.configs if name != PLAIN]
-    header = ["workload", "temp", "plain t/s", *lengths]
+def _speeds(s: JsonObject, width: int | None) -> Iterator[str]:
+    lengths = [name for name in s["configurations"] if name != PLAIN]
     rows = []
-    for row in [*s.rows, s.total]:
-        base = row.cells.get(PLAIN)
-        rate = f"{base.rate.value:.1f}" if base and base.rate else "-"
+    for row in [*s["rows"], s["total"]]:
         cells = []
         for name in lengths:
-            e = row.cells[name].speedup if name in row.cells else None
-            cells.append("-" if e is None else f"{e.value:.2f}" + ("*" if name == row.best else " "))
-        rows.append([*_labels(row), rate, *cells])
+            e = speedup(row, name)
+            cells.append("-" if e is None else f"{e.value:.2f}{'*' if name == row['best_fixed'] else ' '}")
+        plain = row["configurations"].get(PLAIN, {}).get("decode_tps")
+        rows.append([*_labels(row), shown(plain, ".1f"), *cells])
     yield ""
     if lengths:
         yield from wrapped("Speed over plain decoding, by draft length (* the best fixed one):", width)
-    yield from table(header, rows, width, 2)
+    yield from table(["workload", "temp", "plain t/s", *lengths], rows, width, 2)
 
 
-def _hindsight(s: BenchSummary, width: int | None) -> Iterator[str]:
+def _hindsight(s: JsonObject, width: int | None) -> Iterator[str]:
     header = ["workload", "temp", "auto", "95 %", "best", "speed", "auto/best", "95 %", "regret"]
     rows = []
-    for row in [*s.rows, s.total]:
-        auto = row.cells[AUTO].speedup if AUTO in row.cells else None
-        best = row.cells[row.best].speedup if row.best else None
-        regret = "-" if row.regret is None else f"{100 * row.regret:.0f} %"
-        its = "1.00" if row.best == PLAIN else _value(best)
-        against = row.auto_against_best
-        values = [_value(auto), _range(auto), row.best or "-", its, _value(against), _range(against), regret]
-        rows.append([*_labels(row), *values])
+    for row in [*s["rows"], s["total"]]:
+        auto, best, against = speedup(row, AUTO), row["best_fixed"], row["auto_against_best"]
+        its = "1.00" if best == PLAIN else shown(speedup(row, best))
+        values = [shown(auto), _range(auto), best or "-", its, shown(against), _range(against)]
+        rows.append([*_labels(row), *values, percent(row["regret"])])
     yield ""
     yield from wrapped("Auto against plain decoding, and against the best fixed length in hindsight:", width)
     yield from table(header, rows, width, 2)
     yield from wrapped(_LEGEND, width)
 
 
-def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
+def _by_config(s: JsonObject, width: int | None) -> Iterator[str]:
     header = ["length", "t/s", "x plain", "95 %", "1st token", "accept", "verify", "draft", "samp.", "other"]
-    rows, plain = [], s.total.cells.get(PLAIN)
-    for name in s.configs:
-        cell = s.total.cells[name]
-        rate = cell.rate.value if cell.rate else None
-        if cell.speedup and plain and plain.rate:
-            rate = plain.rate.value * cell.speedup.value  # of the same answers, so that the line adds up
-        shares = cell.total.time_shares.values()
-        whole = sum(shares) or 1.0
-        accept = cell.total.acceptance_rate
+    cells = s["total"]["configurations"]
+    plain = cells[PLAIN]["decode_tps"] if PLAIN in cells else None
+    rows = []
+    for name, cell in cells.items():
+        rate, e = cell["decode_tps"], cell["speedup"]
+        if e and plain:
+            rate = plain.value * e.value  # of the same answers, so that the line adds up
+        first = shown(cell["ttft_ms"], ".1f") + (" ms" if cell["ttft_ms"] else "")
+        whole = sum(cell["time"].values()) or 1.0
+        shares = [percent(share / whole) for share in cell["time"].values()]
         rows.append(
-            [
-                name,
-                "-" if rate is None else f"{rate:.1f}",
-                _value(cell.speedup),
-                _range(cell.speedup),
-                f"{1000 * cell.ttft.value:.1f} ms" if cell.ttft else "-",
-                "-" if accept is None else f"{100 * accept:.0f} %",
-                *(f"{100 * share / whole:.0f} %" for share in shares),
-            ]
+            [name, shown(rate, ".1f"), shown(e), _range(e), first, percent(cell["acceptance"]), *shares]
         )
     yield ""
     yield from wrapped("All workloads together, by draft length (t/s: plain's, times the speed-up):", width)
     yield from table(header, rows, width, 1)
 
 
-def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
+def _positions(s: JsonObject, width: int | None) -> Iterator[str]:
     """Acceptance by position: of auto, the best length and the longest one."""
-    lengths = [name for name in s.configs if name not in (PLAIN, AUTO, COPY, LLAMA_CPP)]
-    shown = {*lengths[-1:], AUTO, s.total.best}
-    by_config = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
-    by_config = {name: shares for name, shares in by_config.items() if shares}
-    if not by_config:
+    cells = s["total"]["configurations"]
+    lengths = [name for name in cells if name not in (PLAIN, AUTO, COPY, LLAMA_CPP)]
+    chosen = {*lengths[-1:], AUTO, s["total"]["best_fixed"]}
+    by_name: dict[str, Sequence[float | None]] = {
+        name: shares[:_POSITIONS]
+        for name, cell in cells.items()
+        if name in chosen and (shares := cell["accept_by_position"])
+    }
+    if not by_name:
         return
-    most = max(map(len, by_config.values()))
-    shown_rows: dict[str, list[float | None]] = {name: [*shares] for name, shares in by_config.items()}
-    if AUTO in by_config and len(by := s.total.cells[AUTO].total.accept_by_source) > 1:
-        shown_rows |= {f"  {source}": shares[:most] for source, shares in by.items()}
+    most = max(map(len, by_name.values()))
+    if AUTO in by_name and len(by := cells[AUTO]["accept_by_source"]) > 1:
+        by_name |= {f"  {source}": shares[:most] for source, shares in by.items()}
     rows = [
-        [name, *("-" if p is None else f"{100 * p:.0f}" for p in shares), *["-"] * (most - len(shares))]
-        for name, shares in shown_rows.items()
+        [name, *(shown(p, ".0f", 100) for p in shares), *["-"] * (most - len(shares))]
+        for name, shares in by_name.items()
     ]
     yield ""
     yield "Accepted by position, %:"
     yield from table(["length", *map(str, range(1, most + 1))], rows, width, 1)
 
 
-def _curve(s: BenchSummary, width: int | None) -> Iterator[str]:
-    costs = s.costs
-    points = [p for p in costs.points if not costs.exact or p.rows in _WIDTHS_SHOWN]
+def _curve(s: JsonObject, width: int | None) -> Iterator[str]:
+    exact = s["t_n_exact"]
+    points = [p for p in s["t_n"] if not exact or p["rows"] in _WIDTHS_SHOWN]
     if len(points) < 2:
         return
-    head = "t(n), a decode of n rows:" if costs.exact else "A decode by its mean rows, one column a length:"
-    rows = [
-        ["ms", *(f"{1000 * p.seconds:.3g}" for p in points)],
-        ["x t(1)", *("-" if (x := costs.relative(p)) is None else f"{x:.2f}" for p in points)],
-    ]
-    if any(p.changing is not None for p in points):
-        changing = ("-" if p.changing is None else f"{1000 * p.changing:.3g}" for p in points)
-        rows.insert(1, ["after a change, ms", *changing])
+    rows = [["ms", *(shown(p["seconds"], ".3g", 1000) for p in points)]]
+    if any(p["changing_seconds"] is not None for p in points):
+        rows.append(["after a change, ms", *(shown(p["changing_seconds"], ".3g", 1000) for p in points)])
+    rows.append(["x t(1)", *(shown(p["relative"]) for p in points)])
     yield ""
-    yield from wrapped(head, width)
-    yield from table(["rows", *(f"{p.rows:.3g}" for p in points)], rows, width, 1)
-    if costs.draft_token is not None:
-        each = f" = {costs.draft_token / costs.t1:.2f} x t(1)" if costs.t1 else ""
-        cost = f"{1000 * costs.draft_token:.3g} ms{each}"
+    yield from wrapped(
+        "t(n), a decode of n rows:" if exact else "A decode by its mean rows, one column a length:", width
+    )
+    yield from table(["rows", *(shown(p["rows"], ".3g") for p in points)], rows, width, 1)
+    if (draft_token := s["draft_token_seconds"]) is not None:
+        t1 = t1_of(s)
+        each = f" = {draft_token / t1:.2f} x t(1)" if t1 else ""
+        cost = f"{1000 * draft_token:.3g} ms{each}"
         yield from wrapped(f"A token of the draft, reading the prompt included: {cost}", width)
 
 
-def _labels(row: SummaryRow) -> list[str]:
-    name = row.workload or "all"
+def _labels(row: JsonObject) -> list[str]:
+    name, temperature = row["workload"] or "all", row["temperature"]
     short = name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 3] + "..."
-    return [short, "all" if row.temperature is None else f"{row.temperature:g}"]
-
-
-def _value(e: Estimate | None) -> str:
-    return "-" if e is None else f"{e.value:.2f}"
+    return [short, "all" if temperature is None else f"{temperature:g}"]
 
 
 def _range(e: Estimate | None) -> str:
     return "-" if e is None or e.low is None or e.high is None else f"{e.low:.2f}-{e.high:.2f}"
+
+
+# The table of `bench --server`.
+
+
+_COLUMNS = (  # title, unit, how a row shows it; the series only where there are several
+    ("clients", "", lambda row: str(row["concurrency"])),
+    ("series", "", lambda row: row["series"]),
+    ("t/s", "", lambda row: shown(row["tps"], ".1f")),
+    ("first", "ms", lambda row: _of(row["ttft_ms"], "p50", ".0f")),
+    ("token", "ms", lambda row: _of(row["inter_token_ms"], "p50", ".1f")),
+    ("p99", "ms", lambda row: _of(row["inter_token_ms"], "p99", ".1f")),
+    ("answer", "s", lambda row: _of(row["seconds"], "p50", ".2f")),
+    ("p99", "s", lambda row: _of(row["seconds"], "p99", ".2f")),
+    ("accept", "", lambda row: percent(row["acceptance"])),
+)
+_SWEEP_LEGEND = (
+    "Clients at once; tokens per second of all of them; to the first token, between tokens, to the end of an "
+    "answer: p50 and p99."
+)
+
+
+def sweep_lines(s: JsonObject, width: int | None) -> Iterator[str]:
+    """The whole text of a sweep, no line longer than `width` where possible. s: the object of --json."""
+    yield from wrapped(printable(sweep_words.name(s)), width)
+    yield from wrapped(printable(f"{sweep_words.extent(s)}."), width)
+    if s["rows"]:
+        yield from wrapped(_SWEEP_LEGEND, width)
+        yield ""
+        n_series = len({row["series"] for row in s["rows"]})
+        of_columns = [column for column in _COLUMNS if n_series > 1 or column[0] != "series"]
+        rows, last = [[unit for _, unit, _ in of_columns]], None
+        for row in sorted(s["rows"], key=lambda row: row["concurrency"]):
+            cells = [cell(row) for _, _, cell in of_columns]
+            rows.append(["" if row["concurrency"] == last else cells[0], *cells[1:]])
+            last = row["concurrency"]
+        n_labels = 1 if n_series == 1 else 2
+        header = [title for title, _, _ in of_columns]
+        yield from table(header, rows, width, n_labels, left=range(1, n_labels))
+    yield ""
+    for text in [*sweep_words.notes(s), s["verdict"]]:
+        yield from wrapped(printable(text), width)
+
+
+def _of(spread: JsonObject | None, share: str, form: str) -> str:
+    return "-" if spread is None else format(spread[share], form)
 
 
 # The file of `bench --report`: checked before anything is measured, replaced atomically.

@@ -87,7 +87,7 @@ def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> M
     if "url" in given:
         for o in serve_options(given):
             raise UsageError(f"{option(o)} has no meaning with --url", "that server is running already")
-        from specllama.bench.serving.client import parse_address  # loads an HTTP client
+        from specllama.bench.server_client import parse_address  # loads an HTTP client
 
         (base, *_) = parse_address(given["url"], "--url").bases
         url = base.removesuffix("/v1")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specllama.bench.runner import row_times
-from specllama.bench.summary import advice, summarise
+from specllama.bench.summary import summarise
+from specllama.bench.words import advice
 from specllama.cli.bench.command import BenchResults
 from specllama.cli.bench.text import _by_config
 from tests.support.bench_samples import sample
@@ -18,7 +19,7 @@ NAMES = ["plain", "4", "auto"]
 def results(*seconds: float) -> BenchResults:
     """Answers in which length 4 was twice as fast, with decodes of a row of these mean seconds."""
     samples = [
-        replace(sample(name, 10 * (1 + (name == "4")), number=i), steady_seconds={1: (9, 9 * t), 5: (3, 1.0)})
+        sample(name, 10 * (1 + (name == "4")), number=i, steady_by_rows={1: (9, 9 * t), 5: (3, 1.0)})
         for i, t in enumerate(seconds)
         for name in NAMES
     ]

@@ -11,24 +11,22 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specllama.bench.record import record as bench_record
-from specllama.bench.report import report as bench_report
+from specllama.bench.report import report, sweep_report
 from specllama.bench.runner import BenchSample
-from specllama.bench.serving.client import ServedAnswer, ServedPiece
-from specllama.bench.serving.record import record as served_record
-from specllama.bench.serving.report import report as served_report
-from specllama.bench.serving.summary import summarise as summarise_served
-from specllama.bench.serving.sweep import PLAIN, SERVED, SPECULATIVE, ServingCell, ServingMeasurement
-from specllama.bench.serving.verdict import verdict as served_verdict
-from specllama.bench.summary import advice, draft_answer, summarise, verdict
-from specllama.cli.bench.server import lines as served_lines
-from specllama.cli.bench.text import lines as bench_lines
+from specllama.bench.server_client import ServedAnswer, ServedPiece
+from specllama.bench.summary import SCHEMA, sample_figures, summarise
+from specllama.bench.sweep import PLAIN, SERVED, SPECULATIVE, ServingCell, ServingMeasurement, cell_figures
+from specllama.bench.sweep import SCHEMA as SWEEP_SCHEMA
+from specllama.bench.sweep import summarise as summarise_sweep
+from specllama.bench.sweep_words import verdict as sweep_verdict
+from specllama.bench.words import advice, draft_answer, verdict
+from specllama.cli.bench.text import lines, sweep_lines
 from specllama.core.stats import RunStats
 from specllama.errors import NetworkError
 from tests.support.bench_samples import sample
@@ -47,7 +45,7 @@ DRAFT = {**TARGET, "name": "small", "path": "/m/small.gguf", "params": 1}
 
 
 def answers(workloads: Sequence[str], temperatures: Sequence[float], lose: str = "") -> list[BenchSample]:
-    """Answers of every way, with figures that differ by a fixed seed. lose: the workload on which auto does."""
+    """Answers of every way, with figures by a fixed seed. lose: the workload on which auto loses."""
     rng, samples = random.Random(7), []
     for run in (1, 2, 3):
         for temperature in temperatures:
@@ -92,13 +90,14 @@ def counted(stats: RunStats, name: str, rng: random.Random) -> None:
 
 def with_times(one: BenchSample, rng: random.Random) -> BenchSample:
     """The same with times of its decodes, which take longer after a change of their rows."""
-    k = one.step.config.draft_max
-    if k == 0:
-        return replace(one, round_seconds={1: (30, 0.9)}, steady_seconds={1: (28, 0.82)})
-    widths = [k + 1] if k else [2, 5, 9]
-    steady = {w: (4, 4 * 0.03 * (1 + 0.1 * w) * rng.uniform(0.98, 1.02)) for w in widths}
-    every = {w: (6, seconds + 2 * 0.08) for w, (_, seconds) in steady.items()}
-    return replace(one, round_seconds=every | {1: (4, 0.16)}, steady_seconds=steady | {1: (2, 0.06)})
+    k, stats = one.step.config.draft_max, one.stats
+    stats.round_seconds, stats.steady_by_rows = {1: (30, 0.9)}, {1: (28, 0.82)}
+    if k != 0:
+        widths = [k + 1] if k else [2, 5, 9]
+        steady = {w: (4, 4 * 0.03 * (1 + 0.1 * w) * rng.uniform(0.98, 1.02)) for w in widths}
+        every = {w: (6, seconds + 2 * 0.08) for w, (_, seconds) in steady.items()}
+        stats.round_seconds, stats.steady_by_rows = every | {1: (4, 0.16)}, steady | {1: (2, 0.06)}
+    return one
 
 
 def about(**changes: Any) -> dict[str, Any]:
@@ -151,8 +150,8 @@ def about_server(**changes: Any) -> dict[str, Any]:
         },
         "series": [SPECULATIVE, PLAIN], "one_series": None,
         "settings": {
-            "requests": 4, "concurrency": [1, 2, 4], "runs": 2, "n_tokens": 20, "temperature": 0.0, "raw": False,
-            "ignore_eos": False, "timeout": 600.0, "workloads": {"edit": 4},
+            "requests": 4, "concurrency": [1, 2, 4], "runs": 2, "n_tokens": 20, "temperature": 0.0,
+            "raw": False, "ignore_eos": False, "timeout": 600.0, "workloads": {"edit": 4},
         },
         "answers": 46, "planned": 48, "seconds": 61.5, "interrupted": False, "failure": None, "problems": [],
         **changes,
@@ -164,19 +163,19 @@ def in_bench(
 ) -> tuple[dict[str, Any], list[str], str]:
     """The object, the lines at two widths, and the page."""
     s = summarise(samples, ways)
-    told = verdict(s, off)
     words = [draft_answer(s, "draft model"), draft_answer(s, "head", busy=True), advice(s, off)]
-    shown = [line for width in (80, None) for line in bench_lines(s, info, told, words, width)]
-    return bench_record(s, samples, info, told), shown, bench_report(s, info, told)
+    record = {"schema": SCHEMA, **info, **s, "verdict": verdict(s, off)}
+    record["samples"] = [sample_figures(one) for one in samples]
+    return record, [line for width in (80, None) for line in lines(record, words, width)], report(record)
 
 
 def in_sweep(
     cells: list[ServingMeasurement], series: list[str], why: str, info: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], str]:
-    s = summarise_served(cells, series)
-    told = served_verdict(s, why)
-    shown = [line for width in (60, None) for line in served_lines(s, info, told, width)]
-    return served_record(s, cells, info, told), shown, served_report(s, info, told)
+    s = summarise_sweep(cells, series)
+    record = {"schema": SWEEP_SCHEMA, **info, **s, "verdict": sweep_verdict(s, why)}
+    record["cells"] = [cell_figures(m) for m in cells]
+    return record, [line for width in (60, None) for line in sweep_lines(record, width)], sweep_report(record)
 
 
 def drafts() -> tuple[dict[str, Any], list[str], str]:
@@ -186,9 +185,10 @@ def drafts() -> tuple[dict[str, Any], list[str], str]:
 def interrupted() -> tuple[dict[str, Any], list[str], str]:
     """Without times of decodes by their rows; a head; answers without a speed; prompts that were left out."""
     samples = [
-        replace(one, round_seconds={}, steady_seconds={}, ties_known=False)
-        for one in answers(("a workload with a long name",), (0.0,))[:-1]
+        replace(one, ties_known=False) for one in answers(("a workload with a long name",), (0.0,))[:-1]
     ]
+    for one in samples:
+        one.stats.round_seconds, one.stats.steady_by_rows = {}, {}
     samples[0].stats.n_predict = 1
     skipped = {f"long {i}": "it has 9000 tokens" for i in range(7)}
     info = about(interrupted=True, skipped=skipped, head="eagle3", head_in_target=True, exact=True)
@@ -238,7 +238,7 @@ def of_one_precision(value: Any) -> Any:
 @pytest.mark.parametrize("made", [drafts, interrupted, only_plain, losing, two_series, one_series])
 def test_the_output_is_the_same_byte_by_byte(made: Any) -> None:
     written, shown, page = made()
-    parts = of_one_precision(json.loads(json.dumps(written)))
+    parts = of_one_precision(json.loads(json.dumps(written, default=asdict)))
     rows = [f"{json.dumps(key)}: {json.dumps(part)}" for key, part in parts.items()]
     body = re.sub(r"<style>.*?</style>|<script.*?</script>|sha256-[^']+", "", page, flags=re.DOTALL)
     numbers = r"(?<![\w.#-])-?\d+\.\d{10,}"

@@ -41,7 +41,7 @@ def page(workload: str = "edit", verdict: str = "It pays.", **changes: Any) -> s
         for name, tps in zip(NAMES, (10, 12, 8, 13), strict=True)
         for run in (1, 2, 3)
     ]
-    return report(summarise(samples, NAMES), about(**changes), verdict)
+    return report({**about(**changes), **summarise(samples, NAMES), "verdict": verdict})
 
 
 class Tags(HTMLParser):
@@ -146,7 +146,9 @@ def test_a_chart_has_its_values_and_shows_them_as_text_without_scripts() -> None
 
 def test_there_is_a_page_without_drafts_and_without_speeds() -> None:
     s = summarise([sample("plain", 10)], ["plain"])
-    tags = Tags(report(s, about(draft=None, drafters=[]), "Only plain decoding was measured."))
+    tags = Tags(
+        report({**about(draft=None, drafters=[]), **s, "verdict": "Only plain decoding was measured."})
+    )
     assert "no drafter" in tags.text
     empty = summarise([sample("plain", 10, n_predict=1, decode_seconds=0.0)], ["plain"])
-    Tags(report(empty, about(), ""))
+    Tags(report({**about(), **empty, "verdict": ""}))

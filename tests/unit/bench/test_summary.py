@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from specllama.bench.record import record
 from specllama.bench.runner import LLAMA_CPP
-from specllama.bench.summary import BenchSummary, notes, summarise, verdict, with_sums
-from specllama.core.stats import RunStats
+from specllama.bench.summary import sample_figures, speedup, summarise, t1_of
+from specllama.bench.words import notes, verdict
+from specllama.json_types import JsonObject
 from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
@@ -21,7 +21,7 @@ ABOUT = {
 }  # fmt: skip
 
 
-def bench() -> BenchSummary:
+def bench() -> JsonObject:
     """Two prompts of edit, one of free; length 4 is the best on edit, plain decoding on free."""
     speeds = {  # plain, 1, 4, auto
         ("edit", 1): (10, 15, 30, 25),
@@ -36,20 +36,20 @@ def bench() -> BenchSummary:
 
 def test_speeds_are_compared_prompt_by_prompt() -> None:
     s = bench()
-    edit, free = s.rows
-    assert (edit.workload, edit.temperature, free.workload) == ("edit", 0.0, "free")
-    speedups = {name: c.speedup.value for name, c in edit.cells.items() if c.speedup}
+    edit, free = s["rows"]
+    assert (edit["workload"], edit["temperature"], free["workload"]) == ("edit", 0.0, "free")
+    speedups = {name: e.value for name in NAMES if (e := speedup(edit, name))}
     assert speedups == {  # medians of two ratios
         "1": pytest.approx((1.5 + 1.1) / 2),
         "4": pytest.approx((3.0 + 2.0) / 2),
         "auto": pytest.approx((2.5 + 2.0) / 2),
     }
-    assert edit.cells["plain"].speedup is None
-    assert edit.cells["plain"].rate is not None
-    assert edit.cells["plain"].rate.value == pytest.approx(15)
-    ttft = edit.cells["auto"].ttft
+    assert speedup(edit, "plain") is None
+    assert edit["configurations"]["plain"]["decode_tps"] is not None
+    assert edit["configurations"]["plain"]["decode_tps"].value == pytest.approx(15)
+    ttft = edit["configurations"]["auto"]["ttft_ms"]
     assert ttft is not None
-    assert ttft.value == pytest.approx(0.5)
+    assert ttft.value == pytest.approx(500)
 
 
 def test_decoding_without_kernels_is_neither_a_length_nor_a_cost() -> None:
@@ -59,32 +59,37 @@ def test_decoding_without_kernels_is_neither_a_length_nor_a_cost() -> None:
         sample("auto", 15, round_seconds={1: (5, 0.5), 3: (5, 0.6)}),
     ]
     s = summarise(samples, ["plain", LLAMA_CPP, "auto"])
-    (row,) = s.rows
-    speedup = row.cells[LLAMA_CPP].speedup
-    assert speedup is not None
-    assert (speedup.value, row.best, s.compared, s.differences) == (2.0, "plain", 1, [])
-    assert s.costs.t1 == pytest.approx(0.1)
-    (note, _) = notes(s, ABOUT)
+    (row,) = s["rows"]
+    without = speedup(row, LLAMA_CPP)
+    assert without is not None
+    assert (without.value, row["best_fixed"], s["texts_compared"], s["texts_different"]) == (
+        2.0,
+        "plain",
+        1,
+        [],
+    )
+    assert t1_of(s) == pytest.approx(0.1)
+    (note, _) = notes({**ABOUT, **s})
     assert note == "With llama.cpp's own kernels plain decoding runs at 2.00 x of this speed."
     assert verdict(s).startswith("With auto, decoding ran at 1.50 x the speed of plain decoding and")
 
 
 def test_auto_is_compared_with_the_best_fixed_length() -> None:
-    edit, free = bench().rows
-    assert (edit.best, free.best) == ("4", "plain")
-    assert edit.auto_against_best is not None
-    assert edit.auto_against_best.value == pytest.approx(2.25 / 2.5)  # of the speed-ups that are shown
-    assert edit.regret == pytest.approx(1 - 2.25 / 2.5)
-    assert free.regret == pytest.approx(0.1)  # plain is the best: 10 against 9
+    edit, free = bench()["rows"]
+    assert (edit["best_fixed"], free["best_fixed"]) == ("4", "plain")
+    assert edit["auto_against_best"] is not None
+    assert edit["auto_against_best"].value == pytest.approx(2.25 / 2.5)  # of the speed-ups that are shown
+    assert edit["regret"] == pytest.approx(1 - 2.25 / 2.5)
+    assert free["regret"] == pytest.approx(0.1)  # plain is the best: 10 against 9
 
 
 def test_the_total_row_is_the_geometric_mean_of_the_workloads() -> None:
     s = bench()
-    total = s.total.cells["4"].speedup
+    total = speedup(s["total"], "4")
     assert total is not None
     assert total.value == pytest.approx(math.sqrt(2.5 * 0.4))
-    assert s.total.best == "1"  # sqrt(1.3 * 0.8) is the largest of the fixed lengths'
-    assert (s.answers, s.compared, s.differences) == (12, 9, [])
+    assert s["total"]["best_fixed"] == "1"  # sqrt(1.3 * 0.8) is the largest of the fixed lengths'
+    assert (s["answers"], s["texts_compared"], s["texts_different"]) == (12, 9, [])
 
 
 def test_rows_for_each_temperature_where_there_are_several() -> None:
@@ -94,11 +99,11 @@ def test_rows_for_each_temperature_where_there_are_several() -> None:
         for workload in ("edit", "free")
         for t in (0.0, 0.8)
     ]
-    rows = [(row.workload, row.temperature) for row in summarise(samples, NAMES).rows]
+    rows = [(row["workload"], row["temperature"]) for row in summarise(samples, NAMES)["rows"]]
     assert rows == [
         ("edit", 0.0), ("edit", 0.8), ("free", 0.0), ("free", 0.8), (None, 0.0), (None, 0.8),
     ]  # fmt: skip
-    assert summarise(samples, NAMES).configs == ["plain", "auto"]
+    assert summarise(samples, NAMES)["configurations"] == ["plain", "auto"]
 
 
 def test_runs_are_paired_so_that_drift_cancels() -> None:
@@ -107,88 +112,70 @@ def test_runs_are_paired_so_that_drift_cancels() -> None:
         for run, slow in ((1, 1.0), (2, 0.5), (3, 0.25))
         for name, tps in (("plain", 16), ("auto", 32))
     ]
-    auto = summarise(samples, NAMES).total.cells["auto"].speedup
+    auto = speedup(summarise(samples, NAMES)["total"], "auto")
     assert auto is not None
     assert (auto.value, auto.low, auto.high) == (2.0, pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_an_interrupted_bench_is_summarised_without_what_is_missing() -> None:
-    assert summarise([], NAMES).answers == 0
+    assert summarise([], NAMES)["answers"] == 0
     assert verdict(summarise([], NAMES)).startswith("Too little")
     s = summarise([sample("auto", 10), sample("4", 10)], NAMES)
-    assert (s.total.best, s.total.regret, s.compared) == (None, None, 0)
-    assert s.total.cells["auto"].speedup is None
+    assert (s["total"]["best_fixed"], s["total"]["regret"], s["texts_compared"]) == (None, None, 0)
+    assert speedup(s["total"], "auto") is None
     assert verdict(s).startswith("Too little")
     only = summarise([sample("plain", 10)], NAMES)
-    assert (only.total.best, only.total.regret) == ("plain", None)
+    assert (only["total"]["best_fixed"], only["total"]["regret"]) == ("plain", None)
 
 
 def test_answers_of_one_token_have_no_speed() -> None:
     s = summarise([sample("plain", 10, n_predict=1), sample("auto", 10, n_predict=1)], NAMES)
-    assert s.too_short == 2
-    assert s.total.cells["auto"].speedup is None
-    assert "2 answers ended with the first token" in notes(s, ABOUT)[0]
+    assert s["too_short"] == 2
+    assert speedup(s["total"], "auto") is None
+    assert "2 answers ended with the first token" in notes({**ABOUT, **s})[0]
 
 
 def test_answers_that_differ_from_plain_decoding_are_named() -> None:
     tokens = {"plain": (1, 2, 3), "1": (1, 2, 3), "4": (1, 9, 3), "auto": (1, 2)}
     s = summarise([sample(name, 10, tokens=ids) for name, ids in tokens.items()], NAMES)
-    assert [(d.config, d.token) for d in s.differences] == [("4", 1), ("auto", 2)]
-    text = notes(s, ABOUT)[-1]
+    assert [(d["configuration"], d["token"]) for d in s["texts_different"]] == [("4", 1), ("auto", 2)]
+    text = notes({**ABOUT, **s})[-1]
     assert text.startswith("Texts: 2 of 3 differ from plain decoding's")
     assert "edit 1 at 0, length 4, token 2" in text
-    assert "please report it" in notes(s, {**ABOUT, "exact": True})[-1]
+    assert "please report it" in notes({**ABOUT, "exact": True, **s})[-1]
     same = summarise([sample(name, 10) for name in NAMES], NAMES)
-    assert notes(same, ABOUT) == ["Texts: all 3 equal plain decoding's, token for token."]
+    assert notes({**ABOUT, **same}) == ["Texts: all 3 equal plain decoding's, token for token."]
     given = {"settings": {"text": "edited.py", "n_tokens": None}}
-    assert [note[:18] for note in notes(same, ABOUT | given)] == ["The text was given"]
+    assert [note[:18] for note in notes({**ABOUT, **given, **same})] == ["The text was given"]
 
 
-def test_counters_of_answers_are_added() -> None:
-    one = RunStats(n_drafted=3, n_accept=2, reached=[2, 1], accepted_at=[2, 0], verify_seconds=1.5)
-    two = RunStats(n_drafted=1, n_accept=1, reached=[1], accepted_at=[1], verify_seconds=0.5)
-    one.exact_width = two.exact_width = 8  # of texts whose decodes have one width
-    one.drafted_by["copy"], two.drafted_by["model"] = 3, 1
-    total = with_sums([one, two])
-    assert (total.n_drafted, total.n_accept, total.verify_seconds) == (4, 3, 2.0)
-    assert (total.reached, total.accepted_at) == ([3, 1], [3, 0])
-    assert total.drafted_by == {"copy": 3, "model": 1}
-    assert total.exact_width is None
-    assert one.reached == [2, 1]
-
-
-def test_the_record_has_the_figures_and_the_samples() -> None:
-    s = bench()
-    written = record(s, [sample("plain", 10)], {"interrupted": False}, "so")
-    assert written["schema"] == "specllama.bench/1"
-    assert written["rows"][0]["best_fixed"] == "4"
-    assert written["rows"][0]["configurations"]["4"]["speedup"]["value"] == pytest.approx(2.5)
-    assert written["total"]["workload"] is None
-    assert written["samples"][0]["decode_tps"] == 10
+def test_a_sample_has_its_figures() -> None:
+    written = sample_figures(sample("plain", 10))
+    assert (written["configuration"], written["decode_tps"], written["ttft_ms"]) == ("plain", 10, 500)
 
 
 def test_auto_against_the_best_agrees_with_their_speed_ups() -> None:
     """Medians of quotients are not quotients of medians, and the figures of a sentence have to agree."""
     speeds = {"plain": (10, 10, 10), "4": (20.4, 20.4, 5), "auto": (18.1, 5, 18.1)}
     samples = [sample(name, tps, number=i) for name, all_ in speeds.items() for i, tps in enumerate(all_, 1)]
-    (row,) = summarise(samples, ["plain", "4", "auto"]).rows
-    auto, best, against = row.cells["auto"].speedup, row.cells["4"].speedup, row.auto_against_best
+    (row,) = summarise(samples, ["plain", "4", "auto"])["rows"]
+    auto, best, against = speedup(row, "auto"), speedup(row, "4"), row["auto_against_best"]
     assert auto is not None
     assert best is not None
     assert against is not None
-    assert (row.best, auto.value) == ("4", pytest.approx(1.81, abs=0.03))
+    assert (row["best_fixed"], auto.value) == ("4", pytest.approx(1.81, abs=0.03))
     assert against.value == pytest.approx(auto.value / best.value)
     assert against.value < 1
     assert against.low is not None
     assert against.high is not None
     assert against.low <= against.value <= against.high
-    assert row.regret == pytest.approx(1 - against.value)
+    assert row["regret"] == pytest.approx(1 - against.value)
 
 
 def test_auto_against_the_best_of_answers_that_both_wrote() -> None:
     samples = [
         sample(name, 10 * k, number=i) for k, name in ((1, "plain"), (3, "4"), (2, "auto")) for i in (1, 2, 3)
     ]
-    against = summarise(samples[:-1], ["plain", "4", "auto"]).rows[0].auto_against_best
+    against = summarise(samples[:-1], ["plain", "4", "auto"])["rows"][0]["auto_against_best"]
     assert against is not None
     assert (against.value, against.n) == (pytest.approx(2 / 3), 2)

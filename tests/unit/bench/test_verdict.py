@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from specllama.bench.summary import BenchSummary, advice, draft_answer, nothing_pays, summarise, verdict
+from specllama.bench.summary import summarise
+from specllama.bench.words import advice, draft_answer, nothing_pays, verdict
+from specllama.json_types import JsonObject
 from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
@@ -96,7 +98,7 @@ def test_the_advice_names_a_fixed_length_only_where_it_is_certainly_faster() -> 
 
 
 def test_one_line_says_whether_the_draft_helps() -> None:
-    def summary(copies: tuple[float, ...], auto: tuple[float, ...]) -> BenchSummary:
+    def summary(copies: tuple[float, ...], auto: tuple[float, ...]) -> JsonObject:
         rows = {"plain": (10.0,) * len(auto), "4": (9.0,) * len(auto), "copy": copies, "auto": auto}
         samples = [sample(name, tps, number=i) for name, all_ in rows.items() for i, tps in enumerate(all_)]
         return summarise(samples, ["plain", "4", "copy", "auto"])

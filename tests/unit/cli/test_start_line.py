@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.bench.record import draft_name
+from specllama.bench.words import draft_name
 from specllama.cli.readout import start_line
 from specllama.client.model_info import ModelInfo
 from tests.support.loads import TARGET, load_info

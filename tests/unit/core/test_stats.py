@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specllama.core.gain import PlainRate, compared_rate, gain, plain_rate, was_busy
 from specllama.core.policy.base import Draft, Round, VerifyResult
-from specllama.core.stats import RunStats
+from specllama.core.stats import RunStats, summed
 
 
 def test_unmeasured_figures_are_none():
@@ -240,3 +240,16 @@ def test_a_speed_up_is_at_most_the_tokens_a_round():
     stats = RunStats(n_predict=101, rounds=65, n_drafted=80, decode_seconds=10 / 1.62)
     gained = gain(stats, PlainRate(10, "stored", 0, 0.1))
     assert gained.speedup == gained.high == pytest.approx(100 / 65)
+
+
+def test_counters_of_answers_are_added() -> None:
+    one = RunStats(n_drafted=3, n_accept=2, reached=[2, 1], accepted_at=[2, 0], verify_seconds=1.5)
+    two = RunStats(n_drafted=1, n_accept=1, reached=[1], accepted_at=[1], verify_seconds=0.5)
+    one.exact_width = two.exact_width = 8  # of texts whose decodes have one width
+    one.drafted_by["copy"], two.drafted_by["model"] = 3, 1
+    total = summed([one, two])
+    assert (total.n_drafted, total.n_accept, total.verify_seconds) == (4, 3, 2.0)
+    assert (total.reached, total.accepted_at) == ([3, 1], [3, 0])
+    assert total.drafted_by == {"copy": 3, "model": 1}
+    assert total.exact_width is None
+    assert one.reached == [2, 1]

@@ -1,4 +1,5 @@
-"""A sweep over concurrencies: which requests are sent, in which order, and their answers.
+"""A sweep over concurrencies: which requests are sent, in which order, their answers, and the figures of
+`bench --server --json` from these, under its keys.
 
 A cell has a number of clients, each of which sends its next request once the last one is answered. All cells
 send the same prompts. Answers are kept whatever ends the sweep.
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
+from statistics import median
 
-from specllama.bench.serving.client import ServedAnswer, ServerClient
+from specllama.bench.server_client import ServedAnswer, ServerClient
 from specllama.clock import running_time
 from specllama.json_types import JsonObject
 
+SCHEMA = "specllama.bench-server/1"
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
 Prompt = tuple[str, str]  # workload, text
 MAX_MARK = 90_000  # numbers of five digits, which prompts begin with
@@ -178,3 +181,119 @@ async def _measure(
         for _ in range(into.cell.concurrency):
             group.create_task(client())
     into.complete = not fatal
+
+
+# The figures of a sweep. Times are in seconds unless a key ends in ms; None means unknown.
+
+
+def summarise(measured: Sequence[ServingMeasurement], series: Sequence[str]) -> JsonObject:
+    """The figures of a sweep that may have been interrupted: rows by series, then concurrency; tokens per
+    second of the speculative series over the plain one's, those of the rows; texts_compared: requests that
+    both series answered; texts_different: how many of those got different texts.
+    """
+    concurrencies = sorted({m.cell.concurrency for m in measured})
+    rows = [
+        _row(name, c, cells)
+        for name in series
+        for c in concurrencies
+        if (cells := [m for m in measured if (m.cell.series, m.cell.concurrency) == (name, c) and m.answers])
+    ]
+    rates = {(row["series"], row["concurrency"]): row["tps"] for row in rows}
+    digests: dict[tuple[int, int, int], list[str]] = {}
+    for m in measured:
+        for answer in m.succeeded:
+            key = (m.cell.concurrency, m.cell.run, answer.number)
+            digests.setdefault(key, []).append(answer.digest)
+    both = [texts for texts in digests.values() if len(texts) == 2]
+    counts = all(answer.n_predict is not None for m in measured for answer in m.succeeded)
+    return {
+        "tokens_counted_by": "server" if counts else "chunks",
+        "rows": rows,
+        "speculative_against_plain": [
+            {"concurrency": c, "tps": rate / plain}
+            for c in concurrencies
+            if (rate := rates.get((SPECULATIVE, c))) and (plain := rates.get((PLAIN, c)))
+        ],
+        "texts_compared": len(both),
+        "texts_different": sum(one != other for one, other in both),
+    }
+
+
+def cell_figures(m: ServingMeasurement) -> JsonObject:
+    """The figures of a cell. tps: tokens per second of all clients together, None if it was interrupted;
+    ttft_ms: to the first text of an answer; inter_token_ms: between tokens, see ServedAnswer.gaps;
+    answer_seconds: to the end of an answer.
+    """
+    answers = m.succeeded
+    n = sum(answer.n_tokens for answer in answers)
+    return {
+        "series": m.cell.series,
+        "concurrency": m.cell.concurrency,
+        "run": m.cell.run,
+        "complete": m.complete,
+        "seconds": m.seconds,
+        "tps": n / m.seconds if m.complete and n and m.seconds > 0 else None,
+        "ttft_ms": _percentiles((1000 * a.pieces[0].at, 1.0) for a in answers if a.pieces),
+        "inter_token_ms": _percentiles((1000 * gap, weight) for a in answers for gap, weight in a.gaps()),
+        "answer_seconds": _percentiles((a.seconds, 1.0) for a in answers),
+        "answers": len(answers),
+        "n_predict": n,
+        "problems": [a.problem.message for a in m.answers if a.problem is not None],
+    }
+
+
+def percentile(values: Iterable[tuple[float, float]], share: float) -> float | None:
+    """The smallest value that covers this share of the weight. values: (value, weight); None without any."""
+    ordered = sorted(values)
+    rest = share * sum(weight for _, weight in ordered)
+    for value, weight in ordered:
+        rest -= weight
+        if rest <= 1e-9:
+            return value
+    return ordered[-1][0] if ordered else None
+
+
+def _row(series: str, concurrency: int, measured: Sequence[ServingMeasurement]) -> JsonObject:
+    """The cells of a series at a concurrency together, their times as medians. answers: completed ones;
+    failed: incomplete ones; refused: 429s, also of requests that were answered later; prompt_cached: the
+    share of prompt tokens that the server had cached.
+    """
+    cells = [cell_figures(m) for m in measured]
+    answers = [answer for m in measured for answer in m.succeeded]
+
+    def middle(key: str) -> JsonObject | None:
+        known = [cell[key] for cell in cells if cell[key] is not None]
+        return {name: median(one[name] for one in known) for name in ("p50", "p99")} if known else None
+
+    def total(counts: Iterable[int | None]) -> int | None:
+        known = [n for n in counts if n is not None]
+        return sum(known) if known else None
+
+    rates = [cell["tps"] for cell in cells if cell["tps"] is not None]
+    drafted, accept = total(a.n_drafted for a in answers), total(a.n_accept for a in answers)
+    cached, prompt = (
+        total(a.n_cached for a in answers),
+        total(a.n_prompt for a in answers if a.n_cached is not None),
+    )
+    return {
+        "series": series,
+        "concurrency": concurrency,
+        "runs": len(cells),
+        "tps": median(rates) if rates else None,
+        "ttft_ms": middle("ttft_ms"),
+        "inter_token_ms": middle("inter_token_ms"),
+        "seconds": middle("answer_seconds"),
+        "answers": len(answers),
+        "failed": sum(len(cell["problems"]) for cell in cells),
+        "refused": sum(a.refused for m in measured for a in m.answers),
+        "n_predict": sum(a.n_tokens for a in answers),
+        "n_drafted": drafted,
+        "n_accept": accept,
+        "acceptance": accept / drafted if accept is not None and drafted else None,
+        "prompt_cached": cached / prompt if cached is not None and prompt else None,
+    }
+
+
+def _percentiles(values: Iterable[tuple[float, float]]) -> JsonObject | None:
+    known = list(values)
+    return {"p50": percentile(known, 0.5), "p99": percentile(known, 0.99)} if known else None

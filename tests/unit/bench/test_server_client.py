@@ -1,16 +1,26 @@
-"""Streamed answers of different servers, and streams that break off."""
+"""Streamed answers of different servers, streams that break off, addresses, waits after a 429."""
 
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.bench.serving.client import BrokenStreamError, ServedAnswer, StreamReader, error_text
+from specllama.bench.server_client import (
+    BrokenStreamError,
+    ServedAnswer,
+    StreamReader,
+    error_text,
+    parse_address,
+    retry_seconds,
+)
+from specllama.errors import UsageError
 
 
 def read(*chunks: Any) -> ServedAnswer:
@@ -111,3 +121,39 @@ def test_chunks_that_arrive_together_are_one_piece() -> None:
         reader.read(json.dumps(piece("a")), at)
     assert [(p.at, p.n) for p in answer.pieces] == [(0.1, 1), (0.2, 3), (0.2011, 1), (0.4, 1)]
     assert answer.gaps()[0] == (pytest.approx(0.1 / 3), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "bases", "loopback"),
+    [
+        ("http://127.0.0.1:8080", ["http://127.0.0.1:8080/v1"], True),
+        ("localhost:8080/v1/", ["http://localhost:8080/v1"], True),
+        ("https://h/v1/chat/completions", ["https://h/v1"], False),
+        ("h:1/v1/completions", ["http://h:1/v1"], False),
+        ("https://h/api/v1", ["https://h/api/v1"], False),
+        ("https://h/openai", ["https://h/openai/v1", "https://h/openai"], False),
+        ("http://[::1]:80", ["http://[::1]:80/v1"], True),
+    ],
+)
+def test_an_address_gives_the_urls_to_try(text: str, bases: list[str], loopback: bool) -> None:
+    address = parse_address(text)
+    assert (list(address.bases), address.loopback) == (bases, loopback)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_address_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert all(base.startswith(("http://", "https://")) for base in parse_address(text).bases)
+
+
+@pytest.mark.parametrize(
+    ("after", "low", "high"),
+    [("", 1, 1), ("0", 0.1, 0.1), ("3", 3, 3), ("99999999999", 10, 10), ("soon", 1, 1), ("-5", 1, 1)],
+)
+def test_retry_after_is_obeyed_within_limits(after: str, low: float, high: float) -> None:
+    assert low <= retry_seconds({"Retry-After": after} if after else {}) <= high
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert 1 < retry_seconds({"Retry-After": email.utils.formatdate(time.time() + 5)}) <= 5
+    assert retry_seconds({"Retry-After": email.utils.formatdate(0)}) == 0.1

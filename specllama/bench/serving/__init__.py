@@ -1,1 +1,0 @@
-"""`specllama bench --server`: measures an OpenAI-compatible server under concurrent requests."""
