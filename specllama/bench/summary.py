@@ -70,8 +70,8 @@ def sample_figures(sample: BenchSample) -> JsonObject:
 
 def speedup(row: JsonObject, name: str | None) -> Estimate | None:
     """The speed-up of a configuration in a row, None where it has none there."""
-    found: Estimate | None = row["configurations"].get(name, {}).get("speedup")
-    return found
+    e: Estimate | None = row["configurations"].get(name, {}).get("speedup")
+    return e
 
 
 def _row(
