@@ -489,7 +489,7 @@ def test_tests_mirror_the_package() -> None:
     kinds = {p.name for p in tests.iterdir() if p.is_dir() and not p.name.startswith("_")}
     with_processes = {"agents", "api", "browser", "cli", "engine", "faults", "scripts", "server", "worker"}
     campaigns = {"fuzz", "kernel_checks", "soak"}  # commands of their own
-    assert kinds == {"unit", "support"} | with_processes | campaigns
+    assert kinds == {"unit", "support", "golden"} | with_processes | campaigns
     units = {p.parent.relative_to(tests / "unit") for p in (tests / "unit").rglob("test_*.py")}
     assert [str(unit) for unit in units if not (PACKAGE / unit).is_dir()] == []
 
