@@ -16,8 +16,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import FeatureReader, HeadRow, Hidden
-from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal, Sampler
+from specllama.core.interfaces import (
+    BatchRow,
+    FeatureReader,
+    HeadRow,
+    Hidden,
+    Mask,
+    NoRoomError,
+    Proposal,
+    Sampler,
+)
 from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
 N_FEATURES = 3  # ids in a hidden state of `TableHead`, as many as `table_row` looks at

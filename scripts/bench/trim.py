@@ -26,8 +26,7 @@ from scripts import cli
 from scripts.bench.random_vocab import byte_tokens
 from specllama.client.tune_messages import Trim
 from specllama.config.load import ModelSettings
-from specllama.core.head_interfaces import HeadRow
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, HeadRow
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import probability
 from specllama.core.sampling.sampler import KeyedSampler
@@ -35,9 +34,9 @@ from specllama.errors import SpecllamaError
 from specllama.gguf.header import read_model
 from specllama.gguf.trimmed import read_trim
 from specllama.llama.context import LlamaContext
-from specllama.llama.heads.context import HeadContext, NoTarget
+from specllama.llama.draft_contexts import TrimmedContext
+from specllama.llama.heads import HeadContext, NoTarget
 from specllama.llama.model import LlamaModel
-from specllama.llama.trimmed import TrimmedContext
 from specllama.worker.trim.run import trim
 
 Bytes = NDArray[np.uint8]

@@ -16,8 +16,7 @@ from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import Replay, Seconds, Trace
+from specllama.core.replay.simulator import ChangingDevice, Replay, Seconds, Trace
 from specllama.drafters.copy import CopyDrafter
 from specllama.worker.calibrate import measure_load
 

@@ -2,7 +2,7 @@
 
 Speculative decoding (Leviathan, Kalman, Matias, arXiv 2211.17192) with verification by equality. Which
 generations are in a round is decided in scheduler.py, what to draft in policy/, what to accept in verify.py;
-prompts are evaluated in prefill.py.
+prompts are evaluated in decoder.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from specllama.core.decoder import (
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
-from specllama.core.prefix.finder import Slot
-from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.store import PrefixStore, Slot
 from specllama.core.prefix.stored import StoredText
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.scheduler import Scheduler

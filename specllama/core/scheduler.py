@@ -12,8 +12,7 @@ from math import inf, sqrt
 
 from specllama.core.interfaces import Context
 from specllama.core.policy.base import Policy
-from specllama.core.prefix.finder import Slot
-from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.store import PrefixStore, Slot
 from specllama.core.prefix.stored import Boundary, ahead, distances, next_stop
 from specllama.core.sequence import FinishReason, Generation
 

@@ -53,7 +53,7 @@ class Request:
     tokens. deadline: seconds of the engine's clock; None: none. speculate: whether to draft. mask: a grammar
     in its initial state, not shared with another request. forced: ids to write instead of the chosen ones
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
-    None: the policy decides. owner, turn: see `fair_queue.FairQueue`. history_scope: scope of the earlier
+    None: the policy decides. owner, turn: see `scheduler.FairQueue`. history_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
     reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
     text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time

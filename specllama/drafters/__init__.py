@@ -13,10 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.core.head_interfaces import BlockHead, DraftHead
-    from specllama.core.interfaces import Context, Drafter
+    from specllama.core.interfaces import BlockHead, Context, Drafter, DraftHead
     from specllama.core.translation import Translation
-    from specllama.drafters.request_history import RequestHistory
+    from specllama.drafters.ngrams import RequestHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from specllama.core.head_interfaces import BlockHead, DraftedBlock
-from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
+from specllama.core.interfaces import (
+    BlockHead,
+    DecodeError,
+    DraftCacheState,
+    DraftedBlock,
+    Mask,
+    NoRoomError,
+    Proposal,
+    Sampler,
+)
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from specllama.core.interfaces import Alternative, Mask, Proposal, Sampler
 from specllama.drafters import COPY, DrafterInputs, RegisteredDrafter
-from specllama.drafters.ngram_index import Index, TokenIndex
+from specllama.drafters.ngrams import Index, TokenIndex
 
 # Edits that a text makes to the source it copies, remembered so that they are repeated.
 

@@ -11,8 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import Hidden
-from specllama.core.interfaces import BatchRow, Mask, Proposal, Sampler
+from specllama.core.interfaces import BatchRow, Hidden, Mask, Proposal, Sampler
 from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
 from specllama.drafters import HEAD, RegisteredDrafter

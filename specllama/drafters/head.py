@@ -17,10 +17,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow, Hidden
-from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
-from specllama.core.kept_tokens import KeptTokens
+from specllama.core.interfaces import (
+    BlockHead,
+    DecodeError,
+    DraftCacheState,
+    DraftHead,
+    HeadRow,
+    Hidden,
+    Mask,
+    NoRoomError,
+    Proposal,
+    Sampler,
+)
 from specllama.core.sequence import common_prefix
+from specllama.core.translation import KeptTokens
 from specllama.drafters import DrafterInputs
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState

@@ -1,8 +1,8 @@
 """The drafter `memory`: copies from the outputs of earlier requests of the same scope.
 
 Extraction, classification and agent loops write similar texts in every request (SuffixDecoding, Oliaro et al.
-2024, arXiv 2411.04975). The texts of a scope are in a ring (ring.py) of the request history
-(request_history.py); how a text follows one of them, edits included, is in copy.py.
+2024, arXiv 2411.04975). The texts of a scope are in a ring of the request history (ngrams.py);
+how a text follows one of them, edits included, is in copy.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from specllama.core.interfaces import Mask, Proposal, Sampler
 from specllama.drafters import HISTORY, DrafterInputs, RegisteredDrafter
 from specllama.drafters.copy import CopiedText, next_proposals, proposals_of
-from specllama.drafters.ngram_index import MAX_COMPARED
-from specllama.drafters.request_history import RequestHistory
-from specllama.drafters.ring import Ring, RingIndex
+from specllama.drafters.ngrams import MAX_COMPARED, RequestHistory, Ring, RingIndex
 
 INDEXED_AT_START, INDEXED_PER_ROUND = 8192, 512  # most tokens indexed at the start and per round
 

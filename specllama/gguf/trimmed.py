@@ -2,7 +2,7 @@
 
 A trimmed draft model, or head with a tokenizer of its own, has a shortened tokenizer: its token i is token
 `ids[i]` of the source. After its last tensor are the embeddings of the other tokens, which are only looked
-up: llama.cpp ignores them, `llama/trimmed.py` reads them. A file with a tensor `d2t`, which
+up: llama.cpp ignores them, `llama/draft_contexts.py` reads them. A file with a tensor `d2t`, which
 holds the ids that a head can propose, has all of its source's tokens.
 """
 

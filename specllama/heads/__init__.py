@@ -7,8 +7,7 @@ to the context, uses the attributes of the entry. Reads headers only.
 from __future__ import annotations
 
 from specllama.gguf.header import Header
-from specllama.heads.dflash import DFLASH
-from specllama.heads.dspark import DSPARK
+from specllama.heads.dflash import DFLASH, DSPARK
 from specllama.heads.eagle3 import EAGLE3
 from specllama.heads.gemma4_assistant import GEMMA4_ASSISTANT
 from specllama.heads.kind import HeadInfo, HeadKind

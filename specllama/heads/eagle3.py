@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from specllama.gguf.architectures import NEXTN_ROWS
 from specllama.gguf.header import Header, tensor_names
-from specllama.heads.d2t import n_proposed
 from specllama.heads.kind import (
     GET_ANOTHER,
     HeadInfo,
     HeadKind,
     layer_refusals,
+    n_proposed,
     read_layers,
     require,
     require_shape,

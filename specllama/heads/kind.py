@@ -8,14 +8,16 @@ is in `KINDS` in `__init__.py`; all other code uses the attributes of the entry,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, IntegrityError
 from specllama.gguf.architectures import LAYER_INPUTS
 from specllama.gguf.header import MAX_LAYERS, Header, dims, first_missing, tensor_names, tensor_shape
-from specllama.gguf.parse import TensorInfo
+from specllama.gguf.parse import TensorInfo, Value
+from specllama.regular_file import open_regular
 
 
 def _nothing_wrong(_header: Header) -> str:
@@ -224,3 +226,74 @@ def layer_refusals(target: Header, head: HeadInfo, last: frozenset[str]) -> Iter
 def width_refusals(wanted: int, there: int) -> Iterator[str]:
     if wanted != there:
         yield f"the head reads hidden states of {wanted} elements, the target's have {there}"
+
+
+# The tensor d2t of heads that propose a part of the vocabulary: the ids of what they propose.
+
+
+def n_proposed(header: Header, own_output: bool) -> int:
+    """Tokens that a head proposes. own_output: whether it has an output matrix. Raises GGUFError for a
+    tensor d2t that does not fit.
+    """
+    info = next((t for t in header.tensors if t.name == "d2t"), None)
+    if info is None:
+        return header.n_vocab
+    where = f"{header.path}: tensor 'd2t', data at byte {info.offset}"
+    if info.type != "I64" or len(info.shape) != 1 or not 1 <= info.n_elements <= header.n_vocab:
+        present = f"{dims(info.shape)} of type {info.type}"
+        raise GGUFError(
+            f"{where}: {present}, not I64 and one id for each of up to {header.n_vocab} tokens", GET_ANOTHER
+        )
+    if not own_output:
+        raise GGUFError(
+            f"{where}: a shortened vocabulary needs output.weight, which the file lacks", GET_ANOTHER
+        )
+    if "output.weight" in tensor_names(header):
+        require_shape(header, "output.weight", (header.n_embd, info.n_elements))
+    return info.n_elements
+
+
+def read_d2t(head: HeadInfo) -> None:
+    """Check the ids in a head's d2t tensor, which is read from the local file.
+
+    Raises GGUFError for ids outside the vocabulary or twice: llama.cpp would write outside its buffers. Does
+    nothing without such a tensor.
+    """
+    info = next((t for t in head.header.tensors if t.name == "d2t"), None)
+    if info is None:
+        return
+    path = head.header.parts[info.part] if head.header.parts else head.path
+    try:
+        with open_regular(path) as source:
+            source.seek(info.offset)
+            data = source.read(info.n_bytes)
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error.strerror or error}") from None
+    ids = np.frombuffer(data[: len(data) // 8 * 8], "<i8")
+    where = f"{path}: tensor 'd2t', data at byte {info.offset}"
+    if len(ids) != head.n_proposed:
+        raise GGUFError(f"{where}: {len(ids)} ids of {head.n_proposed}", GET_ANOTHER)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < head.n_vocab:
+        raise GGUFError(f"{where}: ids from {ids.min()} to {ids.max()} of {head.n_vocab} tokens", GET_ANOTHER)
+    if len(np.unique(ids)) != len(ids):
+        raise GGUFError(f"{where}: an id occurs twice", GET_ANOTHER)
+
+
+def of_blocks(header: Header, kept: range, tensors: tuple[TensorInfo, ...]) -> Header:
+    """A header of these blocks, numbered from 0, and these tensors."""
+    prefix = f"{header.architecture}."
+    metadata: dict[str, Value] = {}
+    for key, value in header.metadata.items():
+        if isinstance(value, np.ndarray) and key.startswith(prefix) and len(value) == header.n_layer:
+            value = value[kept.start : kept.stop]
+        metadata[key] = value
+    metadata[f"{prefix}block_count"] = len(kept)
+    metadata.pop(f"{prefix}nextn_predict_layers", None)
+    renamed = tuple(replace(t, name=_renumbered(t.name, kept.start)) for t in tensors)
+    return replace(header, metadata=MappingProxyType(metadata), tensors=renamed)
+
+
+def _renumbered(name: str, start: int) -> str:
+    first, _, rest = name.partition(".")
+    number, _, rest = rest.partition(".")
+    return f"blk.{int(number) - start}.{rest}" if first == "blk" and number.isdigit() else name

@@ -15,8 +15,7 @@ from specllama.gguf.architectures import MTP_ASSERTED, MTP_CHAINED, MTP_REQUIRED
 from specllama.gguf.header import Header, dims, first_missing, tensor_names, tensor_shape
 from specllama.gguf.parse import Value
 from specllama.gguf.trimmed import read_trim
-from specllama.heads.block_drafter import of_blocks
-from specllama.heads.kind import GET_ANOTHER, HeadInfo, HeadKind, width_refusals
+from specllama.heads.kind import GET_ANOTHER, HeadInfo, HeadKind, of_blocks, width_refusals
 from specllama.wording import counted
 
 MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three

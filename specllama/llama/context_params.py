@@ -9,7 +9,7 @@ from typing import Any
 
 from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings, reserved_outputs
 from specllama.errors import UsageError, option
-from specllama.llama.decode_limits import CELLS_MULTIPLE, MORE_THAN_STATES
+from specllama.llama.batches import CELLS_MULTIPLE, MORE_THAN_STATES
 from specllama.llama.library import buffer_type, devices, llama
 from specllama.models.memory.available import physical_cores
 from specllama.models.memory.cost import tensor_overrides

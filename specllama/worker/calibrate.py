@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
-from specllama.core.policy import widths
+from specllama.core.policy.cost_curve import WIDTHS as TEXT_WIDTHS
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
 
@@ -255,7 +255,7 @@ def measure_load(
     if t1 > FAST_SECONDS or max_rows < 2:
         return None
     _check_stored(curve, decode, t1, max_rows)
-    wanted = unmeasured(curve, (n for n in widths.WIDTHS if n <= max_rows))
+    wanted = unmeasured(curve, (n for n in TEXT_WIDTHS if n <= max_rows))
     finds_change = not changes_known and _CHANGES * (CHANGING + 1) * t1 < LOAD_SECONDS
     spent = min(LOAD_SECONDS / 2, _CHANGES * (CHANGING + 1) * t1) if finds_change else 0.0
     for n in wanted:

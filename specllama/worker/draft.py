@@ -12,12 +12,19 @@ import numpy as np
 from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
-from specllama.core.head_interfaces import BlockHead, DraftHead, HeadRow
-from specllama.core.interfaces import BatchRow, Context, DecodeError, Drafter, NoRoomError
-from specllama.core.kept_tokens import KeptTokens
+from specllama.core.interfaces import (
+    BatchRow,
+    BlockHead,
+    Context,
+    DecodeError,
+    Drafter,
+    DraftHead,
+    HeadRow,
+    NoRoomError,
+)
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.translation import Translation
+from specllama.core.translation import KeptTokens, Translation
 from specllama.drafters import HEAD, MODEL, wants_draft_model
 from specllama.drafters.head import TrimmedHead
 from specllama.errors import IncompatiblePairError, ResourceError, option
@@ -25,14 +32,12 @@ from specllama.gguf.header import Header, read_model
 from specllama.gguf.trimmed import read_trim
 from specllama.heads import file_head
 from specllama.heads.check import check_draft, check_model
-from specllama.heads.d2t import read_d2t
-from specllama.heads.kind import HeadInfo
+from specllama.heads.kind import HeadInfo, read_d2t
 from specllama.llama.context import LlamaContext
-from specllama.llama.foreign import ForeignContext, translation
-from specllama.llama.heads.context import BlockContext, HeadContext, TargetFeatures, unsupported
+from specllama.llama.draft_contexts import ForeignContext, TrimmedContext, translation
+from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, unsupported
 from specllama.llama.library import devices
 from specllama.llama.model import LlamaModel
-from specllama.llama.trimmed import TrimmedContext
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan

@@ -11,7 +11,7 @@ from specllama.core.engine import Engine
 from specllama.core.exact import CHUNKS, DEFAULT_WIDTH, ExactRows, best_chunk, best_width
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.prefix.finder import empty
+from specllama.core.prefix.store import empty
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
 from specllama.worker.calibrate import CHANGING, TIMED

@@ -15,8 +15,7 @@ from weakref import WeakValueDictionary
 from specllama.clock import sleep
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.interfaces import Saved
-from specllama.core.prefix.finder import MIN_SHARED, Slot
-from specllama.core.prefix.store import PrefixStore
+from specllama.core.prefix.store import MIN_SHARED, PrefixStore, Slot
 from specllama.core.prefix.stored import KINDS, Ids, PartialState, StoredText, as_ids, n_common
 from specllama.gguf.header import Header
 from specllama.gguf.identity import FileIdentity, file_identity, part_identities

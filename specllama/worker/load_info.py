@@ -15,7 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
-from specllama.llama.branches import why_no_branches
+from specllama.llama.context import why_no_branches
 from specllama.llama.library import KERNELS, build_info, devices, system_info
 from specllama.llama.model import fim_tokens
 from specllama.models.memory.available import gpus_present, physical_cores

@@ -12,12 +12,11 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.head_interfaces import is_feature_reader
-from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter
+from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter, is_feature_reader
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import Header

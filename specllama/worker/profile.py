@@ -20,7 +20,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
-from specllama.core.prefix.finder import Slot
+from specllama.core.prefix.store import Slot
 from specllama.stored_figures import is_fresh, measured_at
 from specllama.worker.calibrate import (
     WIDTHS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
-from specllama.core.prefix.finder import Slot, empty
+from specllama.core.prefix.store import Slot, empty
 from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.models.memory.available import available_memory

@@ -14,7 +14,7 @@ import jsonschema
 import psutil
 import pytest
 
-from specllama.core.policy.widths import WIDTHS as AT_LOADING
+from specllama.core.policy.cost_curve import WIDTHS as AT_LOADING
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf, tinymtp
 from tests.support.command import Command, Result

@@ -18,8 +18,7 @@ import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.head_interfaces import HeadRow
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, HeadRow
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
@@ -31,9 +30,9 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.head import HeadDrafter
+from specllama.llama.batches import LimitError
 from specllama.llama.context import LlamaContext
-from specllama.llama.decode_limits import LimitError
-from specllama.llama.heads.context import BlockContext, HeadContext, TargetFeatures, unsupported
+from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, unsupported
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import TableMask

@@ -15,7 +15,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.decode_limits import LimitError
+from specllama.llama.batches import LimitError
 
 KINDS = ("llama", "gemma3", "mamba", "jamba", "lfm2")
 PROMPT = [20 + i * 7 % 230 for i in range(40)]

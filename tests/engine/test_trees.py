@@ -16,9 +16,8 @@ from specllama.core.sequence import Generation, Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.branches import why_no_branches
-from specllama.llama.context import LlamaContext
-from specllama.llama.decode_limits import LimitError
+from specllama.llama.batches import LimitError
+from specllama.llama.context import LlamaContext, why_no_branches
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import ScriptedDrafter

@@ -8,7 +8,7 @@ import numpy as np
 from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_header
 from specllama.heads import EAGLE3, read_head
-from specllama.heads.d2t import read_d2t
+from specllama.heads.kind import read_d2t
 
 FILE = EMBEDDED_TARGET.with_name("smollm2-eagle3.gguf")
 

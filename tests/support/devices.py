@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow
-from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import SimulatedClock
+from specllama.core.replay.simulator import ChangingDevice, SimulatedClock
 from specllama.testing import Memory, TableContext, table_row
 
 CURVES = Path(__file__).parents[1] / "unit/core/traces/gpu_curves.json"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.core.kept_tokens import KeptTokens
-from specllama.core.translation import Translation
+from specllama.core.translation import KeptTokens, Translation
 
 TARGET = [b"", *(bytes([c]) for c in b"abcdefgh "), b"ab", b"abc", b" a", b"de", b"def", b"gh", b"ha"]
 TARGET += [b"bc", b"cde", b"fg", b" ab", b"aa", b"bb", b"\xc3", b"\xa4", b"ef", b"hh", b" d", b"e ", b"g "]

@@ -94,7 +94,6 @@ SHORTER_THAN_60 = {
         ("text.terminal", "text.grammar_errors", "core.repetition", "models.hub.env"), "fronts import it"
     ),
     "config.defaults": "numbers that several layers share",
-    "core.kept_tokens": "trimmed drafts and heads share it",
     "core.verify": "the proof that drafts change no token",
 }
 MOST_FILES, MOST_LINES = 430, 72_800  # of the package

@@ -15,10 +15,9 @@ from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.widths import WIDTHS
+from specllama.core.policy.cost_curve import WIDTHS, CostCurve
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.llama.foreign import ForeignContext
+from specllama.llama.draft_contexts import ForeignContext
 from specllama.models.foreign_drafts import MeasuredDrafts
 from specllama.worker.measured_gain import store_answers
 from specllama.worker.tuning import drafts as tuning_drafts

@@ -16,7 +16,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
-from specllama.llama.heads.context import BlockContext
+from specllama.llama.heads import BlockContext
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
 from tests.support.generations import generate

@@ -20,7 +20,7 @@ from specllama.core.interfaces import BatchRow
 from specllama.errors import IntegrityError, UsageError
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
-from specllama.llama.trimmed import TrimmedContext
+from specllama.llama.draft_contexts import TrimmedContext
 from specllama.worker.trim.run import VERIFYING, WRITING, trim
 from tests.support import tinygguf
 from tests.support.front import Front

@@ -3,7 +3,7 @@
 Knows drafters by their interface and time by the clock passed in. `Planner` is the policy, `Planner.draft`
 the rule of a round. The cost of decodes is in cost_curve.py, what is learnt about drafters in posterior.py,
 how much of a candidate to verify in candidates.py, how a draft model or a head drafts in model_draft.py, what
-may still be lost in budget.py, the rows of decodes that all have one width in widths.py.
+may still be lost in base.py, the rows of decodes that all have one width in cost_curve.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specllama.core.policy.candidates import (
     select_drafts,
 )
 from specllama.core.policy.config import DEFAULT, PolicyConfig
-from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.cost_curve import CostCurve, RunLengths, TotalWidth
 from specllama.core.policy.model_draft import NO_CATCH_UP, PricedDrafter
 from specllama.core.policy.posterior import (
     ALONE,
@@ -31,7 +31,6 @@ from specllama.core.policy.posterior import (
     PairState,
     RequestPosterior,
 )
-from specllama.core.policy.widths import RunLengths, TotalWidth
 from specllama.core.sequence import common_prefix
 from specllama.core.stats import OfferStats
 

@@ -19,8 +19,7 @@ from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import SpeculationBudget
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
-from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.widths import RunLengths
+from specllama.core.policy.cost_curve import CostCurve, RunLengths
 from specllama.core.sequence import common_prefix
 
 _MOST_STORED = 2.0  # times the prior: stored steps take no longer until one was measured in this process

@@ -1,29 +1,248 @@
 """The prefix store: which prefix a request reuses, in which slot, and what is kept of the texts that make
 way.
 
-Knows contexts by their interface. When generations get slots is decided in scheduler.py, what is kept in
-RAM in state_cache.py.
+When generations get slots is decided in scheduler.py, what is kept in RAM in stored.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
-from specllama.core.interfaces import Context
-from specllama.core.prefix.copies import TextCopies
-from specllama.core.prefix.finder import MIN_SHARED, PrefixFinder, PrefixSource, Slot, empty
-from specllama.core.prefix.state_cache import StateCache
+from specllama.core.interfaces import Context, Saved, SavingDrafter
 from specllama.core.prefix.stored import (
     Boundary,
     Chances,
     Ids,
     PartialState,
+    StateCache,
     StoredText,
     as_ids,
+    merge,
     n_common,
     usable,
 )
+
+if TYPE_CHECKING:
+    from specllama.core.sequence import Generation
+
+
+# Which prefixes of a prompt are there: in the slots of a context, and among the stored texts.
+
+
+# A slot: a sequence of the target's cache, and what is in it.
+
+
+@dataclass(slots=True)
+class Slot:
+    """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
+    states at boundaries within them, or within those of the generation. scope: whose ids they are; only
+    generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
+    n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
+    exact prompt, in the first cells of the cache. n_begun: ids from which on its last prompt was evaluated.
+    last_used: time by the engine's clock. owner: the
+    generation that uses it.
+    """
+
+    seq_id: int
+    ids: list[int] = field(default_factory=list)
+    scope: str = ""
+    partials: list[PartialState] = field(default_factory=list)
+    n_prompt: int = 0
+    n_whole: int = 0
+    n_begun: int = 0
+    last_used: float = 0.0
+    priority: float = 0.0
+    uses: int = 0
+    kept: bool = True
+    owner: Generation | None = None
+
+
+def empty(target: Context, slot: Slot) -> None:
+    """Free the slot's cells, and forget its text."""
+    target.truncate(slot.seq_id, 0)
+    slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.n_begun, slot.uses = [], [], 0, 0, 0, 0
+
+
+MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
+_MIN_LOADED = 16  # ids for which a stored text is loaded
+
+
+@dataclass(slots=True)
+class PrefixSource:
+    """A prefix that is there. holder: whose cache has its cells. partial: the state at its end, where one is
+    needed. n_ids: common with the holder, at least n. seconds: of copying it.
+    """
+
+    holder: Slot | StoredText
+    n: int
+    n_ids: int
+    partial: PartialState | None
+    seconds: float
+
+
+class PrefixFinder:
+    """Finds the prefixes of texts in these slots and in the state cache."""
+
+    def __init__(self, target: Context, slots: Sequence[Slot], state_cache: StateCache) -> None:
+        self._target, self._slots, self._state_cache = target, slots, state_cache
+        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
+
+    def sources(
+        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: StoredText | None = None
+    ) -> list[PrefixSource]:
+        """What is worth using, the best first. row_seconds: seconds of reading one id. rate: bytes per second
+        that are copied. more: a text that is not in the list of the state cache.
+        """
+
+        def gain(source: PrefixSource) -> float:
+            """Seconds saved. Of equal ones an idle slot is better than a copy."""
+            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
+            return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
+
+        useful = [s for s in self._candidates(wanted, scope, rate, more) if gain(s) > 0]
+        return sorted(useful, key=gain, reverse=True)
+
+    def _candidates(
+        self, wanted: Ids, scope: str, rate: float, more: StoredText | None
+    ) -> Iterable[PrefixSource]:
+        """The prefixes of these ids in slots and among the stored texts."""
+        most = len(wanted) - 1
+        holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
+        holders += [(more, more.ids)] if more is not None else []
+        holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
+        for holder, ids in holders:
+            if holder.scope != scope or not len(ids):
+                continue
+            common = min(n_common(ids, wanted), most)
+            n, partial = self._reusable(holder, len(ids), common)
+            if n >= (_MIN_LOADED if isinstance(holder, StoredText) else 1):
+                n_bytes = partial.n_bytes if partial is not None else 0
+                n_bytes += holder.n_bytes if isinstance(holder, StoredText) else 0
+                yield PrefixSource(holder, n, common, partial, n_bytes / rate)
+
+    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
+        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
+        common with `wanted`.
+        """
+        owner, ids = slot.owner, slot.ids
+        if owner is not None:
+            ids = owner.history if owner.prefix_owner is None else []
+        n_past = len(ids) if owner is None else owner.n_past
+        if not n_past or not len(wanted) or ids[0] != wanted[0]:
+            return as_ids(())
+        if owner is not None:
+            return as_ids(ids[:n_past])
+        of, array = self._arrays.get(slot.seq_id, (None, None))
+        if of is not ids or array is None:
+            array = as_ids(ids)
+            self._arrays[slot.seq_id] = ids, array
+        return array
+
+    def _reusable(
+        self, holder: Slot | StoredText, n_ids: int, common: int
+    ) -> tuple[int, PartialState | None]:
+        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
+        if self._target.cuts_anywhere or common <= 0:
+            return max(common, 0), None
+        if common == n_ids:
+            return common, None
+        if isinstance(holder, Slot):
+            can = self._target.can_truncate if holder.owner is None else self._target.can_copy
+            if can(holder.seq_id, common):
+                return common, None
+        partial = usable(holder.partials, common)
+        return (partial.n, partial) if partial is not None else (0, None)
+
+
+# Copies of texts out of the context into RAM, with the draft model's caches of them.
+
+
+@dataclass(slots=True)
+class CopyRate:
+    """How fast states are copied. rate: bytes per second, a guess until it was measured."""
+
+    rate: float = 1e9
+
+    def timed(self, n_bytes: int, seconds: float) -> None:
+        """Learn from a copy, if it took long enough to time."""
+        if n_bytes > 1 << 20 and seconds > 0:
+            self.rate += 0.3 * (n_bytes / seconds - self.rate)
+
+
+class TextCopies:
+    """Copies texts of idle slots into RAM. room: see `PrefixStore`. drafter: whose caches are kept with
+    the texts, None for none. rate: of copies, as measured.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        state_cache: StateCache,
+        clock: Callable[[], float],
+        room: Callable[[int], bool] | None,
+    ) -> None:
+        self._target, self._state_cache, self._clock = target, state_cache, clock
+        self.room, self.rate = room, CopyRate()
+        self.drafter: SavingDrafter | None = None
+
+    def can_put_away(self, slot: Slot) -> bool:
+        """Whether `put_away` need not wait for memory. Where it would, a thread prepares the memory, and a
+        later call returns True.
+        """
+        ids = as_ids(slot.ids)
+        if (
+            self.room is None
+            or len(ids) < MIN_SHARED
+            or self._state_cache.containing(ids, slot.scope) is not None
+        ):
+            return True
+        n_bytes = self._target.size(slot.seq_id)
+        victims = self._state_cache.victims(n_bytes, self._state_cache.of_text(len(ids), slot.uses, n_bytes))
+        return victims is None or not self.room(n_bytes) or self._target.prepare_save(slot.seq_id)
+
+    def put_away(self, slot: Slot) -> bool:
+        """Copy the text of an idle slot out of the context; whether it is stored now."""
+        ids = as_ids(slot.ids)
+        if self.room is None or len(ids) < MIN_SHARED:
+            return False
+        text = self._state_cache.containing(ids, slot.scope)
+        if text is not None:
+            merge(text, slot.partials)
+            return True
+        n_bytes = self._target.size(slot.seq_id)
+        priority = self._state_cache.of_text(len(ids), slot.uses, n_bytes)
+        if not n_bytes or not self.room(n_bytes) or not self._state_cache.has_room(n_bytes, priority):
+            return False
+        started = self._clock()
+        saved = self._target.save(slot.seq_id)
+        if saved is None:
+            return False
+        self.rate.timed(n_bytes, self._clock() - started)
+        partials, draft = list(slot.partials), self.draft_of(slot)
+        if draft is not None and not self._state_cache.has_room(n_bytes + len(draft), priority):
+            draft = None
+        n_bytes += len(draft) if draft is not None else 0
+        n_prompt, uses = slot.n_prompt, slot.uses
+        text = StoredText(
+            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
+        )
+        self._state_cache.add_text(text)
+        return True
+
+    def load_draft(self, slot: Slot, draft: Saved | None) -> None:
+        """Restore the draft model's cache of an idle slot's text."""
+        if self.drafter is not None and draft is not None:
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate.rate)
+
+    def draft_of(self, slot: Slot) -> Saved | None:
+        """The draft model's cache of an idle slot's text, None for none."""
+        if self.drafter is None:
+            return None
+        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate.rate)
+
 
 _OFFLOAD_SECONDS = 0.1  # after which no further text is copied between two rounds
 _HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt

@@ -8,6 +8,7 @@ recorded confidence. This is the only approximation: policies and the copy draft
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
@@ -222,7 +223,7 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; simulated_heads.py has heads. second: another draft that competes with it. prompt: called when
+    choices, of a head where that is wanted. second: another draft that competes with it. prompt: called when
     the prompt of a text is decoded, if given. limits: branches that the target can verify. one_width: all
     decodes of a text have one width, as where changes cost something.
     """
@@ -354,3 +355,140 @@ def steps_at(step: float) -> Seconds:
 def as_steps(step: Seconds | float) -> Seconds:
     """The seconds of a step by the number of ids that it evaluates. step: these, or the seconds of one id."""
     return step if callable(step) else steps_at(step)
+
+
+# Simulated heads: they propose recorded choices as a simulated draft model does, at the costs of a head.
+
+
+class TraceHead(TraceDrafter):
+    """A head that drafts token by token: tokens that were accepted are evaluated again, with the target's
+    hidden states. n_kept: hidden states that are kept of a prompt; earlier tokens are never evaluated.
+    """
+
+    name = "head"
+    reads_features = True
+
+    def __init__(self, machine: SimulatedClock, step_seconds: Seconds, n_kept: int) -> None:
+        super().__init__(machine, step_seconds)
+        self.n_kept = n_kept
+
+    def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
+        super().begin(seq_id, trace, prefilled)
+        self._skipped[seq_id] = max(0, len(trace.prompt) - self.n_kept)
+        if not prefilled:
+            self._held[seq_id] = trace.prompt[: self._skipped[seq_id]]
+
+    def cache_state(self, seq_id: int) -> DraftCacheState:
+        """As of a real head: tokens before its first row count as if they were not there."""
+        return super().cache_state(seq_id)._replace(n_skipped=0)
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        del self._held[seq_id][len(self._history(seq_id)) :]
+        super().committed(seq_id, tokens)
+
+
+class TraceBlocks(TraceHead):
+    """A head that drafts a block of `n_draft` tokens in its first step; the others cost nothing."""
+
+    drafts_blocks = True
+
+    def __init__(self, machine: SimulatedClock, step_seconds: Seconds, n_kept: int, n_draft: int) -> None:
+        # A block's step evaluates the last id too, whether or not its cell is there.
+        super().__init__(machine, lambda n: step_seconds(n + 1), n_kept)
+        self.n_draft, self._drafted = n_draft, set[int]()
+
+    def cache_state(self, seq_id: int) -> DraftCacheState:
+        state = super().cache_state(seq_id)
+        return state._replace(n_pending=state.n_pending + 1)
+
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        self._evaluate({seq_id: () for seq_id in drafts if seq_id not in self._drafted})
+        self._drafted |= set(drafts)
+        proposals = {s: self._proposal(s, draft) for s, draft in drafts.items() if len(draft) < self.n_draft}
+        return {seq_id: proposal for seq_id, proposal in proposals.items() if proposal is not None}
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._drafted.discard(seq_id)
+        super().committed(seq_id, tokens)
+
+
+# Simulated devices on which a decode's time depends on the widths of those before it, as on a GPU.
+
+
+# Costs of decodes by their rows, from those of some widths.
+
+
+def curve(points: Mapping[int, float], max_rows: int = 66) -> Seconds:
+    """From 1 to `max_rows` rows to the seconds of a decode. points: seconds by rows; times between them are
+    interpolated, times outside are those of the nearest one.
+    """
+    widths = sorted(points)
+    table = [0.0] * (max_rows + 1)
+    for n in range(1, max_rows + 1):
+        high = next((i for i, w in enumerate(widths) if w >= n), len(widths) - 1)
+        low = max(0, high - 1) if widths[high] != n else high
+        a, b = widths[low], widths[high]
+        table[n] = points[b] if a == b else points[a] + (points[b] - points[a]) * (n - a) / (b - a)
+    return table.__getitem__
+
+
+MAX_ROWS = 1024
+
+
+class ChangingDevice:
+    """The seconds of each decode of a context, called once for each. Everything is in seconds, by rows.
+
+    steady: of a decode whose width is that of the two before. first, second: of the first and the second
+    decode of another width, more than a steady one. loading: of the first two decodes of a width in all; no
+    less than they take anyway.
+    """
+
+    def __init__(
+        self,
+        steady: Seconds,
+        first: Seconds = lambda n: 0.0,  # noqa: ARG005
+        second: Seconds = lambda n: 0.0,  # noqa: ARG005
+        loading: tuple[Seconds, Seconds] | None = None,
+    ) -> None:
+        self.steady, self.first, self.second, self.loading = steady, first, second, loading
+        self._last, self._run = 0, 0
+        self._seen: Counter[int] = Counter()
+
+    def interrupt(self) -> None:
+        """A prompt was decoded: the next decode is the first of its width."""
+        self._last, self._run = 0, 0
+
+    def __call__(self, n_rows: int) -> float:
+        if n_rows != self._last:
+            self._last, self._run = n_rows, 0
+        self._run += 1
+        self._seen[n_rows] += 1
+        more = {1: self.first, 2: self.second}.get(self._run)
+        seconds = self.steady(n_rows) + (more(n_rows) if more is not None else 0.0)
+        if self.loading is not None and (seen := self._seen[n_rows]) <= len(self.loading):
+            seconds = max(seconds, self.loading[seen - 1](n_rows))
+        return seconds
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], loading: bool = True) -> ChangingDevice:
+        """From parsed JSON, in milliseconds: steady, and by rows first, second and loading (pairs), or
+        first_more and second_more. Widths in between are interpolated; for changes the nearest width counts.
+        loading: with the cost of loading, where there is one.
+        """
+        points = {int(n): ms / 1e3 for n, ms in data["steady"].items()}
+        steady = curve(points, MAX_ROWS)
+
+        def more(name: str) -> Seconds:
+            if (same := data.get(f"{name}_more")) is not None:
+                return lambda n: same / 1e3  # noqa: ARG005
+            excess = {int(n): max(0.0, ms / 1e3 - steady(int(n))) for n, ms in data.get(name, {}).items()}
+            return nearest(excess)
+
+        pairs = {int(n): pair for n, pair in data.get("loading", {}).items()}
+        first, second = (nearest({n: pair[i] / 1e3 for n, pair in pairs.items()}) for i in (0, 1))
+        return cls(steady, more("first"), more("second"), (first, second) if pairs and loading else None)
+
+
+def nearest(points: Mapping[int, float]) -> Seconds:
+    """The seconds of the nearest width; 0 without any."""
+    return lambda n: points[min(points, key=lambda width: abs(width - n))] if points else 0.0

@@ -429,7 +429,7 @@ class KeyedSampler:
     def final_logprobs(
         self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
     ) -> tuple[float, list[tuple[int, float]]]:
-        """As `probabilities.top_logprobs`, in the distribution from which `choose` chooses, after all
+        """As `proposal.top_logprobs`, in the distribution from which `choose` chooses, after all
         parameters and the grammar. Tokens that cannot be chosen are not among the n most likely.
         """
         if self._early is not None and len(history) < self._barred_until:

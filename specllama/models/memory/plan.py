@@ -15,8 +15,7 @@ from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TYPE_BY_NAME
 from specllama.heads import HEAD_ARCHITECTURES, file_head
-from specllama.heads.block_drafter import of_blocks
-from specllama.heads.kind import HeadInfo
+from specllama.heads.kind import HeadInfo, of_blocks
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
 
 # The parts of a file with a head, as headers of their own, so that the memory of each can be planned.

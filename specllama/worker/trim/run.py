@@ -20,20 +20,19 @@ from numpy.typing import NDArray
 from specllama.client import protocol
 from specllama.client.tune_messages import Trim, Trimmed
 from specllama.config.load import ModelSettings
-from specllama.core.head_interfaces import HeadRow
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, HeadRow
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
 from specllama.gguf.header import Header, read_header, read_model
 from specllama.gguf.parse import NOT_MULTIPLIED, TYPE_BY_NAME, row_bytes
 from specllama.gguf.trimmed import TrimInfo, read_trim
 from specllama.heads import read_head
 from specllama.heads.check import check_draft
-from specllama.heads.d2t import read_d2t
+from specllama.heads.kind import read_d2t
+from specllama.llama.batches import from_floats, to_floats
 from specllama.llama.context import LlamaContext
-from specllama.llama.embedding_batch import from_floats, to_floats
-from specllama.llama.heads.context import HeadContext, NoTarget, unsupported
+from specllama.llama.draft_contexts import TrimmedContext
+from specllama.llama.heads import HeadContext, NoTarget, unsupported
 from specllama.llama.model import LlamaModel
-from specllama.llama.trimmed import TrimmedContext
 from specllama.models.quants import size
 from specllama.models.trim.plan import EMBEDDINGS, TrimSource, choose, trim_source
 from specllama.models.trim.write import (

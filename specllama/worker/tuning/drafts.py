@@ -28,8 +28,7 @@ from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.break_even import break_evens
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record, record_head, record_steps
-from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
-from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
+from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceBlocks, TraceDrafter, TraceHead
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters import DrafterInputs

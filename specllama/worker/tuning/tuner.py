@@ -20,7 +20,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.prefix.finder import empty
+from specllama.core.prefix.store import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
 from specllama.llama.products import ProductError
 from specllama.worker import profile

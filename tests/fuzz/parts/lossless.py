@@ -96,7 +96,7 @@ class Real:
         from specllama.drafters.head import HeadDrafter
         from specllama.drafters.model import ModelDrafter
         from specllama.llama.context import LlamaContext
-        from specllama.llama.heads.context import HeadContext, TargetFeatures
+        from specllama.llama.heads import HeadContext, TargetFeatures
 
         n_states = ROLLBACK if self._model.has_state else 0
         target = LlamaContext(self._model, n_ctx, n_slots, n_rs_seq=n_states)

@@ -19,7 +19,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
 from tests.support.examples import examples

@@ -14,8 +14,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.simulated_heads import TraceBlocks, TraceHead
-from specllama.core.replay.simulator import WRONG, SimulatedClock, Trace
+from specllama.core.replay.simulator import WRONG, SimulatedClock, Trace, TraceBlocks, TraceHead
 from specllama.drafters.copy import CopyDrafter
 from tests.support.machines import MACHINES
 

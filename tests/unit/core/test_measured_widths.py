@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.widths import WIDTHS, RunLengths, TotalWidth
-from specllama.core.replay.devices import ChangingDevice
+from specllama.core.policy.cost_curve import WIDTHS, CostCurve, RunLengths, TotalWidth
+from specllama.core.replay.simulator import ChangingDevice
 from specllama.worker.calibrate import FAST_SECONDS, LOAD_SECONDS, measure_load
 from tests.support.devices import curves
 from tests.support.examples import examples

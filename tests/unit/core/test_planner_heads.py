@@ -15,8 +15,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
-from specllama.core.replay.simulated_heads import TraceHead
-from specllama.core.replay.simulator import Replay, SimulatedClock, Trace, TraceDrafter, steps_at
+from specllama.core.replay.simulator import Replay, SimulatedClock, Trace, TraceDrafter, TraceHead, steps_at
 
 N_PROMPT, N_TEXT = 400, 90
 

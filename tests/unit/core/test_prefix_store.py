@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
-from specllama.core.prefix.finder import PrefixFinder
-from specllama.core.prefix.state_cache import StateCache
+from specllama.core.prefix.store import PrefixFinder
 from specllama.core.prefix.stored import (
     GAP,
     Boundary,
     Chances,
     PartialState,
+    StateCache,
     StoredText,
     ahead,
     as_ids,

@@ -13,12 +13,11 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.devices import curve
 from specllama.core.replay.recording import record, write_text
-from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, undisturbed
+from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, curve, undisturbed
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.history import HistoryDrafter
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 from specllama.testing import TableContext
 from tests.support.machines import MACHINES
 

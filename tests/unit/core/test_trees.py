@@ -20,8 +20,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import WRONG, Replay, SimulatedClock, Trace
+from specllama.core.replay.simulator import WRONG, ChangingDevice, Replay, SimulatedClock, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Request

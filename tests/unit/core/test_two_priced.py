@@ -14,9 +14,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
-from specllama.core.replay.devices import curve
-from specllama.core.replay.simulated_heads import TraceHead
-from specllama.core.replay.simulator import Replay, SecondDraft, Trace, TraceDrafter
+from specllama.core.replay.simulator import Replay, SecondDraft, Trace, TraceDrafter, TraceHead, curve
 
 POINTS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.9, 16: 3.0, 64: 12.0}  # t(1) by rows
 N_PROMPT, N_TEXT, N_TEXTS, N_LEARNT = 60, 160, 10, 4

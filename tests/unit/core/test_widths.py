@@ -24,8 +24,7 @@ from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.devices import ChangingDevice
-from specllama.core.replay.simulator import SimulatedClock
+from specllama.core.replay.simulator import ChangingDevice, SimulatedClock
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter

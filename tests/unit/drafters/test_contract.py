@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.head_interfaces import BlockRows
-from specllama.core.interfaces import BatchRow, Drafter, Proposal
+from specllama.core.interfaces import BatchRow, BlockRows, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.block import BlockDrafter
@@ -21,7 +20,7 @@ from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
 from tests.support.spellers import letters
 

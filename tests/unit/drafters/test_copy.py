@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.core.interfaces import Proposal
-from specllama.drafters.copy import INITIAL_HIT_RATE, CopiedText, CopyDrafter, TokenIndex, confidence
+from specllama.drafters.copy import INITIAL_HIT_RATE, CopiedText, CopyDrafter, confidence
+from specllama.drafters.ngrams import TokenIndex
 
 SEQ = 3
 SOURCE = list(range(100, 140))

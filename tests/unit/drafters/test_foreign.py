@@ -11,16 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
-from specllama.core.kept_tokens import KeptTokens
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Generation, Request
-from specllama.core.translation import whole_characters
+from specllama.core.translation import KeptTokens, whole_characters
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.foreign import MAX_STEPS, ForeignDrafter
-from specllama.drafters.spelling import MAX_TAIL, RetokenizedText, Spelling
+from specllama.drafters.foreign import MAX_STEPS, MAX_TAIL, ForeignDrafter, RetokenizedText, Spelling
 from specllama.testing import Memory, TableContext, table_row
 from tests.support.examples import examples
 from tests.support.spellers import DRAFT, N_TARGET, TARGET, Letters, letters

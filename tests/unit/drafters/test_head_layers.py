@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import HeadRow, Hidden
-from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
+from specllama.core.interfaces import BatchRow, DecodeError, HeadRow, Hidden, NoRoomError
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.head import N_BEHIND, HeadDrafter

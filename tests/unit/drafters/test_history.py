@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.drafters.history import INDEXED_AT_START, HistoryDrafter
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 
 SEQ = 2
 EARLIER = list(range(100, 140))

@@ -30,7 +30,7 @@ from specllama.drafters import (
     words,
     words_of,
 )
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ngrams import RequestHistory
 from specllama.testing import TableContext, TableHead, table_row
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 

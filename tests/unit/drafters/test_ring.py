@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.drafters.ngram_index import N_CANDIDATES, N_GRAM
-from specllama.drafters.ring import NO_TOKEN, Ring
+from specllama.drafters.ngrams import N_CANDIDATES, N_GRAM, NO_TOKEN, Ring
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8)
 

@@ -15,8 +15,7 @@ from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import Header, read_header
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
-from specllama.heads.d2t import read_d2t
-from specllama.heads.kind import HeadInfo
+from specllama.heads.kind import HeadInfo, read_d2t
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.tinygguf import N_EMBD, N_VOCAB
 

@@ -18,7 +18,7 @@ from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.config import DEFAULT
-from specllama.core.prefix.finder import Slot
+from specllama.core.prefix.store import Slot
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import ScriptedDrafter, TableContext

@@ -18,8 +18,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import AcceptanceTable, StepCosts
-from specllama.core.replay.devices import curve
-from specllama.core.replay.simulator import Replay, Trace, steps_at
+from specllama.core.replay.simulator import Replay, Trace, curve, steps_at
 from specllama.drafters.copy import CopyDrafter
 from specllama.stored_figures import FRESH_SECONDS
 from specllama.worker.calibrate import FAST_SECONDS, WIDTHS, measure_load, measure_steps

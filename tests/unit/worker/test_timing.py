@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from specllama.client.tune_messages import TimedWidth
-from specllama.core.head_interfaces import BlockRows
-from specllama.core.interfaces import BatchRow
+from specllama.core.interfaces import BatchRow, BlockRows
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler

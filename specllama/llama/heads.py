@@ -5,25 +5,26 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.head_interfaces import (
+from specllama.core.interfaces import (
+    BatchRow,
     BlockLattice,
     BlockRows,
+    DecodeError,
     DraftedBlock,
     FeatureReader,
     HeadRow,
     Hidden,
+    NoRoomError,
 )
-from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError
+from specllama.llama.batches import FLOATS, DecodeLimits, EmbeddingBatch, get_logits
 from specllama.llama.context import LlamaContext
 from specllama.llama.context_params import context_params
-from specllama.llama.decode_limits import DecodeLimits
-from specllama.llama.embedding_batch import FLOATS, EmbeddingBatch, get_logits
 from specllama.llama.library import ggml, llama, log
 from specllama.llama.model import LlamaModel
 
@@ -91,29 +92,9 @@ def nextn_rows(handle: Any) -> Any:
     return ext.get_nextn(handle)
 
 
-# What the context of a head needs to know of its target's, and what stands in for it without a target.
-
-
-class HeadHost(Protocol):
-    """What a head's context needs to know of its target's. handle: None where there is no target."""
-
-    @property
-    def handle(self) -> Any: ...
-    @property
-    def model(self) -> LlamaModel: ...
-    @property
-    def n_seq_max(self) -> int: ...
-    @property
-    def n_outputs_max(self) -> int: ...
-    @property
-    def n_threads(self) -> int: ...
-    @property
-    def n_threads_batch(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class NoTarget:
-    """In place of a target's context, for a head that uses nothing of it."""
+    """In place of a target's context, for a head that uses nothing of it, with what a head needs of one."""
 
     model: LlamaModel
     handle: Any = None
@@ -123,7 +104,9 @@ class NoTarget:
     n_threads_batch: int = 1
 
 
-def head_context(model: LlamaModel, target: HeadHost, n_ctx: int, *, nextn_layers: bool) -> Any:
+def head_context(
+    model: LlamaModel, target: LlamaContext | NoTarget, n_ctx: int, *, nextn_layers: bool
+) -> Any:
     """A llama_context for a head of the target. nextn_layers: llama.cpp runs it as layers for multi-token
     prediction. Raises ResourceError if memory runs out.
     """
@@ -157,7 +140,7 @@ class HeadContext:
     def __init__(
         self,
         model: LlamaModel,
-        target: HeadHost,
+        target: LlamaContext | NoTarget,
         n_ctx: int,
         *,
         encodes: bool,
