@@ -155,6 +155,9 @@ def check_planner(policy: Policy) -> None:
     widths, kept = (state["priced"]["model"].pop("steps")["widths"] for state in (data, restored))
     first, rounded = (state["priced"]["model"].pop("first") for state in (data, restored))
     assert np.allclose(first, rounded, atol=2e-4)
+    explore = data["priced"]["model"]["explore"]
+    assert restored["priced"]["model"].pop("explore") == max(explore, DEFAULT.stored_explore)
+    del data["priced"]["model"]["explore"]
     low, high = DEFAULT.stored_credit
     assert restored == data | {"credit": max(low, min(high, policy.budget.credit))}
     assert [width[:2] for width in kept] == [width[:2] for width in widths]  # counts are limited
