@@ -12,13 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.calls.tools import Schema, Tools
+from specllama.text.json_schema import Path, parts, target, with_parts
 
-_IN_PLACE = ("anyOf", "oneOf", "allOf")  # lists of schemas for the same value
-_ONE_IN_PLACE = ("if", "then", "else", "not")
+_LISTED = ("anyOf", "oneOf", "allOf")  # schemas for the same value
+_SAME_VALUE = frozenset((*_LISTED, "if", "then", "else", "not", "dependentSchemas"))
 _SAYS_ITSELF = ("additionalProperties", "unevaluatedProperties")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by name
-_ONE = ("items", "additionalItems", "contains", "additionalProperties")
-_LISTED = ("prefixItems", "items")
 _MERGED = frozenset(("allOf", "type", "properties", "required"))
 _WORDS = frozenset(
     ("title", "description", "$comment", "default", "examples", "deprecated", "$defs", "definitions")
@@ -53,23 +51,22 @@ class _Closer:
         if not stays_open and (merged := self._merged(schema)) is not None:
             schema = merged
         stays_open = stays_open or at in self._open
-        node = dict(schema)
-        for keyword in _NAMED:
-            if isinstance(inner := schema.get(keyword), Mapping):
-                node[keyword] = {
-                    name: self.closed(one, False, _pointer(at, keyword, name), depth + 1)
-                    for name, one in inner.items()
-                }
-        for keyword in _ONE:
-            if isinstance(inner := schema.get(keyword), Mapping):
-                node[keyword] = self.closed(inner, False, _pointer(at, keyword), depth + 1)
-        for keyword in _LISTED:
-            if isinstance(inner := schema.get(keyword), list):
-                node[keyword] = [self.closed(one, False, "", depth + 1) for one in inner]
-        for keyword in _IN_PLACE:
-            if isinstance(inner := schema.get(keyword), list):
-                others = stays_open or self._is_named_elsewhere(schema, keyword)
-                node[keyword] = [self.closed(one, others, "", depth + 1) for one in inner]
+        elsewhere = {
+            keyword: stays_open or self._is_named_elsewhere(schema, keyword)
+            for keyword in _LISTED
+            if isinstance(schema.get(keyword), list)
+        }
+
+        def change(path: Path, part: Any) -> Any:
+            keyword, pointer = path[0], ""
+            if keyword in _SAME_VALUE and keyword not in elsewhere:
+                return part
+            if at and keyword not in elsewhere:
+                names = (str(name).replace("~", "~0").replace("/", "~1") for name in path)
+                pointer = "/".join([at, *names])
+            return self.closed(part, elsewhere.get(str(keyword), False), pointer, depth + 1)
+
+        node = with_parts(schema, change)
         says_itself = any(schema.get(keyword) is not None for keyword in _SAYS_ITSELF)
         if _names_own(schema) and not stays_open and not says_itself and not self._has_parts(schema):
             node |= {"properties": _with_required(node), "additionalProperties": False}
@@ -77,7 +74,7 @@ class _Closer:
 
     def _has_parts(self, schema: Mapping[str, Any]) -> bool:
         """Whether schemas for the same value, besides this one itself, name properties."""
-        return any(map(self._names_some, [*_parts(schema), _target(self._root, schema)]))
+        return any(map(self._names_some, [*_parts(schema), target(self._root, schema.get("$ref"))]))
 
     def _is_named_elsewhere(self, schema: Mapping[str, Any], keyword: str) -> bool:
         """Whether properties of a schema's value are named outside of one of the schemas under a keyword."""
@@ -101,7 +98,7 @@ class _Closer:
         if isinstance(schema, Mapping):
             if isinstance(ref := schema.get("$ref"), str) and _names_own(schema):
                 yield ref
-            for keyword in _IN_PLACE:
+            for keyword in _LISTED:
                 if not isinstance(inner := schema.get(keyword), list):
                     continue
                 if self._is_named_elsewhere(schema, keyword) and self._merged(schema) is None:
@@ -118,13 +115,13 @@ class _Closer:
                 seen.add(id(schema))
                 if isinstance(ref := schema.get("$ref"), str):
                     yield ref
-                todo += [*_parts(schema), _target(self._root, schema)]
+                todo += [*_parts(schema), target(self._root, schema.get("$ref"))]
 
     def _merged(self, schema: Mapping[str, Any], depth: int = 0) -> Schema | None:
         """An object that is described by `allOf` alone as one schema; None for others."""
-        target = _target(self._root, schema)
-        if isinstance(target, Mapping) and set(schema) <= {"$ref"} | _WORDS and depth:
-            return self._merged(target, depth + 1) if depth < 8 else None
+        named = target(self._root, schema.get("$ref"))
+        if isinstance(named, Mapping) and set(schema) <= {"$ref"} | _WORDS and depth:
+            return self._merged(named, depth + 1) if depth < 8 else None
         if not set(schema) <= _MERGED | _WORDS or schema.get("type", "object") != "object":
             return None
         if "allOf" not in schema:
@@ -162,30 +159,4 @@ def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Schem
 
 def _parts(schema: Mapping[str, Any]) -> list[Any]:
     """The schemas that apply to the same value, without references."""
-    parts = [schema[keyword] for keyword in _ONE_IN_PLACE if keyword in schema]
-    for keyword in _IN_PLACE:
-        inner = schema.get(keyword)
-        parts += inner if isinstance(inner, list) else []
-    inner = schema.get("dependentSchemas")
-    return [*parts, *(inner.values() if isinstance(inner, Mapping) else ())]
-
-
-def _pointer(at: str, *names: str) -> str:
-    escaped = (name.replace("~", "~0").replace("/", "~1") for name in names)
-    return "/".join([at, *escaped]) if at else ""
-
-
-def _target(root: Any, schema: Mapping[str, Any]) -> Any:
-    """What the reference of a schema leads to within the root, None where there is none."""
-    pointer = schema.get("$ref")
-    if not isinstance(pointer, str) or not pointer.startswith("#/"):
-        return root if pointer == "#" else None
-    for part in pointer[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, Mapping):
-            root = root.get(name)
-        elif isinstance(root, list) and name.isdigit() and int(name) < len(root):
-            root = root[int(name)]
-        else:
-            return None
-    return root
+    return [part for path, part in parts(schema) if path[0] in _SAME_VALUE]

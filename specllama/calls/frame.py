@@ -15,13 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape, CallFormat, TemplateData
 from specllama.calls.history import Messages, calls_as_text, functions, plain, results_as_text, with_tools
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.prompt import marked, without_marks
 from specllama.calls.scanner import StepReader, Steps
-from specllama.calls.schema_check import json_text
+from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tool, Tools
 from specllama.text.detokenizer import SHOWN
 
@@ -323,7 +322,7 @@ class FramedFormat(WrittenFormat):
             return lark.answer(self.plain(lark, "" if none == "TEXT" else none), False, self.thinks)
         calls = [
             (names, self._named(lark, names), self.style.items(lark, schema))
-            for schema, names in schemas.bodies(schemas.arguments(tools))
+            for schema, names in bodies(tools)
         ]
         one = lark.one_of([lark.rule(f"{named} {args}") for _, named, args in calls])
         more = f" ({self._text(lark, frame.sep)} {one})*" if tools.parallel and self.parallel else ""

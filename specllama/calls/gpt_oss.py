@@ -14,14 +14,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape
 from specllama.calls.frame import WrittenFormat
 from specllama.calls.history import Message, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
-from specllama.calls.schema_check import json_text
+from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tools
 from specllama.text.detokenizer import MAX_HEADER
 
@@ -74,7 +73,7 @@ class GptOss(WrittenFormat):
             return f"start: {before} {final}\n" + lark.answer(final, False).partition("\n")[2]
         calls = [
             lark.rule(f"{self._head(lark, names, message)} {lark.rule(json_text(schema))}")
-            for schema, names in schemas.bodies(schemas.arguments(tools))
+            for schema, names in bodies(tools)
         ]
         last = lark.one_of(calls if capped else [*calls, final])
         return f"start: {before} {last}\n" + lark.answer(last, False).partition("\n")[2]

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from specllama.calls import schema as schemas
 from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.lark import NEWLINE, Lark, escaped
 from specllama.calls.scanner import Steps
+from specllama.calls.schema import bodies
 from specllama.calls.tools import Tools
 
 _OPEN, _CLOSE, _HEAD = "<tool_call>", "</tool_call>", '{"name": "'
@@ -71,7 +71,7 @@ class Hermes(FramedFormat):
         plain = lark.without([rf"{start}({names}){middle}(.|\n)*"])
         end = lark.terminal(rf"/{_BLANK}\}}({_BLANK}```)?/")
         bare = list[str]()
-        for schema, some in schemas.bodies(schemas.arguments(tools)):
+        for schema, some in bodies(tools):
             known = "|".join(map(escaped, some))
             head = lark.terminal(rf"/{start}({known}){middle}{_BLANK}:{_BLANK}/")
             bare.append(lark.rule(f"{head} {self.style.items(lark, schema)} {end}"))

@@ -9,10 +9,10 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
-from specllama.calls.schema import fault, without_nulls
 from specllama.calls.tools import Choice, Schema, Tool, Tools
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
+from specllama.text.json_schema import fault, without_nulls
 from specllama.text.reasoning import OPENING, ReasoningSplitter
 
 Message = JsonObject

@@ -14,10 +14,10 @@ from specllama.calls.frame import FrameReader
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import BLANKS, Scanner, Steps
-from specllama.calls.schema import MAX_DEPTH, Types, parameters, type_name
-from specllama.calls.schema_check import json_text
+from specllama.calls.schema import Types, json_text, parameters, type_name
 from specllama.calls.tools import Tool
 from specllama.text.detokenizer import SHOWN
+from specllama.text.json_schema import MAX_DEPTH
 
 # Values as literals that are not JSON: their syntax, and the rules of a grammar for them. literals.py reads
 # them.

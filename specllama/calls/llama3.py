@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.calls import schema as schemas
 from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.history import Messages, one_call_each
 from specllama.calls.lark import Lark, literal
 from specllama.calls.literals import PYTHON, LiteralArguments
 from specllama.calls.scanner import Steps
-from specllama.calls.schema_check import json_text
+from specllama.calls.schema import Arguments, arguments, json_text
 from specllama.calls.tools import Tools
 
 _TAG = "<|python_tag|>"
@@ -69,19 +68,19 @@ class Llama3(FramedFormat):
 
     def optional(self, lark: Lark, tools: Tools, call: str, rest: str, text: str) -> str:
         if text:  # begins with the same characters, so that both have to be schemas
-            whole = (lark.rule(json_text(_whole(one))) for one in schemas.arguments(tools))
+            whole = (lark.rule(json_text(_whole(one))) for one in arguments(tools))
             return " | ".join([text, *whole])
         rule = super().optional(lark, tools, call, rest, text)
         if _TAG not in lark.shape.special:
             return rule
         dotted = (
             lark.rule(f'{literal(f"{one.tool.name}.call(")} {_PYTHON.items(lark, one.schema)} ")"')
-            for one in schemas.arguments(tools)
+            for one in arguments(tools)
         )
         return f"{rule} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"
 
 
-def _whole(one: schemas.Arguments) -> Mapping[str, Any]:
+def _whole(one: Arguments) -> Mapping[str, Any]:
     """The schema of a call as one object."""
     inside = {k: v for k, v in one.schema.items() if k not in ("$defs", "definitions")}
     definitions = {k: v for k, v in one.schema.items() if k not in inside}

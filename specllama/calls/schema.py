@@ -1,26 +1,40 @@
-"""The schemas of tools' arguments, as far as grammars can use them.
+"""Schemas as far as grammars can use them: of tools' arguments, and of an answer's text.
 
-A schema that cannot be used, or that makes the grammar too large, is replaced by that of any object,
-unless its tool is strict.
+A schema of arguments that cannot be used, or that makes the grammar too large, is replaced by that of any
+object, unless its tool is strict. Knows no call format.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specllama.calls.schema_check import checked, constraints, is_plain, reduced
+from specllama.calls.closed_schema import closed
 from specllama.calls.tools import Schema, Tool, Tools
 from specllama.errors import Note, UsageError, warning
-from specllama.text.json_shape import json_shape
-from specllama.text.schema_length import MAX_LENGTH, forces_too_much
+from specllama.text.json_schema import (
+    JSON_STYLE,
+    MAX_DEPTH,
+    NOTHING,
+    STYLE,
+    TYPES,
+    excess,
+    in_words,
+    is_text,
+    parsed,
+    rewritten,
+    shape,
+    target,
+    without_nulls,
+)
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
 
 # What values a schema allows: their types, and the parameters of a tool one by one.
-
-
-MAX_DEPTH = 32  # levels of a schema
 
 
 class Types:
@@ -34,10 +48,9 @@ class Types:
         for _ in range(8):
             if not isinstance(schema, Mapping):
                 return {}
-            ref = schema.get("$ref")
-            if not isinstance(ref, str):
+            if not isinstance(schema.get("$ref"), str):
                 return schema
-            schema = self._at(ref)
+            schema = target(self._root, schema["$ref"])
         return {}
 
     def of(self, schema: Any, depth: int = 0) -> frozenset[str] | None:
@@ -58,19 +71,7 @@ class Types:
             if isinstance(options := schema.get(keyword), list) and options:
                 types = [self.of(option, depth + 1) for option in options]
                 return None if None in types else frozenset[str]().union(*[f for f in types if f])
-        if isinstance(schema.get("properties"), Mapping):
-            return frozenset(("object",))
-        return None
-
-    def _at(self, ref: str) -> Any:
-        if not ref.startswith("#"):
-            return {}
-        node: Any = self._root
-        for name in ref[1:].split("/")[1:]:
-            if not isinstance(node, Mapping):
-                return {}
-            node = node.get(name.replace("~1", "/").replace("~0", "~"))
-        return node
+        return frozenset(("object",)) if isinstance(schema.get("properties"), Mapping) else None
 
 
 def type_name(value: Any) -> str:
@@ -79,6 +80,11 @@ def type_name(value: Any) -> str:
         return "null"
     names = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array", dict: "object"}
     return names.get(type(value), "string")
+
+
+def of_type(types: frozenset[str] | None, *names: str) -> bool:
+    """Whether values may have one of these types."""
+    return types is None or bool(types & set(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +99,11 @@ class Parameters:
 def parameters(schema: Mapping[str, Any]) -> Parameters:
     """The parameters of an object's schema; any for one that is not made of properties."""
     schema = Types(schema).resolved(schema)
-    properties = schema.get("properties")
-    required = schema.get("required")
+    properties, required = schema.get("properties"), schema.get("required")
+    known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
     names = frozenset(map(str, required)) if isinstance(required, list) else frozenset[str]()
-    if not isinstance(properties, Mapping):
-        open_ended = schema.get("additionalProperties") is not False
-        return Parameters({name: {} for name in sorted(names)}, names, open_ended)
-    more = not properties and schema.get("additionalProperties") is not False
-    unknown: dict[str, Schema] = {name: {} for name in sorted(names - set(properties))}
-    return Parameters({**properties, **unknown}, names, more)
+    more = not known and schema.get("additionalProperties") is not False
+    return Parameters({**known, **{name: {} for name in sorted(names - set(known))}}, names, more)
 
 
 def embedded(schema: Any, root: Mapping[str, Any]) -> Schema:
@@ -112,12 +114,140 @@ def embedded(schema: Any, root: Mapping[str, Any]) -> Schema:
     return node
 
 
-def of_type(types: frozenset[str] | None, *names: str) -> bool:
-    """Whether values may have one of these types."""
-    return types is None or bool(types & set(names))
+# What llguidance supports.
 
 
-MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
+# Keywords that say nothing about what is allowed.
+_NO_CONSTRAINT = frozenset(
+    (
+        "description", "title", "default", "examples", "$schema", "$comment", "deprecated", "readOnly",
+        "writeOnly",
+    )
+)  # fmt: skip
+_MAX_PLAIN = 2**53
+
+
+def styled(schema: Mapping[str, Any], lenient: bool = True) -> Schema:
+    """A schema with JSON_STYLE, where it has no style itself. lenient: keywords that are not supported are
+    left out; otherwise the grammar does not compile.
+    """
+    own = schema.get(STYLE)
+    return {**schema, STYLE: JSON_STYLE | {"lenient": lenient} | (own if isinstance(own, dict) else {})}
+
+
+def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
+    """A schema as an item of a grammar; see `styled`."""
+    return "%json " + json.dumps(styled(schema, lenient))
+
+
+def constraints(schema: Mapping[str, Any]) -> Schema:
+    """A copy of a schema without what constrains nothing, such as descriptions."""
+    result: Schema = rewritten(
+        schema, lambda one: {k: v for k, v in one.items() if k not in _NO_CONSTRAINT}, more=True
+    )
+    return result
+
+
+def reduced(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
+    """(A copy of a schema without patterns and formats that llguidance does not support, what they are)."""
+    problems: dict[str, None] = {}
+
+    def usable(keyword: str, value: Any) -> bool:
+        if not isinstance(value, str) or not checked(json.dumps({"type": "string", keyword: value}))[0]:
+            return True
+        problems[f"the {keyword} {value[:60]!r} is not supported"] = None
+        return False
+
+    def supported(one: Mapping[str, Any]) -> Schema:
+        kept = {k: v for k, v in one.items() if k not in ("format", "pattern") or usable(k, v)}
+        if isinstance(patterns := kept.get("patternProperties"), Mapping):
+            known = {name: part for name, part in patterns.items() if usable("pattern", name)}
+            if len(known) < len(patterns):  # what only matched these is allowed now
+                kept |= {"patternProperties": known, "additionalProperties": True}
+        return kept
+
+    return rewritten(schema, supported, more=True), list(problems)
+
+
+def is_plain(schema: Any) -> bool:
+    """Whether a schema has nothing but what llguidance is known to support; it takes a millisecond to ask."""
+    return isinstance(schema, Mapping) and all(k in _PLAIN and _PLAIN[k](v) for k, v in schema.items())
+
+
+def _are_types(value: Any) -> bool:
+    kinds = value if isinstance(value, list) else [value]
+    return bool(kinds) and all(isinstance(kind, str) and kind in TYPES for kind in kinds)
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_PLAIN
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+_PLAIN: Mapping[str, Callable[[Any], bool]] = {
+    "type": _are_types,
+    "minimum": _is_bound,
+    "maximum": _is_bound,
+    "properties": lambda value: isinstance(value, Mapping) and all(map(is_plain, value.values())),
+    "items": is_plain,
+    "additionalProperties": lambda value: isinstance(value, bool),
+    "enum": lambda value: bool(value) and _are_texts(value),
+    "required": _are_texts,
+}
+
+
+@functools.lru_cache(maxsize=512)
+def checked(text: str) -> tuple[str, bool]:
+    """(What llguidance does not support in a schema, "" if it supports it all; whether the rest can be
+    used).
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_grammar_size=10_000)
+    grammar = LLMatcher.grammar_from_lark("start: " + json_text(json.loads(text)))
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
+            raise
+        return "llguidance fails on it", False
+    problem = " ".join("; ".join(messages).partition("\n")[0].split())
+    if not failed and (endless := _fails_at_start(grammar, limits)):
+        return endless, False
+    return problem.rpartition("failed to compile JSON schema: ")[2][:300], not failed
+
+
+def _fails_at_start(grammar: str, limits: LLParserLimits) -> str:
+    """Why a grammar that compiles fails with its first forced tokens, or after them, "" if it does not. A
+    required property with the schema that it is in is forced without end; a $ref to itself allows nothing.
+    """
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    matcher.consume_tokens(matcher.compute_ff_tokens())
+    if not matcher.is_error() and not matcher.is_stopped() and not any(matcher.compute_bitmask()):
+        return "" if matcher.is_accepting() else NOTHING
+    if not matcher.is_error():
+        return ""
+    error = in_words(matcher.get_error())
+    return "no value is short enough for it" if "Too many items" in matcher.get_error() else error
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    """With a token for each byte: what is forced does not depend on the model."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+# The arguments of the tools of a request.
+
+
+MAX_BYTES = 64 * 1024  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
 ANY_OBJECT: Schema = {"type": "object"}
 NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -125,8 +255,8 @@ NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalPropertie
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a grammar uses for a tool's arguments. problem: why that is any object and not the tool's own
-    schema, or what is left out of it; "" if nothing is.
+    """A tool and the schema that a grammar uses for its arguments. problem: why that is any object and not
+    the tool's own schema, or what is left out of it; "" if nothing is.
     """
 
     tool: Tool
@@ -143,12 +273,12 @@ def arguments(tools: Tools) -> list[Arguments]:
         if not tool.parameters:
             bounded.append(Arguments(tool, NO_ARGUMENTS))
             continue
-        schema, text, n_parts, problem = _bounded(tool)
-        if not text:
+        schema, text, problem = _bounded(tool)
+        n_parts = shape(schema)[1]
+        n_bytes, n_all_parts = sum(map(len, sizes)) + len(text), sum(sizes.values()) + n_parts
+        if problem:
             bounded.append(_without_schema(tool, problem))
-        elif text not in sizes and (
-            sum(map(len, sizes)) + len(text) > MAX_ALL_BYTES or sum(sizes.values()) + n_parts > MAX_ALL_PARTS
-        ):
+        elif text not in sizes and (n_bytes > MAX_ALL_BYTES or n_all_parts > MAX_ALL_PARTS):
             bounded.append(_without_schema(tool, "the schemas of all tools together are too large"))
         else:
             sizes[text] = n_parts
@@ -165,22 +295,25 @@ def notes(tools: Tools) -> list[Note]:
     ]
 
 
-def _bounded(tool: Tool) -> tuple[Schema, str, int, str]:
-    """(A tool's schema; as text; its objects and lists; "") or, where it is too large, nothing and why."""
-    deepest, n_parts = json_shape(tool.parameters)
-    if deepest > MAX_DEPTH:
-        return {}, "", 0, f"it is nested deeper than {MAX_DEPTH} levels"
-    if n_parts > MAX_PARTS:
-        return {}, "", 0, f"it has more than {MAX_PARTS} objects and lists"
+def bodies(tools: Tools) -> list[tuple[Mapping[str, Any], list[str]]]:
+    """(schema, names of the tools with it), so that tools with the same share their rules. Raises UsageError
+    as `arguments` does.
+    """
+    by_text: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    for one in arguments(tools):
+        by_text.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
+    return list(by_text.values())
+
+
+def _bounded(tool: Tool) -> tuple[Schema, str, str]:
+    """(A tool's schema; as text; "") or, where it is too large, nothing and why."""
+    if problem := excess(tool.parameters):
+        return {}, "", f"it {problem}"
     schema = constraints(tool.parameters)
     if tool.strict and "properties" in schema:
         schema.setdefault("additionalProperties", False)
     text = json.dumps(schema)
-    if len(text) > MAX_BYTES:
-        return {}, "", 0, f"it has more than {MAX_BYTES} bytes"
-    if forces_too_much(schema):
-        return {}, "", 0, f"it asks for a text of more than {MAX_LENGTH} characters"
-    return schema, text, json_shape(schema)[1], ""
+    return ({}, "", f"it has more than {MAX_BYTES} bytes") if len(text) > MAX_BYTES else (schema, text, "")
 
 
 def _usable(tool: Tool, schema: Schema, text: str) -> Arguments:
@@ -202,105 +335,33 @@ def _without_schema(tool: Tool, problem: str) -> Arguments:
     return Arguments(tool, ANY_OBJECT, problem)
 
 
-def bodies(arguments: Sequence[Arguments]) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """(schema, names of the tools with it), so that tools with the same share their rules."""
-    by_text: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
-    for one in arguments:
-        by_text.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
-    return list(by_text.values())
+# The text of an answer.
 
 
-# Whether what is given as a JSON schema has the form of one.
-#
-# What a schema says may be unsupported, or impossible; here is looked for what no validator could read.
-
-
-_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-_ONE = ("additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")  # a schema
-_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # a list of schemas
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
-_NULL_IS_DATA = ("const", "default")
-_LONGEST, _DEEPEST = 200, 64  # characters of a path; levels
-
-
-def fault(schema: Mapping[str, Any], path: str) -> tuple[str, str] | None:
-    """(Path of what is no schema, what it must be), None if all is well. Keywords that are null count as
-    absent. path: of the schema.
+@functools.lru_cache(maxsize=64)
+def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
+    """(The schema of an answer as JSON text for its grammar, what of it is not enforced, "" for nothing).
+    strict: what cannot be enforced stays, and makes the grammar fail. is_open: objects may have properties
+    that the schema does not name. What is no usable schema stays as it is.
     """
-    todo: list[tuple[Any, str]] = [(schema, path)]
-    while todo:
-        one, at = todo.pop()
-        if isinstance(one, bool):
-            continue
-        if not isinstance(one, Mapping):
-            return at[:_LONGEST], "must be a schema: an object, true or false"
-        for keyword, (form, fits) in _FORMS.items():
-            if one.get(keyword) is not None and not fits(one[keyword]):
-                return f"{at}.{keyword}"[:_LONGEST], f"must be {form}"
-        todo += _inner(one, at)
-    return None
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return text, ""
+    schema = without_nulls(schema)
+    if not isinstance(schema, dict) or excess(schema):
+        return text, ""
+    used, problems = schema if is_open else closed(schema), list[str]()
+    if not strict:
+        used, problems = reduced(used)
+        used = styled(used)
+        if not is_plain(schema) and (problem := checked(json.dumps(used))[0]):
+            problems.append(problem)
+    return json.dumps(used), "; ".join(problems)
 
 
-def without_nulls(schema: Any, depth: int = 0) -> Any:
-    """A copy of a schema without keywords that are null, at every level: serialisers write them for what is
-    not set. Values that are data, such as those of `default` and `const`, stay.
+def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
+    """The schema of an answer without calls (JSON text or an object) as an item of a grammar, with the limits
+    of `text.grammar`. Raises UsageError.
     """
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return schema
-    kept: Schema = {}
-    for keyword, value in schema.items():
-        if value is None and keyword not in _NULL_IS_DATA:
-            continue
-        if keyword in _NAMED and isinstance(value, Mapping):
-            value = {name: without_nulls(one, depth + 1) for name, one in value.items()}
-        elif keyword in (*_LISTED, "items") and isinstance(value, list):
-            value = [without_nulls(one, depth + 1) for one in value]
-        elif keyword in (*_ONE, "items"):
-            value = without_nulls(value, depth + 1)
-        kept[keyword] = value
-    return kept
-
-
-def _inner(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str]]:
-    """The schemas in a schema, with their paths."""
-    for keyword in _ONE:
-        if schema.get(keyword) is not None:
-            yield schema[keyword], f"{at}.{keyword}"
-    for keyword in _NAMED:
-        for name, value in (schema.get(keyword) or {}).items():
-            yield value, f"{at}.{keyword}.{str(name)[:40]}"
-    items = schema.get("items")
-    for keyword in _LISTED:
-        for i, value in enumerate(schema.get(keyword) or ()):
-            yield value, f"{at}.{keyword}[{i}]"
-    for i, value in enumerate(items if isinstance(items, list) else [items] * (items is not None)):
-        yield value, f"{at}.items" + (f"[{i}]" if isinstance(items, list) else "")
-
-
-def _is_type(value: Any) -> bool:
-    return isinstance(value, str) and value in _TYPES
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-_FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "type": (
-        f"one of {', '.join(_TYPES)}, or a list of them",
-        lambda value: _is_type(value) or (isinstance(value, list) and all(map(_is_type, value))),
-    ),
-    "required": (
-        "a list of names",
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    ),
-    "enum": ("a list", _is_list),
-    "$ref": ("a text", lambda value: isinstance(value, str)),
-    "pattern": ("a text", lambda value: isinstance(value, str)),
-    **dict.fromkeys(_NAMED, ("an object", _is_object)),
-    **dict.fromkeys(_LISTED, ("a list", _is_list)),
-}
+    return json_text(parsed(schema), lenient=False)

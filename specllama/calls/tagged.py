@@ -16,8 +16,7 @@ from specllama.calls.history import text_of
 from specllama.calls.lark import NEWLINE, Lark, literal
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import Steps
-from specllama.calls.schema import Types, embedded, of_type, parameters, type_name
-from specllama.calls.schema_check import json_text
+from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
 from specllama.calls.tools import Tool
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}

@@ -6,7 +6,6 @@ complex during generation.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -20,9 +19,7 @@ from specllama.core.interfaces import MaskError
 from specllama.errors import ResourceError, UsageError
 from specllama.text.gbnf.lark import gbnf_to_lark
 from specllama.text.gbnf.parser import parse
-from specllama.text.grammar_errors import NOTHING, in_words
-from specllama.text.json_shape import json_shape
-from specllama.text.schema_length import MAX_LENGTH, forces_too_much
+from specllama.text.json_schema import JSON_STYLE, NOTHING, in_words, parsed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -119,24 +116,15 @@ def with_large_stack(work: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
+MAX_BYTES = 64 * 1024  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
 _MAX_ALTERNATIVES = 8_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
 _MAX_ITEMS = 500_000  # of the Earley parser in one step, some 25 ms; llguidance's default: 50,000
 _MAX_SYMBOLS = 10_000  # of a compiled grammar; llguidance's default, 500,000, takes seconds
 _MAX_TOOL_SYMBOLS = 60_000  # of the grammar of tool calls, which calls/schema.py bounds
-_MAX_PARTS = 1_500  # objects and lists of a schema
 _SCHEMA, _GRAMMAR, _TOOLS = "JSON schema", "grammar", "grammar of the tools"
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_START = re.compile(r"^[ \t]*start[ \t]*:", re.MULTILINE)
-# The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
-# forced. llguidance has no oneOf, which is treated as anyOf.
-_JSON_STYLE: Any = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": True,
-}
 
 _Key: TypeAlias = tuple[str, str, str]  # scope, kind and text of a compiled grammar
 
@@ -368,22 +356,7 @@ def _from_schema(text: str) -> str:
 
     _check_size(text, _SCHEMA)
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {error}") from None
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
-    deepest, n_parts = json_shape(schema)
-    if deepest > MAX_DEPTH:
-        raise UsageError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
-    if n_parts > _MAX_PARTS:
-        raise UsageError(f"the JSON schema has more than {_MAX_PARTS} objects and lists")
-    if forces_too_much(schema):
-        raise UsageError(f"the JSON schema asks for a text of more than {MAX_LENGTH} characters")
-    try:
-        return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema(parsed(text), defaults=JSON_STYLE)
     except ValueError as error:
         raise _refused(_SCHEMA, str(error)) from None
 

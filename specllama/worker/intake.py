@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from specllama.calls.answer_schema import answer_schema
 from specllama.calls.closed_schema import with_closed_schemas
+from specllama.calls.schema import answer_schema
 from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.engine import Engine

@@ -87,12 +87,10 @@ EXTENDED = ("drafters", "heads", "calls", "cli", "server.dialects")  # one file 
 SHORTER_THAN_60 = {
     **dict.fromkeys(("json_types", "wording", "python_command", "regular_file", "stored_figures"), "a layer"),
     **dict.fromkeys(
-        ("gguf.split", "prefix_disk.scopes", "text.json_shape", "text.surrogates", "text.template_variables"),
+        ("gguf.split", "prefix_disk.scopes", "text.surrogates", "text.template_variables"),
         "fronts import it, and not numpy or what renders templates",
     ),
-    **dict.fromkeys(
-        ("text.terminal", "text.grammar_errors", "core.repetition", "models.hub.env"), "fronts import it"
-    ),
+    **dict.fromkeys(("text.terminal", "core.repetition", "models.hub.env"), "fronts import it"),
     "config.defaults": "numbers that several layers share",
     "core.verify": "the proof that drafts change no token",
 }

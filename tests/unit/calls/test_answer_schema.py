@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from specllama.calls.answer_schema import answer_schema
-from specllama.calls.schema_check import json_text, reduced
+from specllama.calls.schema import answer_schema, json_text, reduced
 from tests.support.tool_calls import ByteVocabulary, Grammar
 
 VOCABULARY = ByteVocabulary()

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from specllama.calls.answer_schema import answer_text
 from specllama.calls.format import AnswerShape
 from specllama.calls.formats import named
-from specllama.calls.schema import ANY_OBJECT, Types, arguments, notes, parameters
-from specllama.calls.schema_check import constraints
+from specllama.calls.schema import ANY_OBJECT, Types, answer_text, arguments, constraints, notes, parameters
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError
 from tests.support.tool_calls import grammar, read

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.calls.answer_schema import answer_schema
 from specllama.calls.history import tool
-from specllama.calls.schema import arguments, fault, without_nulls
+from specllama.calls.schema import answer_schema, arguments
 from specllama.calls.tools import Tools
 from specllama.errors import UsageError
+from specllama.text.json_schema import fault, without_nulls
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["string", "object", "x"]),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.calls.answer_schema import answer_text
+from specllama.calls.schema import answer_text
 from specllama.errors import UsageError
-from specllama.text.schema_length import forces_too_much
+from specllama.text.json_schema import forces_too_much
 
 LONG = {"const": "a" * 5000}
 MANY = {"type": "array", "items": LONG, "minItems": 100}
