@@ -1,1 +1,1 @@
-"""Tool calls: one file for each format in which models write them; formats.py has the registry."""
+"""Tool calls: the formats in which models write them; formats.py has the registry."""

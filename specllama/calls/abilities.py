@@ -46,9 +46,9 @@ _THOUGHT, _ANSWER = "A capybara swims.", "The tapir sleeps."
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a template shows: tools; calls and their results; a first system message; system messages wherever
-    they are. thought: what it writes before and after the reasoning of a last answer, None if it does not
-    show that.
+    """Parts of a conversation that a template shows: tools; calls and their results; a first system message;
+    system messages wherever they are. thought: what it writes before and after the reasoning of a last
+    answer, None if it does not show that.
     """
 
     tools: bool
@@ -59,7 +59,7 @@ class Abilities:
 
 
 def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilities:
-    """What a template shows in a model's call format. render: renders it, or raises SpecllamaError."""
+    """Try what a template shows in a model's call format. render: renders it, or raises SpecllamaError."""
 
     def written(messages: Messages, more: Mapping[str, Any]) -> str:
         try:
@@ -87,7 +87,7 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
 
 
 def _thought(written: Callable[[Messages, Mapping[str, Any]], str]) -> tuple[str, str] | None:
-    """What stands around the reasoning of an answer, from the end of the prompt to the answer's text."""
+    """The texts around the reasoning of an answer, from the end of the prompt to the answer's text."""
     answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     whole = written([_USER, answer], {"add_generation_prompt": False})
     before, separator, rest = whole.partition(_THOUGHT)

@@ -1,4 +1,4 @@
-"""What the rest of the program needs of a call format: a family's way of writing tool calls.
+"""The interface of a call format: a family's way of writing tool calls.
 
 One definition gives the prompt's form, the grammar and the reader. Knows no API and no engine.
 """
@@ -10,7 +10,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from specllama.calls.history import Messages
+from specllama.calls.history import (
+    Call,
+    Messages,
+    calls_as_text,
+    functions,
+    plain,
+    results_as_text,
+    with_tools,
+)
+from specllama.calls.prompt import without_marks
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.json_types import JsonObject
@@ -18,7 +27,7 @@ from specllama.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class TemplateData:
-    """What a chat template gets: messages, and further variables."""
+    """The input of a chat template: messages, and further variables."""
 
     messages: Messages
     variables: JsonObject
@@ -26,7 +35,7 @@ class TemplateData:
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """What a grammar has to allow before and besides calls.
+    """The parts of an answer that a grammar has to allow before and besides calls.
 
     reasoning: (opening tag, closing tag) of the reasoning before the answer, None for a model without one.
     opened: whether the prompt has opened it. begun: whether the answer comes at once, because the prompt ends
@@ -53,7 +62,8 @@ class CallFormat(ABC):
     the text of an answer, where the client has begun it; begin_thought: what stands before and after its
     reasoning, () for what the template shows, or `thinks`. without_tools: variables that the family's
     templates need where no tools are shown. headers: the tokens with which headers of parts of an answer
-    begin, and the text with which they end; None without headers.
+    begin, and the text with which they end; None without headers. described: whether tools, calls and results
+    are written as text whatever the template shows.
     """
 
     name: ClassVar[str]
@@ -65,12 +75,12 @@ class CallFormat(ABC):
     begin_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
     without_tools: ClassVar[Mapping[str, Any]] = {}
     headers: ClassVar[tuple[tuple[str, ...], str] | None] = None
+    described: ClassVar[bool] = False
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""
         return bool(self.markers) and all(marker in template for marker in self.markers)
 
-    @abstractmethod
     def template_input(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -88,9 +98,28 @@ class CallFormat(ABC):
         system: whether it accepts system messages. special: those of `tokens` that are control tokens of the
         vocabulary; in text that is written here they have SHOWN before them, for `prompt.with_tokens`.
 
-        messages: in the form of the OpenAI API, but the arguments of calls are objects. Raises UsageError for
-        what the family cannot express.
+        messages: in the form of the OpenAI API, but the arguments of calls are objects.
         """
+
+        def write(some: Sequence[Call]) -> str:
+            return self.write(some, special)
+
+        own = own and not self.described
+        shows_calls = (own if calls is None else calls) and not self.described
+        rewritten = plain(without_marks(messages) if special else messages)
+        rewritten = self.fixed(rewritten) if shows_calls else calls_as_text(rewritten, write)
+        if own:
+            return TemplateData(rewritten, functions(tools))
+        rewritten = rewritten if shows_calls else results_as_text(rewritten)
+        return TemplateData(with_tools(rewritten, tools, write, system), {})
+
+    def fixed(self, messages: Messages) -> Messages:
+        """The messages as the family's own templates need them."""
+        return messages
+
+    @abstractmethod
+    def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
+        """Calls as the model writes them, with SHOWN before the tokens in `special`."""
 
     @abstractmethod
     def grammar(self, tools: Tools, shape: AnswerShape) -> str:

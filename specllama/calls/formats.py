@@ -1,4 +1,4 @@
-"""The registry of call formats. A new one needs its file and an entry here."""
+"""The registry of call formats. A new one needs its class and an entry here."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from specllama.calls import (
-    cohere,
-    deepseek,
-    gemma,
-    glm,
-    json_lists,
-    kimi,
-    minimax,
-    mistral,
-    pythonic,
-    qwen_xml,
-)
+from specllama.calls import json_formats, literals, tagged
 from specllama.calls.format import CallFormat
 from specllama.calls.gpt_oss import GptOss
 from specllama.calls.hermes import Generic, Hermes
@@ -28,36 +17,36 @@ GENERIC: CallFormat = Generic()
 """For templates of no known family, and those that know no tools."""
 _TOOLS = re.compile(r"\b(xml_)?tools\b|\+ functions\b")
 FORMATS: Sequence[CallFormat] = (
-    qwen_xml.Seed(),
-    qwen_xml.QwenXml(),
-    glm.Hy3(),
-    glm.Glm(),
+    tagged.Seed(),
+    tagged.QwenXml(),
+    tagged.Hy3(),
+    tagged.Glm(),
     GptOss(),
-    mistral.MistralIds(),
-    mistral.MistralArgs(),
-    mistral.MistralList(),
-    deepseek.DeepSeekV32(),
-    deepseek.DeepSeekV4(),
-    deepseek.DeepSeekR1(),
-    deepseek.DeepSeekV31(),
-    gemma.Gemma4(),
-    gemma.FunctionGemma(),
-    kimi.KimiK2(),
-    minimax.MiniMaxM2(),
-    cohere.CommandR(),
-    json_lists.MiniMaxM1(),
-    json_lists.Solar(),
-    json_lists.GigaChat(),
-    json_lists.Apertus(),
-    json_lists.Granite3(),
-    json_lists.Phi4(),
-    json_lists.NemotronV2(),
-    json_lists.Apriel(),
-    json_lists.Firefunction(),
-    json_lists.Functionary31(),
-    pythonic.Olmo3(),
-    pythonic.Lfm2(),
-    pythonic.Pythonic(),
+    json_formats.MistralIds(),
+    json_formats.MistralArgs(),
+    json_formats.MistralList(),
+    tagged.DeepSeekV32(),
+    tagged.DeepSeekV4(),
+    json_formats.DeepSeekR1(),
+    json_formats.DeepSeekV31(),
+    literals.Gemma4(),
+    literals.FunctionGemma(),
+    json_formats.KimiK2(),
+    tagged.MiniMaxM2(),
+    json_formats.CommandR(),
+    json_formats.MiniMaxM1(),
+    json_formats.Solar(),
+    json_formats.GigaChat(),
+    json_formats.Apertus(),
+    json_formats.Granite3(),
+    json_formats.Phi4(),
+    json_formats.NemotronV2(),
+    json_formats.Apriel(),
+    json_formats.Firefunction(),
+    json_formats.Functionary31(),
+    literals.Olmo3(),
+    literals.Lfm2(),
+    literals.Pythonic(),
     Llama3(),
     Hermes(),
     GENERIC,

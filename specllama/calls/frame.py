@@ -1,6 +1,4 @@
-"""Fixed texts around the name and the arguments of each call, and the reader of formats that have them.
-
-    open NAME mid ARGUMENTS (sep NAME mid ARGUMENTS)* close
+"""Formats with fixed texts around the name and the arguments of each call.
 
 A `Frame` has these texts; how arguments are written is an `ArgumentStyle`.
 """
@@ -10,15 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from specllama.calls.format import AnswerShape, CallFormat, TemplateData
-from specllama.calls.history import Messages, calls_as_text, functions, plain, results_as_text, with_tools
+from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.history import Call
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
-from specllama.calls.prompt import marked, without_marks
+from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tool, Tools
@@ -38,7 +35,7 @@ class ArgumentStyle(Protocol):
     """The character with which they begin, "" if any may come."""
 
     def items(self, lark: Lark, schema: Mapping[str, Any], /) -> str:
-        """What they match, as items of a grammar."""
+        """Items of a grammar that match them."""
         ...
 
     def read(self, reader: FrameReader, tool: Tool, /) -> Steps[bool]:
@@ -67,16 +64,42 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The fixed texts of a format. trigger: the beginning of `open` by which a call is known; "" if a call is
-    known only at the beginning of an answer. id: regular expression of ID.
+    """The fixed texts of a format.
+
+        begin CALL (between CALL)* end          CALL: head NAME mid ARGUMENTS tail
+
+    known_by: the beginning by which a call is known, "" for that of `begin`; where that is a bracket or
+    nothing, a call is known only at the beginning of an answer. id: regular expression of ID.
     """
 
-    open: str
+    begin: str
+    head: str
     mid: str
-    sep: str
-    close: str
-    trigger: str = ""
+    tail: str
+    end: str = ""
+    between: str = ""
+    known_by: str = ""
     id: str = NINE
+
+    @property
+    def trigger(self) -> str:
+        """The beginning by which a call is known, "" if one is known only at the beginning of an answer."""
+        return self.known_by or self.begin.rstrip("[\n ")
+
+    @property
+    def open(self) -> str:
+        """Precedes the name in the first call."""
+        return self.begin + self.head
+
+    @property
+    def sep(self) -> str:
+        """Between the arguments of a call and the name in the next one."""
+        return self.tail + self.between + self.head
+
+    @property
+    def close(self) -> str:
+        """Follows the arguments of the last call."""
+        return self.tail + self.end
 
     @property
     def quoted(self) -> bool:
@@ -86,10 +109,6 @@ class Frame:
     def name(self, name: str) -> str:
         """A name as it is written."""
         return json.dumps(name, ensure_ascii=False)[1:-1] if self.quoted else name
-
-    def head(self, name: str) -> str:
-        """The beginning of an answer with this call."""
-        return f"{self.open}{self.name(name)}{self.mid}"
 
 
 class FrameReader(StepReader):
@@ -254,45 +273,7 @@ def parts(text: str, tokens: Collection[str]) -> list[str]:
 # the arguments.
 
 
-class WrittenFormat(CallFormat):
-    """A format that can write calls itself, for templates that do not. described: whether tools, calls and
-    results are written as text whatever the template shows.
-    """
-
-    described: ClassVar[bool] = False
-
-    def template_input(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Tools | None,
-        own: bool,
-        *,
-        calls: bool | None = None,
-        system: bool = True,
-        special: Collection[str] = (),
-    ) -> TemplateData:
-        def write(some: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-            return self.write(some, special)
-
-        own = own and not self.described
-        shows_calls = (own if calls is None else calls) and not self.described
-        rewritten = plain(without_marks(messages) if special else messages)
-        rewritten = self.fixed(rewritten) if shows_calls else calls_as_text(rewritten, write)
-        if own:
-            return TemplateData(rewritten, functions(tools))
-        rewritten = rewritten if shows_calls else results_as_text(rewritten)
-        return TemplateData(with_tools(rewritten, tools, write, system), {})
-
-    def fixed(self, messages: Messages) -> Messages:
-        """The messages as the family's own templates need them."""
-        return messages
-
-    @abstractmethod
-    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:
-        """Calls (name, arguments) as the model writes them, with SHOWN before the tokens in `special`."""
-
-
-class FramedFormat(WrittenFormat):
+class FramedFormat(CallFormat):
     """A format with a frame. parallel: whether an answer may have several calls. read_by: its reader."""
 
     frame: ClassVar[Frame]
@@ -300,8 +281,7 @@ class FramedFormat(WrittenFormat):
     parallel: ClassVar[bool] = True
     read_by: ClassVar[type[FrameReader]] = FrameReader
 
-    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:
-        """Calls (name, arguments) as the model writes them, with SHOWN before the tokens in `special`."""
+    def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
         frame, written = self.frame, list[str]()
         numbers, shown = itertools.count(), "{:09}" if self.frame.id == NINE else "{}"
 
@@ -329,10 +309,11 @@ class FramedFormat(WrittenFormat):
         if frame.trigger:
             first = f"{self._text(lark, frame.open[len(frame.trigger) :])} {one}"
         else:  # a text that is no call ends where the beginning of a call is complete, so that is one literal
-            heads = [
-                (lark.one_of([literal(frame.head(name)) for name in names]), args) for names, _, args in calls
-            ]
-            first = lark.one_of([lark.rule(f"{head} {args}") for head, args in heads])
+            rules = list[str]()
+            for names, _, args in calls:
+                heads = [literal(f"{frame.open}{frame.name(name)}{frame.mid}") for name in names]
+                rules.append(lark.rule(f"{lark.one_of(heads)} {args}"))
+            first = lark.one_of(rules)
         rest = f"{first}{more} {self._text(lark, frame.close)}"
         call = f"{lark.text(frame.trigger)} {rest}"
         if tools.choice == "required":

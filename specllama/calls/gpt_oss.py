@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from specllama.calls.format import AnswerShape
-from specllama.calls.frame import WrittenFormat
-from specllama.calls.history import Message, Messages, one_call_each
+from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.history import Call, Message, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
@@ -31,7 +29,7 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _MAX_THOUGHTS = 4  # messages before a call that is required
 
 
-class GptOss(WrittenFormat):
+class GptOss(CallFormat):
     """The format as above; one call an answer."""
 
     name = "gpt-oss"
@@ -48,7 +46,7 @@ class GptOss(WrittenFormat):
     def fixed(self, messages: Messages) -> Messages:
         return [_fixed(message) for message in one_call_each(messages)]
 
-    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:
+    def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
         channel, kind = marked(_CHANNEL, special), marked(f"{_CONSTRAIN}json{_MESSAGE}", special)
         written = (
             f"{channel}commentary to=functions.{name} {kind}{json.dumps(arguments, ensure_ascii=False)}"
@@ -79,7 +77,7 @@ class GptOss(WrittenFormat):
         return f"start: {before} {last}\n" + lark.answer(last, False).partition("\n")[2]
 
     def _kind(self, lark: Lark) -> str:
-        """What may name the type of a message's content."""
+        """Items that may name the type of a message's content."""
         return f'(" "? {lark.text(_CONSTRAIN)}? "json")?'
 
     def _head(self, lark: Lark, names: Sequence[str], message: str) -> str:
@@ -120,7 +118,7 @@ class GptOssReader(StepReader):
         yield from scan.text_until(())
 
     def _header(self) -> Steps[str | None]:
-        """What stands before the next message; None if none follows. One that is cut off is removed."""
+        """The header of the next message; None if none follows. One that is cut off is removed."""
         scan = self.scan
         yield from scan.blanks()
         markers = scan.marker(_START), scan.marker(_CHANNEL)

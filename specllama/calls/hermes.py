@@ -51,11 +51,7 @@ class Hermes(FramedFormat):
     read_by = HermesReader
     tokens = (_OPEN, _CLOSE)
     frame = Frame(
-        open=f"{_OPEN}\n{_HEAD}",
-        mid='", "arguments": ',
-        sep=f"}}\n{_CLOSE}{NEWLINE}{_OPEN}\n{_HEAD}",
-        close=f"}}\n{_CLOSE}",
-        trigger=_OPEN,
+        "", f"{_OPEN}\n{_HEAD}", '", "arguments": ', f"}}\n{_CLOSE}", between=NEWLINE, known_by=_OPEN
     )
 
     def matches(self, template: str) -> bool:

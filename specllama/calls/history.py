@@ -7,9 +7,9 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypeVar
 
-from specllama.calls.tools import Choice, Schema, Tool, Tools
+from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.text.json_schema import fault, without_nulls
@@ -20,7 +20,8 @@ Message = JsonObject
 as objects, and of a result `name` and `tool_call_id`; further keys go to the template.
 """
 Messages = list[Message]
-Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
+Call = tuple[str, Mapping[str, Any]]  # name, arguments
+Write = Callable[[Sequence[Call]], str]
 _ALPHANUMERICS = string.digits + string.ascii_letters
 _SYSTEM = """# Tools
 
@@ -34,45 +35,26 @@ To call functions, write nothing but their calls, with the name and the argument
 _EXAMPLE = ("function-name", {"argument-name": "value"})
 
 
-class TemplateFunction(TypedDict):
-    """A function as templates show it. parameters: a JSON schema."""
-
-    name: str
-    description: str
-    parameters: Schema
-
-
-class TemplateTool(TypedDict):
-    """A tool as templates show it."""
-
-    type: Literal["function"]
-    function: TemplateFunction
-
-
 def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """Copies of the messages, without empty lists of calls: templates ask whether the key is there."""
     return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
 
 
-def function(tool: Tool) -> TemplateTool:
+def function(tool: Tool) -> JsonObject:
     """A tool as templates show it."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    function: TemplateFunction = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": parameters,
-    }
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-def functions(tools: Tools | None) -> dict[str, list[TemplateTool]]:
+def functions(tools: Tools | None) -> JsonObject:
     """The variables of a template that shows tools; SmolLM3's has another name for them."""
     shown = [function(tool) for tool in tools.tools] if tools is not None else []
     return {"tools": shown, "xml_tools": shown} if shown else {}
 
 
-def calls_of(message: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(name, arguments) of a message's calls."""
+def calls_of(message: Mapping[str, Any]) -> list[Call]:
+    """The calls of a message."""
     called = [call["function"] for call in message.get("tool_calls") or ()]
     return [(f["name"], f.get("arguments") or {}) for f in called]
 
@@ -135,38 +117,43 @@ def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
     return rewritten
 
 
-def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Messages:
-    """The messages with other ids of calls. new: from (id, name of the tool, number of the call in the
-    conversation) to the new id.
-    """
-    ids: dict[str, str] = {}
-    rewritten, n = Messages(), 0
-    for message in messages:
-        changed = dict(message)
-        if message.get("tool_calls"):
-            calls = []
-            for call in message["tool_calls"]:
-                old = str(call.get("id") or f"call{n}")
-                ids[old] = new(old, call["function"]["name"], n)
-                calls.append({**call, "id": ids[old]})
-                n += 1
-            changed["tool_calls"] = calls
-        if message["role"] == "tool":
-            old = str(message.get("tool_call_id") or "")
-            changed["tool_call_id"] = ids.get(old) or new(old, str(message.get("name") or ""), n)
-        rewritten.append(changed)
-    return rewritten
+def with_calls(messages: Messages, change: Callable[[JsonObject], JsonObject]) -> Messages:
+    """The messages with each call changed."""
+    return [
+        m | {"tool_calls": list(map(change, m["tool_calls"]))} if m.get("tool_calls") else m for m in messages
+    ]
 
 
 def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages:
     """The messages with each argument of their calls changed."""
+
+    def changed(call: JsonObject) -> JsonObject:
+        arguments = {k: change(v) for k, v in (call["function"].get("arguments") or {}).items()}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    return with_calls(messages, changed)
+
+
+def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Messages:
+    """The messages with other ids of calls. new: from (id, name of the tool, number of the call in the
+    conversation) to the new id.
+    """
+    ids, n = dict[str, str](), 0
+
+    def changed(call: JsonObject) -> JsonObject:
+        nonlocal n
+        old = str(call.get("id") or f"call{n}")
+        ids[old] = new(old, call["function"]["name"], n)
+        n += 1
+        return {**call, "id": ids[old]}
+
     rewritten = Messages()
     for message in messages:
-        calls = []
-        for call in message.get("tool_calls") or ():
-            changed = {k: change(v) for k, v in (call["function"].get("arguments") or {}).items()}
-            calls.append({**call, "function": {**call["function"], "arguments": changed}})
-        rewritten.append({**message, "tool_calls": calls} if calls else message)
+        rewritten += with_calls([message], changed)
+        if message["role"] == "tool":
+            old = str(message.get("tool_call_id") or "")
+            new_id = ids.get(old) or new(old, str(message.get("name") or ""), n)
+            rewritten[-1] = message | {"tool_call_id": new_id}
     return rewritten
 
 
@@ -274,8 +261,8 @@ def _between(message: Mapping[str, Any]) -> Message:
 
 
 def accepted(messages: Messages, render: Callable[[Messages], Rendered]) -> Rendered:
-    """What `render` makes of the messages or, where the template refuses them, of other forms of them. Raises
-    what it raises for the messages as they are.
+    """Render the messages or, where the template refuses them, other forms of them. Raises the error of the
+    messages as they are.
     """
     problem: SpecllamaError | None = None
     for form in _forms(messages):
@@ -433,7 +420,7 @@ def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> Messages:
 
 
 def cut_off_arguments(text: str) -> JsonObject | None:
-    """What a text that is the beginning of a JSON object has of it, as of a call that was cut off; the end of
+    """The members of a JSON object in a text that is its beginning, as of a call that was cut off; the end of
     its last text is where the text ends. None for any other text, complete objects included.
     """
     from pydantic_core import from_json

@@ -1,4 +1,4 @@
-"""Arguments as literals that are not JSON: Python's keyword arguments, and Gemma's objects.
+"""Formats with arguments as literals that are not JSON: Python's keyword arguments, and Gemma's objects.
 
 a=1, b="x", c=[True, None]          a:1,b:<|"|>x<|"|>,c:[true,null]
 """
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.calls.frame import FrameReader
+from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import BLANKS, Scanner, Steps
@@ -18,10 +18,6 @@ from specllama.calls.schema import Types, json_text, parameters, type_name
 from specllama.calls.tools import Tool
 from specllama.text.detokenizer import SHOWN
 from specllama.text.json_schema import MAX_DEPTH
-
-# Values as literals that are not JSON: their syntax, and the rules of a grammar for them. literals.py reads
-# them.
-
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -42,6 +38,7 @@ class Syntax:
 
 
 PYTHON = Syntax("=", ", ", ": ", ("True", "False", "None"))
+_JSON_WORDS = ("true", "false", "null")
 
 
 def write(value: Any, syntax: Syntax) -> str:
@@ -346,3 +343,65 @@ def _unescaped(escape: str) -> str:
     except (ValueError, OverflowError):
         return escape
     return _ESCAPES.get(escape[1:2], escape)
+
+
+# Calls as Python writes them: of Llama 4 and small Llama 3.2. LFM2 and Olmo 3 put them between tokens:
+# [f(a=1, b="x"), g()]
+
+
+class Pythonic(FramedFormat):
+    """The whole answer is a list of calls."""
+
+    name = "pythonic"
+    markers = ("[func_name1(params_name1=",)
+    frame = Frame("[", "", "(", ")", "]", ", ")
+    style = LiteralArguments(PYTHON)
+
+
+class Lfm2(FramedFormat):
+    """LFM2: the list is between two control tokens."""
+
+    name = "lfm2"
+    markers = ("<|tool_list_start|>",)
+    tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+    frame = Frame("<|tool_call_start|>[", "", "(", ")", "]<|tool_call_end|>", ", ")
+    style = LiteralArguments(PYTHON)
+
+    def matches(self, template: str) -> bool:
+        markers = ("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: [")
+        return any(marker in template for marker in markers)
+
+
+class Olmo3(FramedFormat):
+    """Olmo 3: a call on each line between two control tokens; true, false and null are JSON's."""
+
+    name = "olmo3"
+    markers = ("<function_calls>", "<functions>")
+    tokens = ("<function_calls>", "</function_calls>")
+    frame = Frame("<function_calls>", "", "(", ")", "</function_calls>", "\n")
+    style = LiteralArguments(Syntax("=", ", ", ": ", _JSON_WORDS))
+
+
+# Gemma: <|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>
+
+
+class Gemma4(FramedFormat):
+    """Gemma 4, which also reasons in a channel."""
+
+    name = "gemma4"
+    markers = ("<|tool_call>call:",)
+    tokens = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+    reasons, thinks = True, ("<|channel>thought\n", "<channel|>")
+    headers = (("<|channel>",), "\n")
+    frame = Frame("", "<|tool_call>call:", "{", "}<tool_call|>", known_by="<|tool_call>")
+    style = LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, '<|"|>', sorts=True))
+
+
+class FunctionGemma(FramedFormat):
+    """FunctionGemma."""
+
+    name = "functiongemma"
+    markers = ("<start_function_call>",)
+    tokens = ("<start_function_call>", "<end_function_call>", "<escape>")
+    frame = Frame("", f"{tokens[0]}call:", "{", f"}}{tokens[1]}", known_by=tokens[0])
+    style = LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, "<escape>", sorts=True))

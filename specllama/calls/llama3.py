@@ -60,7 +60,7 @@ class Llama3(FramedFormat):
     markers = ("<|start_header_id|>ipython<|end_header_id|>", '"parameters": ')
     read_by = Llama3Reader
     tokens = (_TAG,)
-    frame = Frame(open='{"name": "', mid='", "parameters": ', sep='}; {"name": "', close="}")
+    frame = Frame("", '{"name": "', '", "parameters": ', "}", between="; ")
     parallel = False
 
     def fixed(self, messages: Messages) -> Messages:

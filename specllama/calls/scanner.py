@@ -148,7 +148,7 @@ class Scanner:
 
     @property
     def text(self) -> str:
-        """What was not removed yet."""
+        """The text that was not removed yet."""
         return self._buffer.text
 
     def push(self, text: str, runs: Runs) -> None:

@@ -287,7 +287,7 @@ def arguments(tools: Tools) -> list[Arguments]:
 
 
 def notes(tools: Tools) -> list[Note]:
-    """What of the tools' schemas is not enforced. Raises UsageError as `arguments` does."""
+    """Warnings about what of the tools' schemas is not enforced. Raises UsageError as `arguments` does."""
     return [
         warning(f"the arguments of the tool {one.tool.name} are not held to its whole schema: {one.problem}")
         for one in arguments(tools)

@@ -1,4 +1,4 @@
-"""Arguments one by one between tags: strings are raw text, other values are JSON.
+"""Formats with the arguments one by one between tags: strings are raw text, other values are JSON.
 
 <parameter=key>
 value
@@ -11,8 +11,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from specllama.calls.frame import FrameReader
-from specllama.calls.history import text_of
+from specllama.calls.frame import Frame, FramedFormat, FrameReader
+from specllama.calls.history import Messages, text_of, with_arguments
 from specllama.calls.lark import NEWLINE, Lark, literal
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import Steps
@@ -144,3 +144,130 @@ def converted(text: str, types: frozenset[str] | None) -> str:
     if kind and (expected if of_type(types, "string") else True) and not (kind == "string" and types is None):
         return short
     return json.dumps(text, ensure_ascii=False)
+
+
+# Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5, and Seed, which has its own tag:
+#
+# <tool_call>
+# <function=f>
+# <parameter=key>
+# value
+# </parameter>
+# </function>
+# </tool_call>
+
+
+def _function_frame(opening: str, closing: str) -> Frame:
+    head, tail = f"{opening}\n<function=", f"</function>\n{closing}"
+    return Frame("", head, ">\n", tail, between=NEWLINE, known_by=opening)
+
+
+class QwenXml(FramedFormat):
+    """The format as above."""
+
+    name = "qwen-xml"
+    markers = ("<tool_call>", "<function=", "<parameter=")
+    tokens = ("<tool_call>", "</tool_call>")
+    frame = _function_frame(*tokens)
+    style = TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", words=True)
+
+
+class Seed(FramedFormat):
+    """ByteDance's Seed-OSS: values are on the line of their tags."""
+
+    name = "seed"
+    markers = ("<seed:tool_call>", "<function=", "<parameter=")
+    tokens = ("<seed:tool_call>", "</seed:tool_call>")
+    frame = _function_frame(*tokens)
+    style = TaggedArguments("<parameter=", ">", "</parameter>\n", words=True)
+
+    def fixed(self, messages: Messages) -> Messages:
+        return with_arguments(messages, text_of)  # the template writes other values as Python does
+
+
+# GLM 4.5 and later, Laguna, Ling and Spark, which differ in where lines end, and Hy3:
+#
+# <tool_call>f
+# <arg_key>key</arg_key>
+# <arg_value>value</arg_value>
+# </tool_call>
+
+
+class Glm(FramedFormat):
+    """The format as above."""
+
+    name = "glm"
+    tokens = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    _open, _close, _key, _key_end, _value, _value_end = tokens
+    markers = (_open, _key, _value)
+    frame = Frame("", _open, 2 * NEWLINE, _close, between=NEWLINE, known_by=_open)  # mid: Ling's without any
+    style = TaggedArguments(_key, f"{_key_end}{NEWLINE}{_value}", f"{_value_end}{NEWLINE}")
+
+
+_NAMES = ("tool_calls", "tool_call", "arg_key", "arg_value", "think")  # of Hy3's tags in pairs
+
+
+def _hy3(name: str) -> str:
+    return f"<{name}:opensource>"
+
+
+class Hy3(FramedFormat):
+    """Tencent's Hy3: all tags are control tokens with a suffix, and one more is around the calls."""
+
+    name = "hy3"
+    markers = ("HYTK = ':opensource'", "<tool_sep{}>")
+    tokens = tuple(map(_hy3, (*_NAMES, *(f"/{name}" for name in _NAMES), "tool_sep")))
+    frame = Frame(
+        *(f"{_hy3('tool_calls')}\n", _hy3("tool_call"), f"{_hy3('tool_sep')}\n", f"{_hy3('/tool_call')}\n"),
+        end=_hy3("/tool_calls"),
+    )
+    style = TaggedArguments(
+        _hy3("arg_key"), f"{_hy3('/arg_key')}\n{_hy3('arg_value')}", f"{_hy3('/arg_value')}\n"
+    )
+    thinks = (_hy3("think"), _hy3("/think"))
+
+
+# MiniMax M2, and DeepSeek's V3.2 and V4, whose tags have bars that are not ASCII's:
+#
+# <minimax:tool_call>
+# <invoke name="f">
+# <parameter name="key">value</parameter>
+# </invoke>
+# </minimax:tool_call>
+
+
+def _invoke_frame(prefix: str, opening: str, closing: str, mid: str = '">\n') -> Frame:
+    return Frame(f"{opening}\n", f'<{prefix}invoke name="', mid, f"</{prefix}invoke>\n", closing)
+
+
+class MiniMaxM2(FramedFormat):
+    """The format as above."""
+
+    name = "minimax-m2"
+    tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
+    markers = (tokens[0], '<invoke name="')
+    frame = _invoke_frame("", *tokens)
+    style = TaggedArguments('<parameter name="', '">', "</parameter>\n")
+
+
+_DSML = "｜DSML｜"
+
+
+class DeepSeekV32(FramedFormat):
+    """V3.2."""
+
+    name = "deepseek-v3.2"
+    markers = (_DSML, "function_calls>")
+    tokens = (_DSML,)
+    frame = _invoke_frame(_DSML, f"<{_DSML}function_calls>", f"</{_DSML}function_calls>")
+    style = TaggedArguments(
+        f'<{_DSML}parameter name="', '" string="', f"</{_DSML}parameter>\n", typed=('true">', 'false">')
+    )
+
+
+class DeepSeekV4(DeepSeekV32):
+    """V4: as V3.2 with another outer tag."""
+
+    name = "deepseek-v4"
+    markers = (_DSML, "tool_calls>")
+    frame = _invoke_frame(_DSML, f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>", f'">\n{NEWLINE}')

@@ -17,7 +17,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Code points as ranges, both ends included, ascending and apart."""
 
 ANY: Ranges = ((0x1, 0xD7FF), (0xE000, 0x10FFFF))
-"""What UTF-8 text has. No NUL: llama.cpp's matcher takes one for the end of a token."""
+"""The characters of UTF-8 text. No NUL: llama.cpp's matcher takes one for the end of a token."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ _Key: TypeAlias = str | int  # a rule's name, or the id of a group's or repetiti
 
 
 def left_recursive(rules: Rules, nodes: Iterable[Node]) -> str | None:
-    """What begins with itself, in words; None if nothing does. nodes: all of the grammar."""
+    """The rule or repetition that begins with itself, in words; None without. nodes: all of the grammar."""
     sorter: TopologicalSorter[_Key] = TopologicalSorter()
     for name, body in rules.items():
         sorter.add(name, *_begins_with(body, rules))

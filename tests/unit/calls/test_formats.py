@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specllama.calls.format import CallFormat
 from specllama.calls.formats import FORMATS, choose, named
-from specllama.calls.frame import NINE, FramedFormat, WrittenFormat
+from specllama.calls.frame import NINE, FramedFormat
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tool, Tools
@@ -23,7 +23,7 @@ from specllama.errors import UsageError
 from specllama.text.detokenizer import SHOWN
 from tests.support.tool_calls import CALLS, FULL, TOOLS, WEATHER, Call, cuts, grammar, pieces, read
 
-WRITTEN = [form for form in FORMATS if isinstance(form, WrittenFormat)]
+WRITTEN = [form for form in FORMATS if isinstance(form, CallFormat)]
 assert len(WRITTEN) == len(FORMATS)
 every = pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.name)
 both = pytest.mark.parametrize("as_tokens", [False, True], ids=["text", "tokens"])
@@ -36,16 +36,16 @@ def special(form: CallFormat, as_tokens: bool) -> Collection[str]:
     return form.tokens if as_tokens else ()
 
 
-def several(form: WrittenFormat) -> bool:
+def several(form: CallFormat) -> bool:
     """Whether an answer may have several calls."""
     return isinstance(form, FramedFormat) and form.parallel
 
 
-def calls_of(form: WrittenFormat) -> list[Call]:
+def calls_of(form: CallFormat) -> list[Call]:
     return CALLS if several(form) else CALLS[:1]
 
 
-def text_of(form: WrittenFormat, text: str, tokens: Collection[str]) -> str:
+def text_of(form: CallFormat, text: str, tokens: Collection[str]) -> str:
     """An answer without calls."""
     return marked(f"<|channel|>final<|message|>{text}", tokens) if form.name == "gpt-oss" else text
 
@@ -53,7 +53,7 @@ def text_of(form: WrittenFormat, text: str, tokens: Collection[str]) -> str:
 @every
 @both
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_written_calls_are_accepted_and_read(form: WrittenFormat, as_tokens: bool, choice: Any) -> None:
+def test_written_calls_are_accepted_and_read(form: CallFormat, as_tokens: bool, choice: Any) -> None:
     tokens, tools = special(form, as_tokens), Tools(TOOLS, choice)
     compiled = grammar(form, tools, tokens)
     for calls in [[call] for call in CALLS] + ([CALLS] if several(form) else []):
@@ -65,7 +65,7 @@ def test_written_calls_are_accepted_and_read(form: WrittenFormat, as_tokens: boo
 
 @every
 @both
-def test_however_an_answer_arrives(form: WrittenFormat, as_tokens: bool) -> None:
+def test_however_an_answer_arrives(form: CallFormat, as_tokens: bool) -> None:
     tokens, tools = special(form, as_tokens), Tools(TOOLS)
     for calls, everywhere in ((calls_of(form), False), (SHORT if several(form) else SHORT[:1], True)):
         written = form.write(calls, tokens)
@@ -77,7 +77,7 @@ def test_however_an_answer_arrives(form: WrittenFormat, as_tokens: bool) -> None
 
 
 @every
-def test_letters_of_a_control_token_are_text(form: WrittenFormat) -> None:
+def test_letters_of_a_control_token_are_text(form: CallFormat) -> None:
     if form.tokens and form.name != "llama3":  # whose token may be missing
         letters = form.write(CALLS[:1])
         assert read(form, Tools(TOOLS), letters, form.tokens) == (letters, [])
@@ -86,7 +86,7 @@ def test_letters_of_a_control_token_are_text(form: WrittenFormat) -> None:
 
 @every
 @both
-def test_arguments_are_final(form: WrittenFormat, as_tokens: bool) -> None:
+def test_arguments_are_final(form: CallFormat, as_tokens: bool) -> None:
     """What was read is the beginning of what is read when the answer goes on."""
     tokens, tools = special(form, as_tokens), Tools(TOOLS)
     written = form.write([FULL], tokens)
@@ -101,7 +101,7 @@ def test_arguments_are_final(form: WrittenFormat, as_tokens: bool) -> None:
 
 @every
 @both
-def test_an_answer_that_is_cut_off(form: WrittenFormat, as_tokens: bool) -> None:
+def test_an_answer_that_is_cut_off(form: CallFormat, as_tokens: bool) -> None:
     """Calls are whole or missing, and nothing after a call is text."""
     tokens, tools = special(form, as_tokens), Tools(TOOLS)
     written, expected = form.write([FULL], tokens), [FULL]
@@ -117,7 +117,7 @@ def test_an_answer_that_is_cut_off(form: WrittenFormat, as_tokens: bool) -> None
 
 @every
 @both
-def test_none_is_text(form: WrittenFormat, as_tokens: bool) -> None:
+def test_none_is_text(form: CallFormat, as_tokens: bool) -> None:
     tokens, tools = special(form, as_tokens), Tools(TOOLS, "none")
     written = form.write(CALLS[:1], tokens)
     assert not grammar(form, tools, tokens).accepts(written)
@@ -128,7 +128,7 @@ def test_none_is_text(form: WrittenFormat, as_tokens: bool) -> None:
 
 @every
 @both
-def test_auto_allows_text(form: WrittenFormat, as_tokens: bool) -> None:
+def test_auto_allows_text(form: CallFormat, as_tokens: bool) -> None:
     tokens, tools = special(form, as_tokens), Tools(TOOLS)
     for text in (TEXT, "a", "1 < 2 <tool", '{"a": 1}', "[1, 2]"):
         answer = text_of(form, text, tokens)
@@ -138,7 +138,7 @@ def test_auto_allows_text(form: WrittenFormat, as_tokens: bool) -> None:
 
 @every
 @both
-def test_required_is_calls(form: WrittenFormat, as_tokens: bool) -> None:
+def test_required_is_calls(form: CallFormat, as_tokens: bool) -> None:
     tokens = special(form, as_tokens)
     compiled = grammar(form, Tools(TOOLS, "required"), tokens)
     written = form.write(CALLS[:1], tokens)
@@ -151,7 +151,7 @@ def test_required_is_calls(form: WrittenFormat, as_tokens: bool) -> None:
 
 @every
 @both
-def test_names_and_parallel(form: WrittenFormat, as_tokens: bool) -> None:
+def test_names_and_parallel(form: CallFormat, as_tokens: bool) -> None:
     tokens, one, other = special(form, as_tokens), CALLS[0], CALLS[1]
     allowed = Tools(TOOLS, "required", names=["now"])
     assert grammar(form, allowed, tokens).accepts(form.write([other], tokens))
@@ -164,7 +164,7 @@ def test_names_and_parallel(form: WrittenFormat, as_tokens: bool) -> None:
 
 
 @every
-def test_a_forced_call_is_forced(form: WrittenFormat) -> None:
+def test_a_forced_call_is_forced(form: CallFormat) -> None:
     """With one tool without arguments there is nothing to choose but ids, and how lines end."""
     if form.name == "gpt-oss" or form.name == "command-r":
         return
@@ -182,7 +182,7 @@ def test_a_forced_call_is_forced(form: WrittenFormat) -> None:
 
 @every
 @both
-def test_reasoning_before_calls(form: WrittenFormat, as_tokens: bool) -> None:
+def test_reasoning_before_calls(form: CallFormat, as_tokens: bool) -> None:
     """The shape's reasoning comes first, and a call is required after it, whatever was thought."""
     if form.name == "gpt-oss":
         return
@@ -209,7 +209,7 @@ def test_reasoning_before_calls(form: WrittenFormat, as_tokens: bool) -> None:
 
 @every
 @both
-def test_text_with_a_schema(form: WrittenFormat, as_tokens: bool) -> None:
+def test_text_with_a_schema(form: CallFormat, as_tokens: bool) -> None:
     tokens = special(form, as_tokens)
     text = '%json {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"], '
     text += '"additionalProperties": false, "x-guidance": {"whitespace_flexible": false, '
@@ -223,7 +223,7 @@ def test_text_with_a_schema(form: WrittenFormat, as_tokens: bool) -> None:
     assert not none.accepts(text_of(form, "Hello", tokens))
 
 
-def ends(form: WrittenFormat) -> list[str]:
+def ends(form: CallFormat) -> list[str]:
     """Texts that a raw string of the format cannot contain."""
     return ["</parameter>", "</arg_value>", "｜DSML｜", '<|"|>', "<escape>", SHOWN, *form.tokens]
 
@@ -243,7 +243,7 @@ VALUES = st.fixed_dictionaries(
 @every
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(arguments=VALUES)
-def test_any_arguments(form: WrittenFormat, arguments: dict[str, Any]) -> None:
+def test_any_arguments(form: CallFormat, arguments: dict[str, Any]) -> None:
     arguments = {k: arguments[k] for k in WEATHER.parameters["properties"] if k in arguments}
     shown = json.dumps(arguments, ensure_ascii=False)
     assume(not any(text in shown for text in ends(form)) and '<|"|>' not in arguments["city"])
@@ -256,7 +256,7 @@ def test_any_arguments(form: WrittenFormat, arguments: dict[str, Any]) -> None:
 _COMPILED: dict[str, Any] = {}
 
 
-def compiled_for(form: WrittenFormat) -> Any:
+def compiled_for(form: CallFormat) -> Any:
     if form.name not in _COMPILED:
         _COMPILED[form.name] = grammar(form, Tools(TOOLS))
     return _COMPILED[form.name]
@@ -265,7 +265,7 @@ def compiled_for(form: WrittenFormat) -> Any:
 @every
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_whatever_the_model_writes(form: WrittenFormat, data: st.DataObject) -> None:
+def test_whatever_the_model_writes(form: CallFormat, data: st.DataObject) -> None:
     """No answer makes a reader fail, and how it arrives changes nothing."""
     written = form.write(CALLS[:2] if several(form) else CALLS[:1], form.tokens)
     n = len(written)
@@ -283,7 +283,7 @@ def test_whatever_the_model_writes(form: WrittenFormat, data: st.DataObject) -> 
 
 
 @every
-def test_names_with_all_characters(form: WrittenFormat) -> None:
+def test_names_with_all_characters(form: CallFormat) -> None:
     name = "a.b:c/d@e-f_Gé"
     tools = Tools([Tool(name), Tool("a"), Tool("a.b")], "required")
     compiled = grammar(form, tools)
