@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.slot_file import PrefixRecord
+from specllama.prefix_disk.record import PrefixRecord
 
 N_IDS, N_SHARED = 8000, 2000  # tokens of a state, and of what all states begin with
 _STEP = 0.001  # seconds that the other thread sleeps between two looks at the clock
@@ -92,8 +92,8 @@ def rates(directory: Path, n_bytes: int) -> dict[str, float]:
             (candidate,) = store.find("local", ids)
             for cached in (False, True):
                 if cached:
-                    (directory / candidate.name).read_bytes()
-                read, seconds, pause = longest_pause(lambda: store.read(candidate))  # noqa: B023
+                    (directory / candidate.state.name).read_bytes()
+                read, seconds, pause = longest_pause(lambda: store.read(candidate.state))  # noqa: B023
                 assert read is not None
                 label = "cached" if cached else "cold"
                 found |= {

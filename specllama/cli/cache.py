@@ -42,8 +42,7 @@ def ls(given: Mapping[str, Any]) -> int:
     now = time.time()
     if given.get("json"):
         about = [_about(state, now) for state in states]
-        n_bytes = sum(state.n_bytes for state in states)
-        report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": n_bytes}
+        report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": _bytes(states)}
         console.data(json.dumps({**report, "states": about}) + "\n")
         return 0
     width = columns(sys.stdout)
@@ -51,19 +50,13 @@ def ls(given: Mapping[str, Any]) -> int:
         text = f"no prompts are kept in {directory.path}"
         console.data("".join(f"{line}\n" for line in wrapped(text, width)))
         return 0
-    total = f"{counted(len(states), 'prompt')}, {size(sum(s.n_bytes for s in states))}, in {directory.path}"
-    rows = [
-        (
-            state.id,
-            printable(state.model) or "unknown",
-            str(state.n_tokens),
-            size(state.n_bytes),
-            age(state.changed, now),
-            str(state.uses),
-        )
-        for state in states
-    ]
+    total = f"{counted(len(states), 'prompt')}, {size(_bytes(states))}, in {directory.path}"
     head = ("id", "model", "tokens", "size", "age", "uses")
+    rows = [
+        (*(one.id, printable(one.model) or "unknown", str(one.state.n_tokens), size(one.state.file_bytes)),
+         *(age(one.changed, now), str(one.uses)))
+        for one in states
+    ]  # fmt: skip
     lines = [*wrapped(total, width), *listing(head, rows, width, least=(0, 1, 3))]
     console.data("".join(f"{line}\n" for line in lines))
     return 0
@@ -75,15 +68,15 @@ def rm(given: Mapping[str, Any]) -> int:
     Raises NotFoundError, before anything is removed, and ResourceError.
     """
     directory, states = _states()
-    chosen = {state.name: state for name in given["names"] for state in _named(name, states)}
+    chosen = {one.state.name: one for name in given["names"] for one in _named(name, states)}
     with _possible(directory):
-        remove_states(directory, list(chosen.values()))
+        remove_states(directory, chosen)
     if given.get("json"):
-        removed = [{"id": s.id, "model": s.model, "bytes": s.n_bytes} for s in chosen.values()]
+        removed = [{"id": s.id, "model": s.model, "bytes": s.state.file_bytes} for s in chosen.values()]
         console.data(json.dumps({"schema": "specllama.cache-rm/1", "removed": removed}) + "\n")
         return 0
-    for state in chosen.values():
-        console.data(f"removed {state.id}, {printable(state.model)}, {size(state.n_bytes)} freed\n")
+    for one in chosen.values():
+        console.data(f"removed {one.id}, {printable(one.model)}, {size(one.state.file_bytes)} freed\n")
     return 0
 
 
@@ -119,8 +112,8 @@ def _possible(directory: StateDirectory) -> Iterator[None]:
 
 def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
     """The states that a name means: the beginning of one id, or the name of a model. Raises NotFoundError."""
-    matches = [state for state in states if state.model == name]
-    by_id = [state for state in states if len(name) >= 4 and state.name.startswith(name)]
+    matches = [one for one in states if one.model == name]
+    by_id = [one for one in states if len(name) >= 4 and one.state.name.startswith(name)]
     if not matches and len(by_id) == 1:
         return by_id
     if not matches:
@@ -129,14 +122,18 @@ def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
     return matches
 
 
-def _about(state: ListedState, now: float) -> JsonObject:
+def _bytes(states: Sequence[ListedState]) -> int:
+    return sum(one.state.file_bytes for one in states)
+
+
+def _about(one: ListedState, now: float) -> JsonObject:
     return {
-        "id": state.id,
-        "model": state.model,
-        "kind": state.kind,
-        "tokens": state.n_tokens,
-        "bytes": state.n_bytes,
-        "seconds": state.seconds,
-        "age_seconds": max(0.0, now - state.changed),
-        "uses": state.uses,
+        "id": one.id,
+        "model": one.model,
+        "kind": one.state.meta.kind,
+        "tokens": one.state.n_tokens,
+        "bytes": one.state.file_bytes,
+        "seconds": one.state.meta.seconds,
+        "age_seconds": max(0.0, now - one.changed),
+        "uses": one.uses,
     }

@@ -218,7 +218,7 @@ class GetSlots:
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """What `SaveSlot` and `RestoreSlot` name: a slot, and a file in the form of prefix_disk/slot_file.py.
+    """What `SaveSlot` and `RestoreSlot` name: a slot, and a file in the form of prefix_disk/record.py.
     owner, disk_scope: as in Generate.
     """
 

@@ -13,21 +13,16 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
 from specllama.config.places import close_to_others
 from specllama.config.store import cache_dir, temporary, write_whole
 from specllama.prefix_disk.eviction import StateLedger
-from specllama.prefix_disk.state_file import (
-    BadStateFileError,
-    NewerStateFileError,
-    StateHeader,
-    read_header,
-)
+from specllama.prefix_disk.state_file import BadStateFileError, NewerStateFileError, State, read_state
 from specllama.regular_file import open_regular, read_regular
 
 LOCK_SECONDS = 10.0  # that another process may hold the lock
@@ -35,7 +30,6 @@ _STATE = re.compile(r"[0-9a-f]{32}\.state")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.state\.[0-9a-f]{16}\.tmp")
 _UNFINISHED_LEDGER = re.compile(r"\.index\.json\.[0-9a-f]{16}\.tmp")
 _SECRET_BYTES = 32
-_MAX_LEDGER = 16 << 20
 _MAX_LINES = 8  # about broken files, of one reading of the directory
 Say = Callable[[str], None]
 
@@ -137,11 +131,11 @@ class StateDirectory:
         """A new reading of the directory begins: its broken files have lines of their own."""
         self._said = 0
 
-    def header(self, name: str) -> StateHeader | None:
+    def state(self, name: str) -> State | None:
         """The header of a state; None where it cannot be used, which removes it unless it is a newer one."""
         try:
             with self.opened(name) as number:
-                return read_header(number, self._secret)
+                return read_state(number, self._secret, name)
         except NewerStateFileError:
             self.newer.add(name)
         except BadStateFileError as error:
@@ -174,20 +168,31 @@ class StateDirectory:
         (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def unfinished(self, name: str, n_bytes: int) -> Iterator[UnfinishedState]:
-        """A new file for a state of so many bytes, to be made with the lock and published with it; without
-        that it is gone at the end. Raises OSError.
+    def unfinished(self, name: str, n_bytes: int) -> Iterator[tuple[int, Path]]:
+        """A descriptor and the path of a new file for a state of so many bytes, to be made with the lock and
+        published with it; without that it is gone at the end. Raises OSError.
         """
         path = temporary(self.path / name)
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.truncate(number, n_bytes)
-            yield UnfinishedState(number, path, self.path / name)
+            yield number, path
         finally:
             os.close(number)
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+    def publish(self, path: Path, name: str) -> None:
+        """Give an unfinished file, which is whole and synced, its name; with the lock. Raises OSError, also
+        where somebody has removed it.
+        """
+        path.replace(self.path / name)
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def sweep(self) -> int:
         """Remove what killed processes have left unfinished; returns how many files. To be called with the
@@ -201,42 +206,22 @@ class StateDirectory:
                 n += 1
         return n
 
-    def read_ledger(self) -> bytes:
-        """The bytes of index.json, b"" where it cannot be read."""
-        with contextlib.suppress(OSError):
-            return read_regular(self.path / "index.json", _MAX_LEDGER)
-        return b""
+    def read_ledger(self) -> StateLedger:
+        """The ledger in index.json, an empty one where it cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return StateLedger.from_file(self.path / "index.json")
+        return StateLedger()
 
-    def write_ledger(self, text: str) -> None:
+    def write_ledger(self, ledger: StateLedger) -> None:
         """Write index.json, with the lock. Raises OSError."""
-        write_whole(self.path / "index.json", text, 0o600)
-
-
-class UnfinishedState:
-    """A state that is being written. number: a descriptor of its file."""
-
-    def __init__(self, number: int, path: Path, final: Path) -> None:
-        self.number, self._path, self._final = number, path, final
-
-    def publish(self) -> None:
-        """Give the file, which is whole and synced, its name; with the lock. Raises OSError, also where
-        somebody has removed it.
-        """
-        self._path.replace(self._final)
-        folder = os.open(self._final.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(self.path / "index.json", ledger.to_json(), 0o600)
 
 
 def _read_secret(file: Path) -> bytes:
     """The secret, b"" where there is none or it is damaged. Raises OSError for one that cannot be read."""
     try:
         secret = bytes.fromhex(read_regular(file, 2 * _SECRET_BYTES + 1).decode("ascii"))
-    except FileNotFoundError:
-        return b""
-    except ValueError:
+    except (FileNotFoundError, ValueError):
         return b""
     return secret if len(secret) == _SECRET_BYTES else b""
 
@@ -261,49 +246,46 @@ def _is_held(path: Path) -> bool:
 # Reads headers, and shows neither texts nor whose they are. Works while servers use the directory.
 
 
-ID_LENGTH = 12
+_ID_LENGTH = 12
 
 
-@dataclass(frozen=True, slots=True)
-class ListedState:
-    """A state. id: the beginning of its file's name. model: as it was called when it was loaded. n_bytes: of
-    the file. seconds: that reading its text again would cost. changed: time of day in seconds at which it was
-    written. uses: so far, writing included.
-    """
+class ListedState(NamedTuple):
+    """changed: time of day in seconds at which it was written. uses: so far, writing included."""
 
-    id: str
-    name: str
-    model: str
-    kind: str
-    n_tokens: int
-    n_bytes: int
-    seconds: float
+    state: State
     changed: float
     uses: int
+
+    @property
+    def id(self) -> str:
+        """The beginning of its file's name."""
+        return self.state.name[:_ID_LENGTH]
+
+    @property
+    def model(self) -> str:
+        """Its name as it was when it was loaded."""
+        return self.state.meta.model
 
 
 def listed(directory: StateDirectory) -> list[ListedState]:
     """The states, the newest first; none where there is no directory. Raises OSError."""
     if not directory.open(create=False):
         return []
-    ledger, states = StateLedger.from_json(directory.read_ledger()), []
+    ledger, states = directory.read_ledger(), []
     for name in directory.sizes():
-        header = directory.header(name)
+        state, use = directory.state(name), ledger.states.get(name)
         with contextlib.suppress(FileNotFoundError):
-            if header is not None:
+            if state is not None:
                 changed = os.stat(directory.path / name).st_mtime
-                use, meta = ledger.uses.get(name), header.meta
-                uses = use.uses if use is not None else 1
-                figures = header.n_tokens, header.file_bytes, meta.seconds, changed, uses
-                states.append(ListedState(name[:ID_LENGTH], name, meta.model, meta.kind, *figures))
-    return sorted(states, key=lambda state: -state.changed)
+                states.append(ListedState(state, changed, use.uses if use is not None else 1))
+    return sorted(states, key=lambda one: -one.changed)
 
 
-def remove_states(directory: StateDirectory, states: Sequence[ListedState]) -> None:
+def remove_states(directory: StateDirectory, names: Iterable[str]) -> None:
     """Remove these states. Raises OSError."""
     with directory.locked():
-        for state in states:
-            directory.remove(state.name)
+        for name in names:
+            directory.remove(name)
 
 
 def clear(directory: StateDirectory) -> tuple[int, int]:

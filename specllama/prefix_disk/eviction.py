@@ -1,34 +1,36 @@
-"""The value of states on disk, and which are evicted when there is no room.
+"""The value of states on disk, by which they are evicted when there is no room.
 
 The rule is GreedyDual-Size with frequency (Cherkasova, "Improving WWW Proxies Performance with
 Greedy-Dual-Size-Frequency Caching Policy", HP Labs 1998): the priority of a state is what it saves per
 byte times its uses, plus the inflation at its last use; inflation is the priority of what went last. So
-what is not used sinks without any clock, which may be set back. Knows no files; the ledger is the text
-of index.json.
+what is not used sinks without any clock, which may be set back.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from specllama import wire
 from specllama.config.defaults import CACHE_DISK_BYTES, CACHE_DISK_SHARE
+from specllama.prefix_disk.state_file import StateMeta
 
 _MAX_USES = 1000
 _MB = 1e6
+_MAX_BYTES = 16 << 20  # of index.json
+_MAX_NUMBER = 1e15
 
 
-def worth(seconds: float, n_bytes: int, load_rate: float) -> float:
-    """Seconds that one use of a state saves per megabyte. seconds: that reading its text would cost."""
-    return max(0.0, seconds - n_bytes / load_rate) / (n_bytes / _MB)
+def worth(meta: StateMeta, load_rate: float) -> float:
+    """Seconds that one use of a state saves per megabyte. load_rate: bytes a second."""
+    n_bytes = meta.n_bytes
+    return max(0.0, meta.seconds - n_bytes / load_rate) / (n_bytes / _MB) if n_bytes else 0.0
 
 
-@dataclass(slots=True)
-class StateUse:
+class StateUse(NamedTuple):
     """uses: so far, writing included. priority: see above."""
 
     uses: int
@@ -37,86 +39,53 @@ class StateUse:
 
 @dataclass(slots=True)
 class StateLedger:
-    """What the processes that share a directory know of its states beyond their headers.
+    """What the processes that share a directory know of its states beyond their headers: index.json.
 
-    inflation: see above. load_rate: bytes a second, as measured, 0 before. uses: by the states' names.
+    inflation: see above. load_rate: bytes a second, as measured, 0 before. states: by name.
     """
 
     inflation: float = 0.0
     load_rate: float = 0.0
-    uses: dict[str, StateUse] = field(default_factory=dict)
+    states: dict[str, StateUse] = field(default_factory=dict)
 
     def use(self, name: str, value: float) -> None:
         """A state of this worth was written or used."""
-        before = self.uses.get(name)
+        before = self.states.get(name)
         n = min(_MAX_USES, before.uses + 1 if before is not None else 1)
-        self.uses[name] = StateUse(n, self.inflation + n * value)
+        self.states[name] = StateUse(n, self.inflation + n * value)
+
+    def replace(self, old: str, new: str) -> None:
+        """A state was written in the place of another one: it was used as often."""
+        before, now = self.states.pop(old, None), self.states[new]
+        if before is not None:
+            self.states[new] = now._replace(uses=max(before.uses, now.uses))
 
     def priority(self, name: str, value: float) -> float:
         """The priority of a state of this worth; one that the ledger does not know was used once."""
-        known = self.uses.get(name)
+        known = self.states.get(name)
         return known.priority if known is not None else self.inflation + value
 
-    def gone(self, name: str, value: float = 0.0) -> None:
-        """A state of this worth was removed to make room, or not written."""
-        self.inflation = max(self.inflation, self.priority(name, value))
-        self.uses.pop(name, None)
+    def gone(self, name: str, priority: float) -> None:
+        """A state of this priority was removed to make room, or not written."""
+        self.inflation = max(self.inflation, priority)
+        self.states.pop(name, None)
 
-    def keep_only(self, names: Iterable[str]) -> None:
+    def keep_only(self, names: Collection[str]) -> None:
         """Forget states that no longer exist."""
-        there = set(names)
-        self.uses = {name: use for name, use in self.uses.items() if name in there}
+        self.states = {name: use for name, use in self.states.items() if name in names}
 
     def to_json(self) -> str:
         """For index.json."""
-        states = {name: [use.uses, use.priority] for name, use in self.uses.items()}
-        return json.dumps({"inflation": self.inflation, "load_rate": self.load_rate, "states": states})
+        return wire.to_json(self)
 
     @classmethod
-    def from_json(cls, data: bytes) -> StateLedger:
-        """The inverse of `to_json`; an empty ledger for anything else."""
-        try:
-            plain = json.loads(data)
-            ledger = cls(_number(plain["inflation"]), _number(plain["load_rate"]))
-            for name, (uses, priority) in plain["states"].items():
-                ledger.uses[str(name)] = StateUse(int(_number(uses)), _number(priority))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return cls()
+    def from_file(cls, path: Path) -> StateLedger:
+        """The inverse of `to_json`. Raises OSError, ValueError."""
+        ledger = wire.from_file(cls, path, _MAX_BYTES)
+        numbers = [ledger.inflation, ledger.load_rate, *(x for use in ledger.states.values() for x in use)]
+        if not all(0 <= x < _MAX_NUMBER for x in numbers):
+            raise ValueError("numbers that cannot be")
         return ledger
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionCandidate:
-    """A state that may be evicted. value: see `worth`."""
-
-    name: str
-    n_bytes: int
-    priority: float
-    value: float = 0.0
-
-
-def to_remove(
-    states: Sequence[EvictionCandidate], n_bytes: int, priority: float = math.inf
-) -> list[EvictionCandidate] | None:
-    """The states to remove so that so many bytes become free, those of least priority; None where that would
-    take one of a higher priority than the new state's, or all are too few.
-    """
-    removed = list[EvictionCandidate]()
-    for state in sorted(states, key=lambda s: s.priority):
-        if n_bytes <= 0:
-            break
-        if state.priority > priority:
-            return None
-        removed.append(state)
-        n_bytes -= state.n_bytes
-    return removed if n_bytes <= 0 else None
-
-
-def _number(value: object) -> float:
-    """Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise ValueError(value)
-    return float(value)
 
 
 # How much of the disk states may use where the user has not said so.

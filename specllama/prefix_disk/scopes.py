@@ -1,4 +1,4 @@
-"""Whose a state is: a name for each API key that says nothing about the key.
+"""Whose a state is, and of which model: names that say nothing about API keys and texts.
 
 The name of a key depends on the key and on the secret of the directory, and not on its place in a list of
 keys, which may be another one after a restart. Knows no requests.
@@ -7,6 +7,14 @@ keys, which may be another one after a restart. Knows no requests.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specllama.gguf.identity import FileIdentity
 
 LOCAL = "local"  # run and chat, on the user's own behalf
 OPEN = "open"  # clients of a server that needs no key
@@ -28,3 +36,21 @@ def state_name(key: str, scope: str, kind: str, ids: bytes, secret: bytes) -> st
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return f"{digest.hexdigest()}.state"
+
+
+_FACTS_VERSION = 1  # another one is another key
+_ENVIRONMENT = re.compile(r"(GGML|LLAMA)_(?!ARG_)\w+")  # what llama.cpp may read while it computes
+
+
+def model_key(
+    files: Iterable[FileIdentity], facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> str:
+    """The key of a model, 32 hexadecimal digits: a hash of everything that could change a state. Anything
+    else than equal is a miss. files: of the model and its adapters, in order. facts: all settings and
+    properties of the build and the machine that could change a state, as JSON can hold them.
+    """
+    variables = {name: value for name, value in environ.items() if _ENVIRONMENT.fullmatch(name)}
+    known = [[file.content, file.whole] for file in files]
+    plain = {"version": _FACTS_VERSION, "files": known, "facts": facts, "environment": variables}
+    text = json.dumps(plain, sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -35,9 +35,9 @@ from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
 from specllama.worker.file_sampling import sampling_defaults
-from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
+from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompt, Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
 
@@ -241,7 +241,7 @@ class RequestIntake:
     """Accepts requests for a loaded pair.
 
     running: gets the generations. send: sends a message to the front, in any thread. post: makes the engine's
-    thread call a function; None: large requests are prepared in that thread too. kept: prompts on disk.
+    thread call a function; None: large requests are prepared in that thread too. persister: prompts on disk.
     """
 
     def __init__(
@@ -252,9 +252,9 @@ class RequestIntake:
         running: list[SequenceOutput],
         send: Send,
         post: Callable[[Callable[[], None]], None] | None,
-        kept: KeptPrefixes | None = None,
+        persister: PrefixPersister | None = None,
     ) -> None:
-        self.prompts, self.kept = prompts, kept
+        self.prompts, self.persister = prompts, persister
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post = send, post
         self._preparer, self._reader = Preparer(), Preparer()
@@ -380,20 +380,20 @@ class RequestIntake:
 
     def _queue(self, accepted: Accepted, made: Prepared, choices: Sequence[protocol.Choice]) -> None:
         """Submit the choices of a request, once what the disk has of its prompt was read."""
-        kept, post, message = self.kept, self._post, accepted.message
+        persister, post, message = self.persister, self._post, accepted.message
         alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
         match = None
-        if kept is not None and not alone:  # whose cells must be those that it would fill itself
-            match = kept.find(made.prompt.ids, cache_scope(message), message.disk_scope)
-        if kept is None or match is None:
+        if persister is not None and not alone:  # whose cells must be those that it would fill itself
+            match = persister.find(made.prompt.ids, cache_scope(message), message.disk_scope)
+        if persister is None or match is None:
             self._submit(accepted, made, choices)
         elif post is None:
-            self._submit(accepted, made, choices, kept.read(match))
+            self._submit(accepted, made, choices, persister.read(match))
         else:
             self._reader.submit(
                 {choice.id for choice in choices},
-                match.candidate.n_bytes,
-                lambda: kept.read(match),
+                match.state.meta.n_bytes,
+                lambda: persister.read(match),
                 lambda job, text: post(partial(self._was_read, accepted, made, job, text)),
             )
 
@@ -418,8 +418,8 @@ class RequestIntake:
         stored: StoredText | None = None,
     ) -> None:
         """Submit the choices of a request to the engine. stored: a text that was read from the disk."""
-        if stored is not None and self.kept is not None:
-            self.kept.was_read(stored)
+        if stored is not None and self.persister is not None:
+            self.persister.was_read(stored)
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))

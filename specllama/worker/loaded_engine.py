@@ -29,12 +29,12 @@ from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, Send, refusing
-from specllama.worker.kept_prefixes import KeptPrefixes
 from specllama.worker.load_info import load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.measured_gain import store_answers
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput, spelt
+from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompts
 from specllama.worker.queries import compile_template, slots
 from specllama.worker.slot_actions import SlotActions
@@ -48,9 +48,9 @@ _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 class LoadedEngine:
     """A loaded pair and its engine.
 
-    running: the generations; the intake adds to them. kept: prompts on disk, None where none are kept. tuner:
-    while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is decided
-    how to be exact.
+    running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept.
+    tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is
+    decided how to be exact.
     """
 
     loaded: Loaded
@@ -61,7 +61,7 @@ class LoadedEngine:
     exact: ExactMode
     slot_actions: SlotActions
     send: Send
-    kept: KeptPrefixes | None = None
+    persister: PrefixPersister | None = None
     tuner: Tuner | None = None
     held: list[tuple[protocol.Generate, int]] = field(default_factory=list)
     _step_seconds: float = 0.0
@@ -101,7 +101,7 @@ class LoadedEngine:
             return 0.0
         if self.intake.busy:
             return None
-        due = [self.idle.due_in, self.kept.due_in if self.kept is not None else None]
+        due = [self.idle.due_in, self.persister.due_in if self.persister is not None else None]
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     @property
@@ -131,8 +131,8 @@ class LoadedEngine:
             self.send(protocol.Notice(notice))
         self.engine.notices.clear()
         self._report()
-        if self.kept is not None and self.kept.overdue and self.tuner is None:
-            self.kept.keep()
+        if self.persister is not None and self.persister.overdue and self.tuner is None:
+            self.persister.persist()
         waiting, self.slot_actions.waiting = self.slot_actions.waiting, []
         for action in waiting:
             with refusing(self.send, action):
@@ -144,8 +144,8 @@ class LoadedEngine:
 
     def _work_while_idle(self) -> None:
         """Copy prompts to be written to the disk; measure for one slice of time."""
-        if self.kept is not None and self.kept.due_in == 0.0:
-            self.kept.keep()
+        if self.persister is not None and self.persister.due_in == 0.0:
+            self.persister.persist()
         else:
             self.idle.work()
 
@@ -249,8 +249,8 @@ class LoadedEngine:
         if r.messages is not None:
             self.intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt, r.prefix)
         self.send(self._done(r, text, runs, unmeasured))
-        if self.kept is not None:
-            self.kept.generation_ended()
+        if self.persister is not None:
+            self.persister.generation_ended()
         self.loaded.profile.save()
 
     def _done(
@@ -293,8 +293,8 @@ class LoadedEngine:
         """See EngineCore."""
         self.loaded.profile.flush()
         store_answers(self.loaded)
-        if self.kept is not None and not self.busy:
-            self.kept.close()
+        if self.persister is not None and not self.busy:
+            self.persister.close()
 
 
 # Notes on a chat template that does not fit its model.
@@ -351,21 +351,21 @@ def open_engine(
     idle = IdleMeasurer(loaded, engine, order.measure_when_idle, running_time)
     template, problem = compile_template(loaded, process)
     prompts = _prompts(loaded, template, problem)
-    kept, running = _kept_prefixes(loaded, engine.scheduler.store, send), list[SequenceOutput]()
+    persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
     idle.apply()
     exact = ExactMode(loaded, engine, idle, running_time)
     opened = LoadedEngine(
         loaded=loaded,
         engine=engine,
         running=running,
-        intake=RequestIntake(loaded, engine, prompts, running, send, post, kept),
+        intake=RequestIntake(loaded, engine, prompts, running, send, post, persister),
         idle=idle,
         exact=exact,
         slot_actions=SlotActions(
             engine, loaded.prefix_key, loaded.header.name, send, running_time, loaded.draft_prefix_key
         ),
         send=send,
-        kept=kept,
+        persister=persister,
     )
     notes = _template_notes(loaded, template, problem)
     if settings.exact:
@@ -424,7 +424,7 @@ def _template_notes(
     return [*template_notes(loaded.model, template)] if template is not None else []
 
 
-def _kept_prefixes(loaded: Loaded, store: PrefixStore, send: Send) -> KeptPrefixes | None:
+def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixPersister | None:
     """The prompts of the model on disk, None where none are kept."""
     s, directory = loaded.settings, default_directory()
     if not s.cache_disk or not loaded.prefix_key or s.rpc:
@@ -444,6 +444,6 @@ def _kept_prefixes(loaded: Loaded, store: PrefixStore, send: Send) -> KeptPrefix
         model=loaded.header.name,
         say=lambda text: send(protocol.Notice(text)),
     )
-    return KeptPrefixes(
+    return PrefixPersister(
         store, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
     )

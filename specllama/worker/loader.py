@@ -52,7 +52,7 @@ from specllama.worker.draft import (
     warm_up_drafts,
     warm_up_target,
 )
-from specllama.worker.kept_prefixes import model_files, prefix_key
+from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_data import PairKey, pair_key, target_key
 from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of

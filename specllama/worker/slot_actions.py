@@ -1,6 +1,6 @@
 """Saves, restores and erases slots of the engine, as llama-server's clients ask for.
 
-Knows the prefix store and the files of slots (prefix_disk/slot_file.py); which names files may have is
+Knows the prefix store and the files of slots (prefix_disk/record.py); which names files may have is
 checked by the server.
 """
 
@@ -15,9 +15,9 @@ from specllama.core.prefix.store import Slot, empty
 from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.models.memory.available import available_memory
-from specllama.prefix_disk.slot_file import PrefixRecord, read_slot_file, write_slot_file
+from specllama.prefix_disk.record import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
-from specllama.worker.kept_prefixes import WHOLE, draft_part, partials_of, text_parts
+from specllama.worker.prefix_persister import WHOLE, draft_part, partials_of, text_parts
 
 
 class SlotActions:

@@ -135,7 +135,7 @@ class Campaign:
         directory = StateDirectory(default_directory(), lines.append)
         assert directory.open(create=False)
         sizes = directory.sizes()
-        assert all(directory.header(name) is not None for name in sizes), lines
+        assert all(directory.state(name) is not None for name in sizes), lines
         assert sum(sizes.values()) <= _BUDGET
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.slot_file import PrefixRecord
+from specllama.prefix_disk.record import PrefixRecord
 from tests.support.prefixes import equal, ids, record, states, store
 
 BUDGET = 3_000_000
@@ -55,7 +55,7 @@ def write_on(directory: Path) -> None:
         n = rng.randrange(N_TEXTS)
         found.put(text_record(n))
         for candidate in found.find("local", ids((n, 300 + n))):
-            found.read(candidate)
+            found.read(candidate.state)
         time.sleep(0.002)
 
 
@@ -70,7 +70,7 @@ def check(directory: Path) -> None:
         for seed in range(N_TEXTS):
             expected = text_record(seed)
             for found in one.find("local", ids((seed, 300 + seed))):
-                assert equal(one.read(found), expected)
+                assert equal(one.read(found.state), expected)
                 n += 1
         assert n == len(states(directory)), "each state belongs to a text"
 
@@ -102,7 +102,7 @@ def several(directory: Path, n: int) -> dict[str, int]:
                 seed = rng.randrange(N_TEXTS)
                 one.put(text_record(seed))
                 for found in one.find("local", ids((seed, 300 + seed))):
-                    read = one.read(found)
+                    read = one.read(found.state)
                     assert read is None or equal(read, text_record(seed))
                 time.sleep(0.004)
             assert one.flush(30)
@@ -126,7 +126,7 @@ def as_nobody(directory: Path) -> dict[str, object]:
     directory.chmod(0o500)
     with store(directory) as one:
         found = one.find("local", ids((1, 300)))
-        read = [equal(one.read(c), record(ids((1, 300)))) for c in found]
+        read = [equal(one.read(c.state), record(ids((1, 300)))) for c in found]
         taken = one.put(record(ids((2, 300))))
         flushed = one.flush(20)
         lines: list[str] = one.lines  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def file_limit(directory: Path) -> dict[str, object]:
         one.put(large)
         flushed = one.flush(20)
         lines: list[str] = one.lines  # type: ignore[attr-defined]
-        found = [equal(one.read(c), small) for c in one.find("local", small.ids)]
+        found = [equal(one.read(c.state), small) for c in one.find("local", small.ids)]
         left = [path.name for path in directory.glob(".*.tmp")]
         return {"kept": kept, "flushed": flushed, "lines": lines, "found": found, "left": left}
 

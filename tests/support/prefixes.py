@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.slot_file import Buffer, PrefixKind, PrefixRecord
+from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.state_file import Buffer, PrefixKind
 
 KEY = "a model"
 

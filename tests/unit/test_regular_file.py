@@ -24,7 +24,7 @@ from specllama.gguf.identity import file_identity
 from specllama.llama.kernels import _is_usable
 from specllama.models.hub.cache import read_small
 from specllama.prefix_disk.directory import StateDirectory
-from specllama.prefix_disk.slot_file import read_slot_file
+from specllama.prefix_disk.record import read_slot_file
 from specllama.regular_file import NotRegularError, open_regular, read_regular
 from specllama.server.running import RunningServer
 from specllama.server.supervisor import LoadedFiles

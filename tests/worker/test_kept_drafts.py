@@ -54,7 +54,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def end(front: Front) -> None:
     """End the engine as a front that leaves does."""
     front.core.shut_down()
-    front.core.loaded_engine.kept = None
+    front.core.loaded_engine.persister = None
 
 
 def ask(front: Front, text: str, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:

@@ -13,8 +13,8 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.prefix_disk.directory import default_directory
-from specllama.worker import kept_prefixes
-from specllama.worker import kept_prefixes as prefix_key
+from specllama.worker import prefix_persister
+from specllama.worker import prefix_persister as prefix_key
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front
 from tests.support.generations import generate
@@ -62,7 +62,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def end(front: Front) -> None:
     """End the engine as a front that leaves does."""
     front.core.shut_down()
-    front.core.loaded_engine.kept = None
+    front.core.loaded_engine.persister = None
 
 
 def ask(front: Front, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
@@ -112,9 +112,9 @@ def test_texts_are_written_once_the_engine_is_idle(opened):
     assert due is not None
     time.sleep(due)
     front.core.step()
-    assert front.core.loaded_engine.kept is not None
-    assert front.core.loaded_engine.kept.disk.flush(10.0)
-    assert front.core.loaded_engine.kept.disk.n_written == 1
+    assert front.core.loaded_engine.persister is not None
+    assert front.core.loaded_engine.persister.disk.flush(10.0)
+    assert front.core.loaded_engine.persister.disk.n_written == 1
     assert front.core.step_due_in is None
     assert list(default_directory().glob("*.state"))
 
@@ -149,7 +149,7 @@ def test_without_memory_for_prompts_the_disk_is_used(opened):
 def test_a_busy_engine_writes_too(opened):
     front = opened("llama", n_slots=2)
     ask(front)
-    kept = front.core.loaded_engine.kept
+    kept = front.core.loaded_engine.persister
     assert kept is not None
     more = {"max_tokens": 2000, "ignore_eos": True}
     front.core.handle(generate(9, prompt="Once", params=more, kept=False))
@@ -240,7 +240,7 @@ def test_several_slots_and_texts_that_were_moved_out_are_kept(opened):
 def test_an_engine_that_ends_waits_for_memory_without_asking_all_the_time(
     opened: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kept_prefixes, "END_SECONDS", 0.5)
+    monkeypatch.setattr(prefix_persister, "END_SECONDS", 0.5)
     front = opened("llama")
     ask(front)
     asked: list[int] = []

@@ -15,7 +15,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
-from specllama.worker.kept_prefixes import model_files, prefix_key
+from specllama.worker.prefix_persister import model_files, prefix_key
 
 PLAIN = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
 

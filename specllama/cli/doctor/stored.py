@@ -14,7 +14,6 @@ from specllama.cli.doctor.files import calibration, files, number, readable_key
 from specllama.config import store
 from specllama.json_types import JsonObject
 from specllama.prefix_disk.directory import StateDirectory, default_directory
-from specllama.prefix_disk.eviction import StateLedger
 
 _DAY = 24 * 3600.0
 
@@ -25,7 +24,7 @@ def stored() -> JsonObject:
     for file in files(store.cache_dir() / "calibration"):
         if (data := calibration(file)) is not None:
             models.append(_profile(file, data, time.time()))
-    ledger = StateLedger.from_json(StateDirectory(default_directory()).read_ledger())
+    ledger = StateDirectory(default_directory()).read_ledger()
     return {"models": sorted(models, key=lambda one: one["age"]), "read_rate": ledger.load_rate or None}
 
 

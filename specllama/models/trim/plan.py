@@ -217,11 +217,11 @@ def seen_tokens(models: Sequence[str], say: Callable[[str], None]) -> dict[int, 
     try:
         names = directory.sizes() if directory.open(create=False) else {}
         for name in names:
-            header = directory.header(name)
-            if header is None or header.meta.model not in models:
+            state = directory.state(name)
+            if state is None or state.meta.model not in models:
                 continue
-            missing.discard(header.meta.model)
-            ids, n = np.unique(np.frombuffer(header.ids, "<i4"), return_counts=True)
+            missing.discard(state.meta.model)
+            ids, n = np.unique(np.frombuffer(state.ids, "<i4"), return_counts=True)
             counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
     except OSError as error:
         raise ResourceError(f"{directory.path} cannot be read: {error.strerror or error}") from None

@@ -18,7 +18,7 @@ import pytest
 from specllama.prefix_disk import disk_store
 from specllama.prefix_disk.disk_store import LoadRate
 from specllama.prefix_disk.eviction import StateLedger
-from specllama.prefix_disk.slot_file import PrefixRecord
+from specllama.prefix_disk.record import PrefixRecord
 from tests.support.prefixes import content, equal, ids, record, states, store, written
 
 MB = 1_000_000
@@ -30,26 +30,27 @@ def test_what_is_put_is_read_again_by_a_later_process(tmp_path: Path) -> None:
     written(tmp_path / "p", first)
     with store(tmp_path / "p") as again:
         (candidate,) = again.find("local", text)
-        assert (candidate.n_tokens, candidate.n_state, candidate.n_bytes) == (1000, 1000, 3_070_001)
-        assert candidate.parts == {"target": 3 * MB, "draft": 70_001}
+        state = candidate.state
+        assert (candidate.n_tokens, state.n_tokens, state.meta.n_bytes) == (1000, 1000, 3_070_001)
+        assert dict(candidate.state.meta.parts) == {"target": 3 * MB, "draft": 70_001}
         assert candidate.seconds > 0
-        assert equal(again.read(candidate), first)
-        only = again.read(candidate, ["draft"])
+        assert equal(again.read(candidate.state), first)
+        only = again.read(candidate.state, ["draft"])
         assert only is not None
         assert {name: bytes(part) for name, part in only.parts.items()} == {"draft": first.parts["draft"]}
-        assert again.read(candidate, ["unknown"]) is None
+        assert again.read(candidate.state, ["unknown"]) is None
 
 
 def test_what_is_read_is_writable_memory_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 200))))
     with store(tmp_path) as one:
         (candidate,) = one.find("local", ids((1, 200)))
-        read = one.read(candidate)
+        read = one.read(candidate.state)
         assert read is not None
         view = read.parts["target"]
         assert isinstance(view, memoryview)
         view[:4] = b"gone"
-        assert equal(one.read(candidate), record(ids((1, 200))))
+        assert equal(one.read(candidate.state), record(ids((1, 200))))
 
 
 def test_parts_may_be_any_buffers(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_parts_may_be_any_buffers(tmp_path: Path) -> None:
     parts = {"target": mapped, "head": memoryview(b"view"), "draft": bytearray(b"array"), "none": b""}
     written(tmp_path, PrefixRecord("local", ids((1, 200)), "whole", parts, 1.0))
     with store(tmp_path) as one:
-        read = one.read(one.find("local", ids((1, 200)))[0])
+        read = one.read(one.find("local", ids((1, 200)))[0].state)
         assert read is not None
         assert bytes(read.parts["target"]) == content(3, 5000)
         assert (bytes(read.parts["head"]), bytes(read.parts["draft"])) == (b"view", b"array")
@@ -99,11 +100,12 @@ def test_a_partial_state_serves_texts_that_go_on_from_it_alone(tmp_path: Path) -
     written(tmp_path, record(ids((1, 300)), kind="partial"), record(ids((1, 50)), kind="partial", seed=5))
     with store(tmp_path) as one:
         candidates = one.find("local", ids((1, 300), (2, 100)))
-        assert [(c.kind, c.n_tokens) for c in candidates] == [("partial", 300)], "the shorter one is as large"
+        found = [(c.state.meta.kind, c.n_tokens) for c in candidates]
+        assert found == [("partial", 300)], "the shorter one is as large"
         assert [c.n_tokens for c in one.find("local", ids((1, 300)))] == [300]
         assert [c.n_tokens for c in one.find("local", ids((1, 299)))] == [50]
         assert one.find("local", ids((2, 300))) == []
-        assert equal(one.read(candidates[0]), record(ids((1, 300)), kind="partial"))
+        assert equal(one.read(candidates[0].state), record(ids((1, 300)), kind="partial"))
 
 
 def test_a_smaller_state_with_fewer_tokens_is_offered_too(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_a_smaller_state_with_fewer_tokens_is_offered_too(tmp_path: Path) -> Non
     written(tmp_path, record(text, 1000), record(rest, 90_000, seed=7))
     with store(tmp_path) as one:
         candidates = one.find("local", ids((1, 500), (2, 2000), (9, 50)))
-        assert [(c.n_tokens, c.n_bytes) for c in candidates] == [(2500, 90_000), (500, 1000)]
+        assert [(c.n_tokens, c.state.meta.n_bytes) for c in candidates] == [(2500, 90_000), (500, 1000)]
         assert candidates[0].seconds > candidates[1].seconds
 
 
@@ -160,7 +162,7 @@ def test_a_state_with_a_further_part_replaces_the_one_without(tmp_path: Path) ->
     written(tmp_path, record(text))
     with store(tmp_path) as one:
         (candidate,) = one.find("local", text)
-        assert set(candidate.parts) == {"target", "draft"}
+        assert candidate.state.meta.part_names == {"target", "draft"}
 
 
 def test_what_waits_is_replaced_by_its_continuation(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_what_is_not_used_sinks_and_what_is_used_stays(tmp_path: Path) -> None:
         for n in range(20, 40):
             candidates = one.find("local", kept.ids)
             assert candidates, f"used every time, gone at {n}"
-            assert equal(one.read(candidates[0]), kept)
+            assert equal(one.read(candidates[0].state), kept)
             assert one.put(record(ids((n, 300)), 100_000, seed=n, seconds=5.0))
             assert one.flush(20)
         assert len(states(tmp_path)) == 4
@@ -287,7 +289,7 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
                 mine = record(ids((1, 256), (seed, 200), (n, 60)), 50_000, seed=seed * 100 + n)
                 one.put(mine)
                 for candidate in one.find("local", mine.ids):
-                    read = one.read(candidate)
+                    read = one.read(candidate.state)
                     if read is not None and not np.array_equal(
                         read.ids[: candidate.n_tokens], mine.ids[: candidate.n_tokens]
                     ):
@@ -304,13 +306,13 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
 
 
 def stored_rate(directory: Path) -> float:
-    return StateLedger.from_json((directory / "index.json").read_bytes()).load_rate
+    return StateLedger.from_file(directory / "index.json").load_rate
 
 
 def test_the_measured_rate_is_kept_for_later_processes(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 300)), 4 * MB))
     with store(tmp_path) as one:
-        assert one.read(one.find("local", ids((1, 300)))[0]) is not None
+        assert one.read(one.find("local", ids((1, 300)))[0].state) is not None
         rate = one.load_rate
         assert rate != 1e9
     assert stored_rate(tmp_path) == pytest.approx(rate)
@@ -399,8 +401,8 @@ def test_a_slow_reading_of_the_directory_is_waited_for_once(
     written(tmp_path / "p", record(ids((1, 300)), 3000))
     with store(tmp_path / "p") as one:
         assert one.flush(20)
-        go_on, refresh = threading.Event(), one._writer.refresh
-        monkeypatch.setattr(one._writer, "refresh", lambda: go_on.wait(20) and refresh())
+        go_on, refresh = threading.Event(), one._refresh
+        monkeypatch.setattr(one, "_refresh", lambda: go_on.wait(20) and refresh())
         written(tmp_path / "p", record(ids((2, 300)), 3000))
         assert not one.find("local", ids((2, 300)))
         monkeypatch.setattr(disk_store, "_REFRESH_SECONDS", 30.0)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.gguf.identity import HEAD_BYTES, file_identity
-from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED, scope_of, state_name
-from specllama.prefix_disk.slot_file import model_key
+from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED, model_key, scope_of, state_name
 
 
 @pytest.fixture

@@ -1,47 +1,38 @@
-"""One state in a file that a client has named: llama-server's saved slots. The format is that of the
-cache, but without the secret of a directory: such a file may be copied. It is for the same model, build
-and settings alone.
-"""
+"""A prefix state in memory, as the store takes it and gives it back; and in a file that a client has
+named."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import mmap
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.config.store import temporary
-from specllama.gguf.identity import FileIdentity
 from specllama.prefix_disk.state_file import (
+    MAX_SECONDS,
+    MAX_TOKENS,
     BadStateFileError,
+    Buffer,
+    PrefixKind,
+    State,
     StateMeta,
-    read_header,
     read_parts,
+    read_state,
     write_state,
 )
 from specllama.regular_file import open_regular
 
-# A prefix state as the store takes it and gives it back, the answer to a look-up, figures of the store.
-
-
-PrefixKind = Literal["whole", "partial"]
-Buffer = bytes | bytearray | memoryview | mmap.mmap
-MAX_TOKENS = 1 << 24
 MAX_PARTS, MAX_PART_NAME = 16, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixRecord:
-    """The state after some token ids. Raises ValueError.
+    """The state after some token ids, in memory. Raises ValueError.
 
     scope: whose it is (scopes.py). ids: int32, shape (n_tokens,). kind: "whole" for attention caches, which
     can be cut at any length; "partial" for a state that exists at its full length alone (recurrent states,
@@ -70,7 +61,7 @@ class PrefixRecord:
                 raise ValueError(f"the name of a part has 1 to {MAX_PART_NAME} characters: {name[:80]!r}")
             if isinstance(part, memoryview) and (part.nbytes != len(part) or not part.c_contiguous):
                 raise ValueError(f"part {name!r} is no view of bytes")
-        if not 0 <= self.seconds < 1e9:
+        if not 0 <= self.seconds < MAX_SECONDS:
             raise ValueError(f"seconds must be from 0, not {self.seconds!r}")
 
     @property
@@ -78,50 +69,49 @@ class PrefixRecord:
         """Bytes of all parts."""
         return sum(len(part) for part in self.parts.values())
 
+    def meta(self, key: str, model: str) -> StateMeta:
+        """Its description as a state of a model."""
+        sizes = tuple((name, len(part)) for name, part in self.parts.items())
+        return StateMeta(key, model, self.scope, self.kind, self.seconds, sizes)
+
     def replaces(self, other: PrefixRecord) -> bool:
         """Whether this one does all that the other one, made before, would do."""
-        if (other.scope, other.kind) != (
-            self.scope,
-            self.kind,
-        ) or not other.parts.keys() <= self.parts.keys():
+        n, same = len(other.ids), (other.scope, other.kind) == (self.scope, self.kind)
+        if not same or not other.parts.keys() <= self.parts.keys():
             return False
-        n, longer = len(other.ids), len(self.ids) - len(other.ids)
-        if longer < 0 or (longer and self.kind == "partial"):
-            return False
-        return bool(np.array_equal(other.ids, self.ids[:n]))
+        return (self.kind == "whole" or n == len(self.ids)) and np.array_equal(other.ids, self.ids[:n])
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCandidate:
-    """A state on disk that serves a request.
+def raw(ids: NDArray[np.int32]) -> bytes:
+    """Ids as they are in files."""
+    return ids.astype(np.dtype("<i4"), copy=False).tobytes()
 
-    name: of its file. n_tokens: that it has in common with the request, the whole state if it is partial.
-    n_state: tokens of the state. n_bytes: of all parts. parts: bytes by name. seconds: that loading the whole
-    state is predicted to take, by the measured rate.
-    """
 
-    name: str
-    kind: PrefixKind
-    n_tokens: int
-    n_state: int
-    n_bytes: int
-    parts: Mapping[str, int]
-    seconds: float
+def as_record(state: State, parts: Mapping[str, Buffer]) -> PrefixRecord:
+    """The record of a state with parts that were read. Raises BadStateFileError."""
+    ids = np.frombuffer(state.ids, np.dtype("<i4")).astype(np.int32)
+    try:
+        return PrefixRecord(state.meta.scope, ids, state.meta.kind, parts, state.meta.seconds)
+    except ValueError as error:
+        raise BadStateFileError(str(error)) from None
+
+
+# One state in a file that a client has named: llama-server's saved slots. The format is that of the cache,
+# but without the secret of a directory: such a file may be copied. It is for the same model, build and
+# settings alone.
 
 
 def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "") -> int:
     """Write a state, whole or not at all, for the user alone; returns its bytes. Whatever has this name is
     replaced, and the directory is made. Raises OSError.
     """
-    sizes = tuple((name, len(part)) for name, part in record.parts.items())
-    meta = StateMeta(key, model, record.scope, record.kind, record.seconds, sizes)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     new = temporary(path)
     number = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        ids = record.ids.astype(np.dtype("<i4")).tobytes()
-        parts = [memoryview(part) for part in record.parts.values()]
-        n_bytes = write_state(number, meta, ids, parts, b"", lambda _: None)
+        n_bytes = write_state(
+            number, record.meta(key, model), raw(record.ids), record.parts.values(), b"", lambda _: None
+        )
         new.replace(path)
     finally:
         os.close(number)
@@ -135,9 +125,8 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
     memory. Raises BadStateFileError, which says why it cannot be used, and OSError.
     """
     with open_regular(path) as file:
-        number = file.fileno()
-        header = read_header(number, b"")
-        meta = header.meta
+        state = read_state(file.fileno(), b"")
+        meta = state.meta
         if meta.scope != scope:
             raise BadStateFileError("it belongs to another key")
         if meta.key != key:
@@ -146,32 +135,4 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
             )
         if meta.n_bytes > max_bytes:
             raise BadStateFileError(f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free")
-        parts = read_parts(number, header)
-    ids = np.frombuffer(header.ids, np.dtype("<i4")).astype(np.int32)
-    try:
-        return PrefixRecord(scope, ids, "partial" if meta.kind == "partial" else "whole", parts, meta.seconds)
-    except ValueError as error:
-        raise BadStateFileError(str(error)) from None
-
-
-# The key of a model: a hash of everything that could change a state. Anything else than equal is a miss.
-#
-# Files are known by their `FileIdentity`. What else belongs to a key is known to those who load models, and
-# given as facts.
-
-
-VERSION = 1  # of the facts: another one is another key
-_ENVIRONMENT = re.compile(r"(GGML|LLAMA)_(?!ARG_)\w+")  # what llama.cpp may read while it computes
-
-
-def model_key(
-    files: Iterable[FileIdentity], facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ
-) -> str:
-    """The key, 32 hexadecimal digits. files: of the model and its adapters, in order. facts: all settings and
-    properties of the build and the machine that could change a state, as JSON can hold them.
-    """
-    variables = {name: value for name, value in environ.items() if _ENVIRONMENT.fullmatch(name)}
-    known = [[file.content, file.whole] for file in files]
-    plain = {"version": VERSION, "files": known, "facts": facts, "environment": variables}
-    text = json.dumps(plain, sort_keys=True)
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return as_record(state, read_parts(file.fileno(), state))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from specllama.clock import sleep
@@ -21,8 +20,10 @@ from specllama.gguf.header import Header
 from specllama.gguf.identity import FileIdentity, file_identity, part_identities
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import build_info, system_info
-from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.slot_file import MAX_PARTS, PrefixCandidate, PrefixRecord, model_key
+from specllama.prefix_disk.disk_store import DiskStore, PrefixCandidate
+from specllama.prefix_disk.record import MAX_PARTS, PrefixRecord
+from specllama.prefix_disk.scopes import model_key
+from specllama.prefix_disk.state_file import State
 from specllama.worker.profile_data import target_key
 
 BUSY_SECONDS = 5.0  # after the end of a text it is copied between rounds too
@@ -33,23 +34,22 @@ _MAX_NOTED = 256  # texts that were written
 WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """A state on disk for a request. scope: of the engine's caches. n: ids that it serves. priority: in
     memory.
     """
 
-    candidate: PrefixCandidate
+    state: State
     scope: str
     n: int
     priority: float
 
 
-class KeptPrefixes:
-    """Keeps the texts of the engine's prefix store on disk. open_disk: makes the store of this model and its
-    directory, which waits until there is something to write, unless is_there. kept_seconds: that reading a
-    text again would cost, from which on it is kept. clock: seconds. draft_key: of the draft model's states,
-    "" where none are kept.
+class PrefixPersister:
+    """Writes the texts of the engine's prefix store to the disk. open_disk: makes the store of this model and
+    its directory, which waits until there is something to write, unless is_there. min_prefill_seconds: that
+    evaluating a text again would take, from which on it is written. clock: seconds. draft_key: of the draft
+    model's states, "" where none are kept.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class KeptPrefixes:
         store: PrefixStore,
         open_disk: Callable[[], DiskStore],
         is_there: bool,
-        kept_seconds: float,
+        min_prefill_seconds: float,
         clock: Callable[[], float],
         draft_key: str = "",
     ) -> None:
         self._draft_part = draft_part(draft_key)
-        self._store, self._kept_seconds, self._clock = store, kept_seconds, clock
+        self._store, self._min_seconds, self._clock = store, min_prefill_seconds, clock
         self._open_disk = open_disk
         self._disk = open_disk() if is_there else None
         self._scopes: dict[str, str] = {}  # on disk, by those of the engine's caches
         self._written: list[tuple[str, Ids]] = []
         self._read: WeakValueDictionary[tuple[str, str], StoredText] = WeakValueDictionary()
         self._due: float | None = None
-        self._since = 0.0  # when the first text ended that was not kept yet
+        self._since = 0.0  # when the first text ended that was not written yet
 
     @property
     def disk(self) -> DiskStore:
@@ -80,12 +80,12 @@ class KeptPrefixes:
 
     @property
     def due_in(self) -> float | None:
-        """Seconds until `keep` has something to do, if no request arrives; None for never."""
+        """Seconds until `persist` has something to do, if no request arrives; None for never."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     @property
     def overdue(self) -> bool:
-        """Whether `keep` is to be called between two rounds, because the engine is never idle."""
+        """Whether `persist` is to be called between two rounds, because the engine is never idle."""
         return self.due_in == 0.0 and self._clock() - self._since > BUSY_SECONDS
 
     def generation_ended(self) -> None:
@@ -104,28 +104,26 @@ class KeptPrefixes:
         if not disk_scope or len(wanted) <= MIN_SHARED or self._disk is None:
             return None
         known, most = store.longest(wanted, scope), len(wanted) - 1
-        worth = []
+        best: tuple[float, int, State | None] = (0.0, 0, None)
         for candidate in self.disk.find(disk_scope, wanted):
             n = self._n_usable(candidate, most)
             gain = (n - known) * store.row_seconds - candidate.seconds
-            if n > known + MIN_SHARED and gain > 0:
-                worth.append((gain, n, candidate))
-        if not worth:
+            if n > known + MIN_SHARED and gain > best[0]:
+                best = gain, n, candidate.state
+        _, n, state = best
+        if state is None or not self._has_memory(state.meta.n_bytes):
             return None
-        _, n, candidate = max(worth, key=lambda one: one[0])
-        if not self._has_memory(candidate.n_bytes):
-            return None
-        return PrefixMatch(candidate, scope, n, store.state_cache.of_text(n, 0, candidate.n_bytes))
+        return PrefixMatch(state, scope, n, store.state_cache.of_text(n, 0, state.meta.n_bytes))
 
     def read(self, match: PrefixMatch) -> StoredText | None:
         """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
-        key = match.candidate.name, match.scope
+        key, meta = (match.state.name, match.scope), match.state.meta
         text = self._read.get(key)  # by a request that waits for the same one
         if text is None:
-            if not self._has_memory(match.candidate.n_bytes):  # others were read since it was found
+            if not self._has_memory(meta.n_bytes):  # others were read since it was found
                 return None
-            others = {name for name in match.candidate.parts if name.startswith(_DRAFT)} - {self._draft_part}
-            record = self.disk.read(match.candidate, match.candidate.parts.keys() - others)
+            others = {name for name in meta.part_names if name.startswith(_DRAFT)} - {self._draft_part}
+            record = self.disk.read(match.state, meta.part_names - others)
             if record is None or WHOLE not in record.parts:
                 return None
             text = _stored(record, match.scope, match.priority, record.parts.get(self._draft_part))
@@ -136,7 +134,7 @@ class KeptPrefixes:
         """A text was read from the disk: it need not be written."""
         self._note(text.scope, text.ids)
 
-    def keep(self) -> None:
+    def persist(self) -> None:
         """Copy a text, of an idle slot or one that was moved out of the context, to be written; the next one
         in the next call. Where there is no memory for the copy yet, later.
         """
@@ -168,12 +166,12 @@ class KeptPrefixes:
     def close(self) -> None:
         """Write worthwhile texts, in bounded time."""
         until = self._clock() + END_SECONDS
-        self.keep()
+        self.persist()
         while (due := self.due_in) is not None and self._disk is not None and self._clock() < until:
             wait = min(due, _WAIT_SECONDS)
             if self._disk.flush(wait):
                 sleep(wait)  # for memory: nothing is being written
-            self.keep()
+            self.persist()
         if self._disk is not None:
             self._disk.flush(max(0.0, until - self._clock()))
             self._disk.close()
@@ -195,11 +193,11 @@ class KeptPrefixes:
         """Whether the ids that no text on disk covers are expensive enough to evaluate."""
         row_seconds = self._store.row_seconds
         can = bool(self._scopes.get(scope)) and len(ids) > MIN_SHARED
-        if not can or len(ids) * row_seconds < self._kept_seconds:
+        if not can or len(ids) * row_seconds < self._min_seconds:
             return False
         known = max((n_common(ids, other) for of, other in self._written if of == scope), default=0)
         n_new = len(ids) - known
-        return n_new > 0 and n_new * row_seconds >= self._kept_seconds
+        return n_new > 0 and n_new * row_seconds >= self._min_seconds
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._store.row_seconds
@@ -214,9 +212,9 @@ class KeptPrefixes:
     def _n_usable(self, candidate: PrefixCandidate, most: int) -> int:
         """How many ids of a prompt the state serves."""
         n = min(candidate.n_tokens, most)
-        if not self._store.needs_partials or n == candidate.n_state:
+        if not self._store.needs_partials or n == candidate.state.n_tokens:
             return n
-        keys = (_partial_key(name) for name in candidate.parts)
+        keys = (_partial_key(name) for name in candidate.state.meta.part_names)
         return max((key[0] for key in keys if key is not None and key[0] <= n), default=0)
 
 
