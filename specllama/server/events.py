@@ -10,13 +10,12 @@ import secrets
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from specllama.client import protocol
 from specllama.core.gain import PlainRate
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
-from specllama.errors import SpecllamaError
 
 # Random ids of answers and calls.
 
@@ -284,35 +283,6 @@ class Accumulator:
     def ends(self) -> list[End]:
         """The End of each choice that has ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]
-
-
-# The protocol of writers: an answer in the form of an API, from the stream of events.
-
-
-class DialectWriter(Protocol):
-    """Writes one answer. fold: accumulates the events. media_type: of a stream. ping: bytes that keep an idle
-    stream alive; clients ignore them.
-    """
-
-    fold: Accumulator
-    media_type: str
-    ping: bytes
-
-    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """The part of a stream for the next events, which are added to `fold`. n_choices: of the answer."""
-        ...
-
-    def error_event(self, error: SpecllamaError) -> bytes:
-        """An error after the first byte, as a part of a stream."""
-        ...
-
-    def end(self) -> bytes:
-        """The last bytes of a stream, after an error too."""
-        ...
-
-    def answer(self) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        """The whole answer, from `fold`."""
-        ...
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

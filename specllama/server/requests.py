@@ -24,13 +24,12 @@ ReaderOf = Callable[[Tools | None], CallReader | None]
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
     """One text to generate. prompt: index of the prompt that it answers; requests of one prompt differ only
-    in their seeds. splits, reasoning: see EventAssembler. fields: names of request fields by the parameters
+    in their seeds. reasoning: see EventAssembler. fields: names of request fields by the parameters
     that they set, for errors of the engine about a parameter.
     """
 
     request: protocol.Generate
     prompt: int = 0
-    splits: bool = False
     reasoning: ReasoningFormat = "auto"
     fields: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,7 +117,7 @@ class RequestStream:
         return EventAssembler(
             index,
             spec.prompt,
-            spec.splits,
+            chat is not None,
             chat is not None and chat.is_begun,
             self._end_ids,
             reader,

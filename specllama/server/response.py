@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.events import DialectWriter, Event, Start, to_json
+from specllama.server.dialects.shared.writer import AnswerWriter
+from specllama.server.events import Event, Start, to_json
 from specllama.server.http.body import IdleTimer
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.requests import RequestStream
@@ -35,7 +36,7 @@ class StreamingResponse(Response):
     Errors before the first byte are raised; later ones become an event of the stream.
     """
 
-    def __init__(self, job: RequestStream, writer: DialectWriter, stream: bool, limits: Limits) -> None:
+    def __init__(self, job: RequestStream, writer: AnswerWriter, stream: bool, limits: Limits) -> None:
         super().__init__(media_type=writer.media_type if stream else "application/json")
         self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
 
@@ -65,6 +66,7 @@ class StreamingResponse(Response):
                 limit.cancel()
             unread.close()
             self._job.cancel()  # has no effect after the end
+            self._writer.close()
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)

@@ -14,7 +14,7 @@ from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.server import response
 from specllama.server.dialects.openai.chat import ChatWriter
-from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import End, Start, TextEvent
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.metrics import Metrics
@@ -87,7 +87,7 @@ def streamed(n: int, run_engine: EngineRun, reading: float = 0.0, limit: float =
     async def main() -> None:
         engine, job = started_job(n)
         answer = response.StreamingResponse(
-            job, ChatWriter(ResponseOptions("m")), True, response.Limits(0, limit)
+            job, ChatWriter(AnswerOptions("m")), True, response.Limits(0, limit)
         )
         running = asyncio.ensure_future(run_engine(engine))
         try:
@@ -235,7 +235,7 @@ class TestRequestsThatWaitForTheirModel:
 
         async def main() -> None:
             job, engine = waiting_job(1), Engine()
-            writer = ChatWriter(ResponseOptions("m"))
+            writer = ChatWriter(AnswerOptions("m"))
             answer = response.StreamingResponse(job, writer, True, response.Limits(0, 5))
             sending = asyncio.ensure_future(answer({}, receive, send))
             await asyncio.sleep(0.18)

@@ -13,7 +13,7 @@ from specllama.core.stats import RunStats
 from specllama.server.assembler import EventAssembler
 from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.completions import CompletionWriter
-from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import Accumulator, Event, TextEvent
 from specllama.text.detokenizer import TokenWriter
 from tests.unit.server.test_events import STARTED, entry
@@ -80,7 +80,7 @@ def test_each_token_has_one_entry_in_every_form(given_: tuple[list[bytes], list[
     assert choice.text == data.decode("utf-8", "ignore")
     assert sum(n for e in events if isinstance(e, TextEvent) for n, _ in e.runs) == len(choice.text)
     for writer_of in (ChatWriter, CompletionWriter):
-        writer = writer_of(ResponseOptions("m", logprobs=True))
+        writer = writer_of(AnswerOptions("m", logprobs=True))
         chunks = writer.chunks(events, 1)
         shown = [c["logprobs"] for chunk in chunks for c in chunk["choices"] if c.get("logprobs")]
         whole = writer.answer()["choices"][0]["logprobs"]

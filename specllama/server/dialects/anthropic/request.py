@@ -1,22 +1,227 @@
-"""Bodies of /v1/messages and /v1/messages/count_tokens, converted to engine requests."""
+"""The bodies of /v1/messages and /v1/messages/count_tokens, and their content blocks, converted to a
+conversation for chat templates.
+
+Calls of tools that ran on Anthropic's servers are converted too, followed by their results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
-from specllama.client import protocol
 from specllama.json_types import JsonObject
-from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
-from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ConversationReader, ReadConversation
+from specllama.server.dialects.shared.chat_fields import Arguments, ConversationFields
+from specllama.server.dialects.shared.conversation import (
+    MAX_MESSAGES,
+    ContentPart,
+    ConversationReader,
+    GivenCall,
+    MessageFields,
+    ReadContent,
+    ReadConversation,
+    as_result,
+    read,
+    read_part,
+    with_images,
+)
 from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
 from specllama.server.dialects.shared.structured import OutputConfig
-from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tools import ToolFields
+from specllama.server.dialects.shared.tools import needed
 from specllama.text.template_variables import reasoning_variables
+
+MAX_BLOCKS, MAX_ID = 4096, 512
+_PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
+_HEADER = re.compile(rf"x-anthropic-billing-header:(?:{_PAIR}){{0,16}}[ \t]{{0,8}}\n?", re.MULTILINE)
+_LEFT_OUT = ("compaction", "mcp_tool_listing", "tool_addition", "tool_removal", "fallback")
+_USES = ("server_tool_use", "mcp_tool_use")
+_RESULTS_OF_CLIENTS = ("tool_result", "mcp_tool_result")
+_PARTS_OF_RESULTS = ("tool_reference", "web_search_result", "web_fetch_result")
+_RESULT = "_tool_result"  # end of the types of results of a server's tools
+
+
+class ResultPart(ContentPart):
+    """A part of a result: text for a client's tool, an entry of its own form for a server tool.
+    tool_name: found by a search for tools; the tools themselves are in `tools`.
+    """
+
+    unnamed = ContentPart.unnamed | {"encrypted_content", "page_age", "retrieved_at", "encrypted_index"}
+
+    tool_name: Annotated[str, Field(max_length=512)] = ""
+    url: Annotated[str, Field(max_length=8192)] = ""
+    error_code: Annotated[str, Field(max_length=256)] = ""
+    stdout: str = ""
+    stderr: str = ""
+    return_code: int | None = None
+
+
+Texts = str | Annotated[list[ResultPart], AtMost(MAX_BLOCKS)]
+ResultContent = str | ResultPart | Annotated[list[ResultPart], AtMost(MAX_BLOCKS)]
+
+
+class ContentBlock(ContentPart):
+    """A block of a message. Its type determines which fields count."""
+
+    unnamed = ContentPart.unnamed | {"server_name", "encrypted_content"}
+
+    id: Annotated[str, Field(max_length=MAX_ID)] = ""
+    input: Arguments | None = None
+    tool_use_id: Annotated[str, Field(max_length=MAX_ID)] = ""
+    content: ResultContent | None = None  # type: ignore[assignment]
+    is_error: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_content(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("type") not in _RESULTS_OF_CLIENTS:
+            return data
+        return {**data, "content": as_result(data.get("content"), _PARTS_OF_RESULTS)}
+
+
+class MessageTurn(MessageFields):
+    """One turn, or instructions between turns."""
+
+    unnamed = frozenset(
+        {
+            "id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container",
+            "context_management", "cache_control", "created_at", "timestamp", "metadata", "speculation",
+            "provider_specific_fields",
+        }
+    )  # fmt: skip
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[ContentBlock], AtMost(MAX_BLOCKS)]
+
+    def add_to(self, conversation: ConversationReader, path: str) -> None:
+        """Add the turn to a conversation, a user's tool results before the text. path: its field. Raises
+        FieldError.
+        """
+        here, pictures = f"{path}.content", with_images(ReadContent(), self.images, path)
+        if self.role == "assistant":
+            _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", pictures.run)
+        elif self.role == "user" and not isinstance(self.content, str):
+            _add_user(conversation, self.content, here, pictures)
+        else:
+            conversation.say(self.role, read(self.content, here).with_more(pictures), here)
+
+
+def system_text(system: Texts | None) -> str:
+    """The system prompt without the header that Claude Code prepends: its checksum changes with every
+    request, which would defeat prefix reuse. Raises FieldError.
+    """
+    texts = read(system, "system").texts
+    if texts:
+        rest = _without_header(texts[0])
+        texts = [*([rest] if rest else []), *texts[1:]]
+    return _without_header("\n".join(texts))
+
+
+def _without_header(text: str) -> str:
+    header = _HEADER.match(text)
+    return text[header.end() :] if header else text
+
+
+def _add_user(
+    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, pictures: ReadContent
+) -> None:
+    """pictures: those next to the blocks."""
+    said, has_results = ReadContent(), False
+    for i, block in enumerate(blocks):
+        here = f"{path}[{i}]"
+        if block.type in _RESULTS_OF_CLIENTS:
+            _add_result(conversation, block, here)
+            has_results = True
+        elif block.type in _LEFT_OUT:
+            conversation.leave_out(block.type)
+        else:
+            read_part(block, here, said, "tool_result")
+    said = said.with_more(pictures)
+    if said.texts or not has_results:
+        conversation.say("user", said, path)
+
+
+class _AnswerReader:
+    """Reads one turn of the assistant, which is split before each result of a server tool."""
+
+    def __init__(self, conversation: ConversationReader, path: str) -> None:
+        self._conversation, self._path = conversation, path
+        self._texts = [""]  # runs of text, between which there are calls
+        self._calls: list[GivenCall] = []
+        self._thoughts: list[str] = []
+        self._ended = self._left_out = False
+
+    def add(self, content: str | Sequence[ContentBlock], thought: str, pictures: str) -> None:
+        """Add the turn. thought, pictures: reasoning and placeholders next to its content."""
+        self._thoughts += filter(None, [thought])
+        if isinstance(content, str):
+            self._texts[-1] = content
+        else:
+            for i, block in enumerate(content):
+                self._block(block, f"{self._path}[{i}]")
+        self._texts[-1] += pictures
+        if self._has_more or not (self._ended or self._left_out):
+            self._end()
+
+    @property
+    def _has_more(self) -> bool:
+        return any(self._texts) or bool(self._calls or self._thoughts)
+
+    def _end(self) -> None:
+        said = "\n".join(filter(None, self._texts))
+        self._conversation.answer(said, self._path, "".join(self._thoughts), self._calls)
+        self._texts, self._calls, self._thoughts, self._ended = [""], [], [], True
+
+    def _block(self, block: ContentBlock, path: str) -> None:
+        if block.type in ("tool_use", *_USES):
+            name = needed(block.name, f"{path}.name")
+            self._calls.append(GivenCall(block.id or None, name, block.input, f"{path}.input"))
+            self._texts.append("")
+        elif block.type != "tool_result" and block.type.endswith(_RESULT):
+            if self._has_more:
+                self._end()
+            _add_result(self._conversation, block, path)
+        elif block.type in _LEFT_OUT:
+            self._conversation.leave_out(block.type)
+            self._left_out = True
+        else:
+            content = ReadContent()
+            read_part(block, path, content, "tool_use")
+            self._texts[-1] += content.run
+            self._thoughts += content.thoughts
+
+
+def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
+    id_path = f"{path}.tool_use_id" if block.tool_use_id else path
+    here, result = f"{path}.content", ReadContent()
+    content = block.content
+    if isinstance(content, str):
+        result.texts.append(content)
+    elif content is not None:
+        parts = content if isinstance(content, list) else [content]
+        for i, part in enumerate(parts):
+            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, result)
+    failed = bool(block.is_error)
+    conversation.result(block.tool_use_id or None, result, here, failed=failed, id_path=id_path)
+
+
+def _read_result(part: ResultPart, path: str, result: ReadContent) -> None:
+    """Add a part of a result; of results of server tools, only text."""
+    if part.type == "tool_reference":
+        result.texts.append(f"The tool {part.tool_name} can be called now.")
+        return
+    texts = [part.stdout, part.stderr, part.error_code and f"Error: {part.error_code}"]
+    if part.type == "web_search_result":
+        texts += [part.title, part.url]
+    elif part.type == "web_fetch_result":
+        texts += [part.url, part.document]
+    if any(texts) or (part.type.endswith("_result") and part.type != "search_result"):
+        result.texts.append("\n".join(filter(None, texts)))
+    else:
+        read_part(part, path, result)
+
 
 _SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a message of the system is a part
 
@@ -29,7 +234,7 @@ class ThreadError(FieldError):
         self.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-class PromptRequest(ThinkingFields, ToolFields):
+class PromptRequest(ConversationFields):
     """The input of a prompt. Unknown fields have no effect."""
 
     unnamed = frozenset({"context_management"})
@@ -39,20 +244,20 @@ class PromptRequest(ThinkingFields, ToolFields):
     system: Texts | None = None
     output_config: OutputConfig | None = None
     thread: Annotated[JsonObject, SMALL] | None = None
-    _conversation: ReadConversation = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _read(self) -> Self:
-        """In a validator, because large bodies are validated in a thread."""
+    def read_turns(self) -> ReadConversation:
         if self.thread is not None:
             raise ThreadError()
-        self._conversation = self._turns()
-        return self
+        reader = ConversationReader()
+        if system := system_text(self.system):
+            reader.say("system", system, "system")
+        for i, message in enumerate(self.messages):
+            message.add_to(reader, f"messages[{i}]")
+        return reader.read()
 
     @property
-    def turns(self) -> ReadConversation:
-        """The conversation."""
-        return self._conversation
+    def own_effort(self) -> str | None:
+        return self.configured_effort
 
     def check_roles(self, betas: str) -> None:
         """Raises FieldError if the first message has the role system without a beta that allows it.
@@ -63,32 +268,12 @@ class PromptRequest(ThinkingFields, ToolFields):
             field = "messages[0].role"
             raise FieldError(f"{field} must be 'user' or 'assistant': instructions are in system", field)
 
-    def chat_input(self, variables: Mapping[str, Any]) -> protocol.ChatInput:
-        """The prompt. variables: of the server. Raises FieldError."""
-        conversation = self._conversation
-        return protocol.ChatInput(
-            conversation.messages,
-            self._variables(variables),
-            self.request_tools.allowed,
-            conversation.prefix,
-            conversation.thought,
-        )
-
-    def _turns(self) -> ReadConversation:
-        reader = ConversationReader()
-        if system := system_text(self.system):
-            reader.say("system", system, "system")
-        for i, message in enumerate(self.messages):
-            message.add_to(reader, f"messages[{i}]")
-        return reader.read()
-
-    def _variables(self, server: Mapping[str, Any]) -> JsonObject:
-        """Variables of the template. If the request sets none, those of the server apply, and reasoning
-        is off by default as in Anthropic's API; it is always off in a continued answer.
+    def template_variables(self, server: Mapping[str, Any]) -> JsonObject:
+        """If the request sets none, those of the server apply, and reasoning is off by default as in
+        Anthropic's API; it is always off in a continued answer.
         """
-        variables = self.thinking_variables(self.configured_effort)
-        off = reasoning_variables("off")
-        if self._conversation.prefix and "enable_thinking" not in self.chat_template_kwargs:
+        variables, off = self.thinking_variables(), reasoning_variables("off")
+        if self.turns.prefix and "enable_thinking" not in self.chat_template_kwargs:
             variables |= off
         return {**off, **server, **variables}
 
@@ -97,7 +282,7 @@ class CountRequest(PromptRequest):
     """The body of /v1/messages/count_tokens."""
 
 
-class MessagesRequest(SamplingFields, PromptRequest):
+class MessagesRequest(PromptRequest, SamplingFields):
     """The body of /v1/messages. All sampling parameters of the program may be given, too."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -108,23 +293,12 @@ class MessagesRequest(SamplingFields, PromptRequest):
     aliases: ClassVar[Mapping[str, str]] = {"n_predict": "max_tokens"}
     stop_sequences: StopList = None
 
-    def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
-        """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        return protocol.Generate(
-            -1,
-            self.chat_input(variables),
-            params={**defaults, **self._params()},
-            strict_schema=self.limits.strict,
-            **self.engine_fields(),
-            progress=self.stream,
-        )
-
-    @property
-    def has_tools(self) -> bool:
-        return self.request_tools.allowed is not None
-
-    def _params(self) -> JsonObject:
+    def params(self) -> JsonObject:
         if self.n_logprobs is not None:
             raise FieldError("logprobs: answers of this API have none; /v1/chat/completions has", "logprobs")
-        more: JsonObject = {"stop": self.stop_sequences, **self.limits.params}
-        return self.sampling(**{name: value for name, value in more.items() if value is not None})
+        stops = {"stop": self.stop_sequences} if self.stop_sequences is not None else {}
+        return self.sampling(**stops, **self.limits.params)
+
+    @property
+    def shows_progress(self) -> bool:
+        return self.stream

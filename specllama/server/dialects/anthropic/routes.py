@@ -7,20 +7,12 @@ from starlette.responses import JSONResponse, Response
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.anthropic.writer import MessageWriter, error_body
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.requests import CompletionSpec
 
 
 async def messages(api: ApiRequest) -> Response:
     body = await api.body(MessagesRequest)
     body.check_roles(api.header("anthropic-beta"))
-    api.check_model(body.model)
-    request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_chat(request)
-    speculation = body.speculation
-    model, ignored = body.model or api.service.name, body.ignored_fields
-    writer = MessageWriter(model, speculation.enabled, bool(speculation.trace), api.id, ignored)
-    fields, reasoning = body.limits.fields, body.shown_reasoning
-    return await api.answer([CompletionSpec(request, 0, True, reasoning, fields)], writer, body)
+    return await api.answer(body, MessageWriter)
 
 
 async def count_tokens(api: ApiRequest) -> Response:

@@ -10,10 +10,10 @@ from pydantic_core import from_json
 from specllama.errors import ContextLengthError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import own_figures, trace_of
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, named_event
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
-    Accumulator,
     CallArgs,
     CallClose,
     CallOpen,
@@ -23,7 +23,6 @@ from specllama.server.events import (
     Reasoning,
     Start,
     TextEvent,
-    to_json,
 )
 
 # Errors in the shape of Anthropic's API.
@@ -66,66 +65,49 @@ SIGNATURE = ""
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
-class MessageWriter:
-    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text block.
+class MessageWriter(AnswerWriter):
+    """Writes an answer with one choice. An answer without text and calls has an empty text block."""
 
-    model: as shown. speculate: whether drafting was allowed. trace: deltas name the drafters of their tokens.
-    request_id: for errors. ignored: the request's fields without effect.
-    """
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
-
-    def __init__(
-        self,
-        model: str,
-        speculate: bool = True,
-        trace: bool = False,
-        request_id: str = "",
-        ignored: Sequence[str] = (),
-    ) -> None:
-        self.fold, self._ignored = Accumulator(), ignored
-        self._model, self._speculate, self._trace, self._request_id = model, speculate, trace, request_id
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(options)
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._begun = False  # whether the first event is written
+        self._begun = self._waits = False  # whether the first event is written
         self._n_blocks = 0  # opened so far
         self._open = ""  # type of the block that is open
         self._empty = True  # whether the call that is open has no arguments yet
         self._spoke = False  # whether there was text or a call
 
-    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
-        """See DialectWriter."""
-        stream_events: list[JsonObject] = []
-        waits = False
-        for event in events:
-            self.fold.add([event])
-            # The first event has the tokens whose evaluation was reused, once they are known.
-            waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
-            if not isinstance(event, Start) and not waits:
-                written = self._events(event)
-                if self._trace and written and (traced := trace_of(event)):
-                    shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
-                    shown["speculation"] = shown.get("speculation", {}) | traced
-                stream_events += [*self._beginning(), *written]
-        if self.fold.choices and not waits:
-            stream_events += self._beginning()
-        return b"".join(map(_event, stream_events))
+    def chunks(self, events: Iterable[Event], n_choices: int = 1) -> list[JsonObject]:
+        chunks = super().chunks(events, n_choices)
+        return [*chunks, *self._beginning()] if self.fold.choices and not self._waits else chunks
 
-    def error_event(self, error: SpecllamaError) -> bytes:
-        """See DialectWriter."""
-        return _event(error_body(error, self._request_id))
+    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
+        # The first event has the tokens whose evaluation was reused, once they are known.
+        self._waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
+        if isinstance(event, Start) or self._waits:
+            return []
+        written = self._events(event)
+        if self.options.trace and written and (traced := trace_of(event)):
+            shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
+            shown["speculation"] = shown.get("speculation", {}) | traced
+        return [*self._beginning(), *written]
 
-    def end(self) -> bytes:
-        """See DialectWriter. The End event has written the last part."""
-        return b""
+    def error_body(self, error: SpecllamaError) -> JsonObject:
+        return error_body(error, self.options.request_id)
+
+    def encoded(self, chunk: JsonObject) -> bytes:
+        return named_event(chunk)
 
     def answer(self) -> JsonObject:
-        """See DialectWriter."""
         (choice,) = self.fold.in_order
         message = self._message(choice, _blocks(choice))
-        message["speculation"] = own_figures(self.fold.ends, self._speculate)
-        if self._ignored:
-            message["ignored_fields"] = list(self._ignored)
-        return message
+        return message | self._figures()
+
+    def _figures(self) -> JsonObject:
+        shown: JsonObject = {"speculation": own_figures(self.fold.ends, self.options.speculate)}
+        return shown | ({"ignored_fields": list(self.options.ignored)} if self.options.ignored else {})
 
     def _message(self, choice: AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
         ending = _ending(choice)
@@ -133,7 +115,7 @@ class MessageWriter:
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self.options.model,
             "content": content,
             "stop_reason": ending["stop_reason"],
             "stop_sequence": ending["stop_sequence"],
@@ -181,10 +163,8 @@ class MessageWriter:
             "type": "message_delta",
             "delta": _ending(choice),
             "usage": _usage(choice),
-            "speculation": own_figures(self.fold.ends, self._speculate),
+            **self._figures(),
         }
-        if self._ignored:
-            last["ignored_fields"] = list(self._ignored)
         return [*closing, last, {"type": "message_stop"}]
 
     def _part(self, block: JsonObject, delta: JsonObject) -> list[JsonObject]:
@@ -211,10 +191,6 @@ class MessageWriter:
         signed = [self._delta(signature)] if was == "thinking" else []
         stop: JsonObject = {"type": "content_block_stop", "index": self._n_blocks - 1}
         return [*signed, stop]
-
-
-def _event(data: JsonObject) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
 
 
 def _text_delta(text: str) -> JsonObject:

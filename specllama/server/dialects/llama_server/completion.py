@@ -12,81 +12,65 @@ from pydantic import Field
 
 from specllama.client import protocol
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
 from specllama.server.dialects.shared.figures import (
+    native_answer,
     number,
     own_figures,
     prompt_progress,
     running_timings,
     trace_of,
 )
-from specllama.server.dialects.shared.native_answer import native_answer
-from specllama.server.dialects.shared.openai_errors import error_body
-from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
-from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent, data_event
+from specllama.server.dialects.shared.sampling_fields import (
+    MAX_CHOICES,
+    MAX_N,
+    MAX_PROMPTS,
+    Ids,
+    SamplingFields,
+)
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
+from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """Options of an answer. final_probs: show probabilities after sampling. several: the answer is a list.
-    fields: those to send, () for all. model_facts: returns end token ids and drafter names, called once the
-    model has generated something. The others are fields of the request.
+    """Options of this API's answers. final_probs: show probabilities after sampling. several: the answer is a
+    list. fields: those to send, () for all. model_facts: returns end token ids and drafter names, called once
+    the model has generated something. The others are fields of the request.
     """
 
-    model: str
     stream: bool = False
     final_probs: bool = False
     return_tokens: bool = False
-    return_progress: bool = False
-    timings_per_token: bool = False
-    trace: bool = False
-    speculate: bool = True
     several: bool = False
     fields: Sequence[str] = ()
-    ignored: Sequence[str] = ()
     model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ())
 
 
-class NativeWriter:
-    """A DialectWriter. A stream has an object per piece of text, or per token if probabilities are shown,
-    then one with `stop: true` and all fields but the text; it ends without `[DONE]`.
+class NativeWriter(AnswerWriter):
+    """A stream has an object per piece of text, or per token if probabilities are shown, then one with
+    `stop: true` and all fields but the text; it ends without `[DONE]`.
     """
 
-    media_type, ping = "text/event-stream", b":\n\n"
+    ping = b":\n\n"
 
-    def __init__(self, options: NativeOptions) -> None:
-        self.options, self.fold = options, Accumulator()
+    def __init__(self, options: AnswerOptions, native: NativeOptions | None = None) -> None:
+        super().__init__(options)
+        self.native = native or NativeOptions()
 
-    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """See DialectWriter."""
-        del n_choices
-        return b"".join(data_event(chunk) for event in events for chunk in self._chunks(event))
-
-    def error_event(self, error: SpecllamaError) -> bytes:
-        """See DialectWriter."""
-        return data_event(error_body(error))
-
-    def end(self) -> bytes:
-        """See DialectWriter."""
-        return b""
-
-    def answer(self) -> Mapping[str, object] | list[Mapping[str, object]]:
-        """See DialectWriter."""
+    def answer(self) -> JsonObject | list[JsonObject]:
         answers = []
         for choice in self.fold.in_order:
-            tokens = choice.ids if self.options.return_tokens else []
+            tokens = choice.ids if self.native.return_tokens else []
             probs = [*choice.logprobs, *(choice.end.logprobs if choice.end else ())]
             answers.append(self._selected(self._final(choice, choice.text, tokens, probs)))
-        return answers if self.options.several else answers[0]
+        return answers if self.native.several else answers[0]
 
-    def _chunks(self, event: Event) -> Sequence[Mapping[str, object]]:
-        self.fold.add([event])
+    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
         choice = self.fold.choices[event.index]
         if isinstance(event, Prefill):
-            return [self._progress(choice, event)] if self.options.return_progress else []
+            return [self._progress(choice, event)] if self.options.progress else []
         if isinstance(event, TextEvent):
             chunks = [self._piece(choice, *piece) for piece in self._pieces(event)]
             if self.options.trace:
@@ -133,7 +117,7 @@ class NativeWriter:
             "tokens_predicted": len(choice.ids),
             "tokens_evaluated": choice.start.n_prompt,
         }
-        if self.options.timings_per_token:
+        if self.options.timings:
             chunk["timings"] = running_timings(choice)
         if probs:
             chunk["completion_probabilities"] = self._probabilities(probs)
@@ -151,15 +135,15 @@ class NativeWriter:
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
     ) -> JsonObject:
-        end_ids, drafters = self.options.model_facts()
+        end_ids, drafters = self.native.model_facts()
         answer = native_answer(
             choice,
             self.options.model,
             end_ids,
             drafters,
-            stream=self.options.stream,
-            timings_per_token=self.options.timings_per_token,
-            post_sampling_probs=self.options.final_probs,
+            stream=self.native.stream,
+            timings_per_token=self.options.timings,
+            post_sampling_probs=self.native.final_probs,
         )
         answer["content"], answer["tokens"] = content, list(tokens)
         answer["speculation"] = own_figures(filter(None, [choice.end]), self.options.speculate)
@@ -169,14 +153,14 @@ class NativeWriter:
             answer["ignored_fields"] = list(self.options.ignored)
         return answer
 
-    def _selected(self, answer: JsonObject) -> Mapping[str, object]:
-        return _only(answer, self.options.fields) if self.options.fields else answer
+    def _selected(self, answer: JsonObject) -> JsonObject:
+        return _only(answer, self.native.fields) if self.native.fields else answer
 
     def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[JsonObject]:
         tokens = []
         for position in positions:
             token, top = self._token(position.chosen), [self._token(c) for c in position.top]
-            if self.options.final_probs:
+            if self.native.final_probs:
                 token["top_probs"] = top
             else:
                 token["top_logprobs"] = top
@@ -185,7 +169,7 @@ class NativeWriter:
 
     def _token(self, candidate: CandidateLogprob) -> JsonObject:
         token: JsonObject = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
-        if self.options.final_probs:
+        if self.native.final_probs:
             token["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
         else:
             token["logprob"] = number(candidate.logprob)
@@ -263,41 +247,26 @@ class NativeRequest(SamplingFields):
         """Whether the answer includes this field."""
         return not self.response_fields or field in self.response_fields
 
-    def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
-        """The engine's request for each prompt. defaults: of the server. Raises FieldError."""
-        limits = self.limits
-        params = {**defaults, **self.sampling(logprobs=self.n_logprobs, **limits.params)}
-        inputs = self.inputs()
-        if len(inputs) > MAX_PROMPTS or len(inputs) * self.n_cmpl > MAX_CHOICES:
+    def engine_fields(self) -> JsonObject:
+        shows = {"show_prompt": self.shows("prompt"), "final_probs": self.post_sampling_probs}
+        return {**super().engine_fields(), **shows}
+
+    def native_options(self, model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]]) -> NativeOptions:
+        """The form of the answer in this API."""
+        several = len(self._prompts()) * self.n_cmpl > 1
+        shown = self.stream, self.post_sampling_probs, self.return_tokens, several
+        return NativeOptions(*shown, self.response_fields or (), model_facts)
+
+    @property
+    def n_choices(self) -> int:
+        return self.n_cmpl
+
+    def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
+        prompts = self._prompts()
+        if len(prompts) > MAX_PROMPTS or len(prompts) * self.n_cmpl > MAX_CHOICES:
             most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
             raise FieldError(f"prompt: at most {most}", "prompt")
-        return [
-            protocol.Generate(
-                -1,
-                one,
-                params=params,
-                strict_schema=limits.strict,
-                **self.engine_fields(),
-                show_prompt=self.shows("prompt"),
-                progress=self.shows_progress,
-                final_probs=self.post_sampling_probs,
-            )
-            for one in inputs
-        ]
-
-    @property
-    def supersedes(self) -> str:
-        """See Service.start."""
-        return ""
-
-    @property
-    def shown(self) -> Any:
-        """The prompt as logged."""
-        return self.prompt
-
-    def inputs(self) -> Sequence[protocol.PromptInput]:
-        """The prompts. Raises FieldError."""
-        return [_input(prompt) for prompt in self._prompts()]
+        return [_input(prompt) for prompt in prompts]
 
     def _prompts(self) -> list[str | list[Any]]:
         """Each a text, or a list of texts and ids."""
@@ -358,14 +327,12 @@ class InfillRequest(NativeRequest):
 
     @property
     def supersedes(self) -> str:
-        """See Service.start."""
         return f"infill {self.id_slot}" if self.id_slot >= 0 else ""
 
     @property
-    def shown(self) -> Any:
-        """The prompt as logged."""
+    def logged(self) -> Any:
         return [self.input_prefix, self.prompt, self.input_suffix]
 
-    def inputs(self) -> Sequence[protocol.PromptInput]:
+    def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
         extra = [protocol.InfillChunk(chunk.text, chunk.filename) for chunk in self.input_extra]
         return [protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)]

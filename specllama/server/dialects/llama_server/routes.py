@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Annotated
 
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError
-from specllama.server.dialects.llama_server import models, shapes, slot_actions
-from specllama.server.dialects.llama_server import requests as unsupported
-from specllama.server.dialects.llama_server.completion import (
-    InfillRequest,
-    NativeOptions,
-    NativeRequest,
-    NativeWriter,
-)
-from specllama.server.dialects.llama_server.requests import (
-    DetokenizeRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
-from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.llama_server import shapes, slot_actions
+from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest, NativeWriter
+from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
+from specllama.server.dialects.shared.chat_fields import TemplateInput
+from specllama.server.dialects.shared.fields import AtMost, RequestBody
+from specllama.server.dialects.shared.sampling_fields import ModelName
+from specllama.server.dialects.shared.writer import error_body
+from specllama.server.http.body import MAX_VALUES
+from specllama.server.http.errors import UnsupportedError
 from specllama.server.metrics import CONTENT_TYPE
-from specllama.server.requests import CompletionSpec
 
 _PEEK_SECONDS = 1.0  # longest wait of /props for the engine's own figures
+
+
+class TokenizeRequest(RequestBody):
+    """with_pieces: each token's text next to its id."""
+
+    model: ModelName | None = None
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(RequestBody):
+    """tokens: ids of the model's vocabulary."""
+
+    model: ModelName | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES)]
+
+
+class TemplateRequest(TemplateInput):
+    """The conversation of /apply-template."""
 
 
 async def completion(api: ApiRequest) -> Response:
@@ -41,30 +57,13 @@ async def infill(api: ApiRequest) -> Response:
 
 async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     api.check_model(body.model)
-    requests = body.generations(api.settings.sampling)
-    api.log_prompt(body.shown)
-    speculation, supervisor = body.speculation, api.supervisor
+    supervisor = api.supervisor
 
     def facts() -> tuple[Sequence[int], Sequence[str]]:
         info = supervisor.info
-        return info.end_ids, info.drafters if speculation.enabled else ()
+        return info.end_ids, info.drafters if body.speculation.enabled else ()
 
-    options = NativeOptions(
-        model=body.model or api.service.name,
-        stream=body.stream,
-        final_probs=body.post_sampling_probs,
-        return_tokens=body.return_tokens,
-        return_progress=body.return_progress,
-        timings_per_token=body.timings_per_token,
-        trace=bool(speculation.trace),
-        speculate=speculation.enabled,
-        several=len(requests) * body.n_cmpl > 1,
-        fields=body.response_fields or (),
-        ignored=body.ignored_fields,
-        model_facts=facts,
-    )
-    specs = [CompletionSpec(request, i, fields=body.limits.fields) for i, request in enumerate(requests)]
-    return await api.answer(specs, NativeWriter(options), body, n=body.n_cmpl, supersedes=body.supersedes)
+    return await api.answer(body, lambda options: NativeWriter(options, body.native_options(facts)))
 
 
 async def health(api: ApiRequest) -> Response:
@@ -149,6 +148,76 @@ async def apply_template(api: ApiRequest) -> Response:
     return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
 
 
+# Routes that load and unload models, and those that download known ones.
+
+
+class ModelRequest(RequestBody):
+    """The body of these routes."""
+
+    model: Annotated[str, Field(max_length=512)]
+
+
+async def load(api: ApiRequest) -> Response:
+    """Answers when the model is loaded."""
+    body = await api.body(ModelRequest)
+    api.check_model(body.model, exact=True)
+    await api.load_model()
+    return JSONResponse({"success": True})
+
+
+async def unload(api: ApiRequest) -> Response:
+    """Running requests finish first."""
+    body = await api.body(ModelRequest)
+    api.check_model(body.model, exact=True)
+    api.unload_model()
+    return JSONResponse({"success": True})
+
+
+async def pull(api: ApiRequest) -> Response:
+    """Answers at once; the list of models shows the progress."""
+    body = await api.body(ModelRequest)
+    api.pull_model(body.model, stop=False)
+    return JSONResponse({"success": True})
+
+
+async def stop_pull(api: ApiRequest) -> Response:
+    """Bytes received are kept, and a later download resumes."""
+    body = await api.body(ModelRequest)
+    api.pull_model(body.model, stop=True)
+    return JSONResponse({"success": True})
+
+
+# Routes that llama-server has and this server does not: clients get an error that says so.
+
+
+_NO_EMBEDDINGS = "this server generates text; it makes no embeddings"
+_NO_RANKING = "this server generates text; it ranks no documents"
+_NO_SOUND = "this server transcribes no sound"
+_NO_ADAPTERS = "LoRA adapters are loaded at the start (--lora), and are the same for all requests"
+_REASONS: Mapping[tuple[str, str], str] = {
+    ("POST", "/embedding"): _NO_EMBEDDINGS,
+    ("POST", "/embeddings"): _NO_EMBEDDINGS,
+    ("POST", "/v1/embeddings"): _NO_EMBEDDINGS,
+    ("POST", "/rerank"): _NO_RANKING,
+    ("POST", "/reranking"): _NO_RANKING,
+    ("POST", "/v1/rerank"): _NO_RANKING,
+    ("POST", "/v1/reranking"): _NO_RANKING,
+    ("POST", "/audio/transcriptions"): _NO_SOUND,
+    ("POST", "/v1/audio/transcriptions"): _NO_SOUND,
+    ("POST", "/props"): "settings cannot be changed while the server runs; its flags set them",
+    ("GET", "/lora-adapters"): _NO_ADAPTERS,
+    ("POST", "/lora-adapters"): _NO_ADAPTERS,
+    ("POST", "/v1/chat/completions/control"): "an answer cannot be changed while it is written",
+}
+
+
+def _refusing(error: UnsupportedError) -> Endpoint:
+    async def refuse(_api: ApiRequest) -> Response:
+        raise error
+
+    return refuse
+
+
 DIALECT = Dialect(
     error_body,
     (
@@ -163,8 +232,11 @@ DIALECT = Dialect(
         ApiRoute("POST", "/tokenize", tokenize, "The ids of a text", TokenizeRequest),
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
         ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
-        *models.ROUTES,
+        ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
+        ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
+        ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
+        ApiRoute("POST", "/models/pull/stop", stop_pull, "End that", ModelRequest),
         *slot_actions.ROUTES,
-        *unsupported.ROUTES,
+        *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in _REASONS.items()),
     ),
 )

@@ -12,7 +12,7 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.params import PARAMETERS, Parameter, SamplingParams
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.native_answer import generation_settings
+from specllama.server.dialects.shared.figures import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
 _STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,24 +10,29 @@ from pydantic import Field, model_validator
 from specllama.client import protocol
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.chat_messages import Message, conversation_of
-from specllama.server.dialects.shared.conversation import MAX_MESSAGES, ReadConversation
+from specllama.server.dialects.shared.chat_fields import (
+    ConversationFields,
+    Message,
+    ThinkingFields,
+    conversation_of,
+)
+from specllama.server.dialects.shared.conversation import MAX_IMAGES, MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.shared.fields import (
     SMALL,
     WHOLE_ITEMS,
     AtMost,
-    CacheChoice,
     FieldError,
     RequestBody,
     as_options,
     supported,
 )
-from specllama.server.dialects.shared.generating_body import KeepAlive, Speculation
-from specllama.server.dialects.shared.parts import MAX_IMAGES
-from specllama.server.dialects.shared.sampling_fields import LogprobFields, ParameterReader, first
-from specllama.server.dialects.shared.structured import Format, RestrictingField, StructuredFields
-from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tools import ToolFields
+from specllama.server.dialects.shared.sampling_fields import (
+    GenerationFields,
+    ModelName,
+    ParameterReader,
+    first,
+)
+from specllama.server.dialects.shared.structured import Format, RestrictingField
 from specllama.server.http.body import MAX_VALUES
 
 # The `options` of a request: sampling parameters, options without effect, unsupported ones.
@@ -78,33 +83,21 @@ class OllamaOptions(ParameterReader):
         return super().sampling(max_tokens=UNTIL_STOP if limit is not None and limit <= 0 else limit, **more)
 
 
-ModelName = Annotated[str, Field(max_length=512)]
-
-
-class OllamaRequest(ThinkingFields, StructuredFields, LogprobFields):
+class OllamaRequest(ThinkingFields, GenerationFields):
     """Fields of both routes that generate text.
 
     think: whether to reason, or how much. format: "json", or the schema of the text. keep_alive: seconds, or
     a duration. truncate, shift: without effect; a prompt that does not fit is an error.
     """
 
-    model: ModelName | None = None
     stream: bool = True
     format: Format | None = None
     options: OllamaOptions = OllamaOptions()
-    keep_alive: KeepAlive = None
     truncate: bool | None = None
     shift: bool | None = None
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
-    speculation: Speculation = Speculation()
-    cache: CacheChoice = CacheChoice()
 
     own_form: ClassVar[str] = "format"
-
-    @property
-    def kept(self) -> bool:
-        """Whether prompt and text may be written to disk."""
-        return self.cache.store
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -112,9 +105,8 @@ class OllamaRequest(ThinkingFields, StructuredFields, LogprobFields):
         return as_options(data, cls.model_fields, OllamaOptions.model_fields)
 
     @property
-    def num_ctx(self) -> int | None:
-        """Context size that the client expects, in tokens."""
-        return self.options.num_ctx
+    def expected_context(self) -> int:
+        return self.options.num_ctx or 0
 
     @property
     def ending(self) -> str:
@@ -133,55 +125,22 @@ class OllamaRequest(ThinkingFields, StructuredFields, LogprobFields):
     def _parameters(self) -> list[RestrictingField]:
         return self.options.restricting_parameters()
 
-    def generation(self, defaults: Mapping[str, Any], prompt: protocol.PromptInput) -> protocol.Generate:
-        """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
-        limits = self.limits
-        return protocol.Generate(
-            -1,
-            prompt,
-            params={**defaults, **self.options.sampling(logprobs=self.n_logprobs, **limits.params)},
-            strict_schema=limits.strict,
-            **self.options.engine_fields(),
-            **self.speculation.engine_fields(),
-        )
+    def params(self) -> JsonObject:
+        return self.options.sampling(logprobs=self.n_logprobs, **self.limits.params)
 
-    def variables(self, defaults: Mapping[str, Any]) -> JsonObject:
-        """The variables of the chat template. defaults: of the server. Raises FieldError."""
-        return {**defaults, **self.thinking_variables()}
+    def engine_fields(self) -> JsonObject:
+        return {**self.options.engine_limits(), **super().engine_fields()}
 
 
-class OllamaChatRequest(OllamaRequest, ToolFields):
+class OllamaChatRequest(ConversationFields, OllamaRequest):
     """The body of /api/chat. Without messages, loads the model. tool_choice: Ollama's own API has none."""
 
     messages: Annotated[list[Message], AtMost(MAX_MESSAGES)] = Field([])
     any_form: ClassVar[bool] = True  # Ollama reads only names and descriptions
-    _conversation: ReadConversation
 
-    def model_post_init(self, _context: Any) -> None:
-        """Raises FieldError."""
+    def read_turns(self) -> ReadConversation:
         self.check()
-        self._conversation = conversation_of(self.messages).read(open_calls=True)
-
-    @property
-    def turns(self) -> ReadConversation:
-        """The conversation."""
-        return self._conversation
-
-    @property
-    def has_tools(self) -> bool:
-        return self.request_tools.allowed is not None
-
-    def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
-        """The engine's request. sampling, variables: of the server. Raises FieldError."""
-        conversation = self._conversation
-        chat = protocol.ChatInput(
-            conversation.messages,
-            self.variables(variables),
-            self.request_tools.allowed,
-            conversation.prefix,
-            conversation.thought,
-        )
-        return self.generation(sampling, chat)
+        return conversation_of(self.messages).read(open_calls=True)
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -213,21 +172,20 @@ class OllamaGenerateRequest(OllamaRequest):
         if off and self.think:
             raise FieldError(f"think needs the chat template, which {off} switches off", "think")
 
-    def request(
-        self, sampling: Mapping[str, Any], variables: Mapping[str, Any], templated: bool
-    ) -> protocol.Generate:
-        """The engine's request. sampling, variables: of the server. templated: whether the model has a chat
-        template. Raises FieldError.
-        """
+    def without_template(self) -> None:
+        """The model has no chat template. Raises FieldError."""
+        if self.system and not self.suffix:
+            raise FieldError("system needs a chat template, which this model does not have", "system")
+        self.raw = True
+
+    def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
         if self.suffix:
-            return self.generation(sampling, protocol.Infill(self.prompt, self.suffix))
-        if self.raw or not templated:
-            if self.system:
-                raise FieldError("system needs a chat template, which this model does not have", "system")
-            return self.generation(sampling, protocol.TextInput(self.prompt))
+            return [protocol.Infill(self.prompt, self.suffix)]
+        if self.raw:
+            return [protocol.TextInput(self.prompt)]
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*system, {"role": "user", "content": self.prompt}]
-        return self.generation(sampling, protocol.ChatInput(asked, self.variables(variables)))
+        return [protocol.ChatInput(asked, self.template_variables(server))]
 
 
 class ShowRequest(RequestBody):

@@ -1,17 +1,16 @@
-"""The writer of /v1/chat/completions."""
+"""The body and the writer of /v1/chat/completions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.openai.writer import OpenAIWriter, ending
+from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.figures import described
-from specllama.server.dialects.shared.sampling_fields import Count, SamplingFields, first
-from specllama.server.dialects.shared.template_input import TemplateInput
+from specllama.server.dialects.shared.sampling_fields import Count, SamplingFields
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import (
     AccumulatedChoice,
     AccumulatedText,
@@ -37,7 +36,7 @@ class ChatWriter(OpenAIWriter):
 
     prefix, chunk_object, answer_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, options: ResponseOptions) -> None:
+    def __init__(self, options: AnswerOptions) -> None:
         super().__init__(options)
         self._n_begun = 0  # choices that have their first delta
         self._undecided: set[int] = set()  # those that began without content
@@ -117,33 +116,14 @@ def _logprobs(positions: Sequence[PositionLogprobs]) -> JsonObject:
     return {"content": described(positions), "refusal": None}
 
 
-# The body of /v1/chat/completions.
-
-
-class ChatRequest(SamplingFields, TemplateInput):
+class ChatRequest(TemplateInput, SamplingFields):
     """The body of /v1/chat/completions."""
 
     max_completion_tokens: Count | None = None
 
-    def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
-        """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        return protocol.Generate(
-            -1,
-            self.chat_input(variables),
-            params={**defaults, **self._params()},
-            strict_schema=self.limits.strict,
-            show_prompt=bool(self.verbose),
-            progress=self.shows_progress,
-            **self.engine_fields(),
-        )
-
-    def _params(self) -> JsonObject:
-        return self.sampling(
-            max_tokens=first(self.max_completion_tokens, self.max_tokens, self.n_predict),
-            logprobs=self.n_logprobs,
-            **self.limits.params,
-        )
-
     @property
-    def has_tools(self) -> bool:
-        return self.request_tools.allowed is not None
+    def own_limit(self) -> int | None:
+        return self.max_completion_tokens
+
+    def engine_fields(self) -> JsonObject:
+        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}

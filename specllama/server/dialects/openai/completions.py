@@ -1,4 +1,4 @@
-"""The writer of /v1/completions."""
+"""The body and the writer of /v1/completions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pydantic import Field
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending
+from specllama.server.dialects.openai.writer import OpenAIWriter, ending
 from specllama.server.dialects.shared.fields import AtMost, FieldError
 from specllama.server.dialects.shared.figures import number
-from specllama.server.dialects.shared.prompts import MAX_CHOICES, MAX_PROMPTS, Ids
-from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
+from specllama.server.dialects.shared.sampling_fields import (
+    MAX_CHOICES,
+    MAX_N,
+    MAX_PROMPTS,
+    Ids,
+    SamplingFields,
+)
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
@@ -23,7 +29,7 @@ class CompletionWriter(OpenAIWriter):
 
     prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, options: ResponseOptions) -> None:
+    def __init__(self, options: AnswerOptions) -> None:
         super().__init__(options)
         self._offsets: dict[int, int] = {}  # by choice: characters that the tokens so far have completed
 
@@ -73,9 +79,6 @@ def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> JsonObject:
     }
 
 
-# The body of /v1/completions.
-
-
 class CompletionRequest(SamplingFields):
     """prompt: a text, ids, or a list of either with choices for each. suffix: the text after the gap to
     fill.
@@ -86,12 +89,9 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
-    def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
-        """The engine's request for each prompt. defaults: of the server. Raises UsageError."""
+    def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
         if self.best_of not in (None, self.n):
             raise FieldError("best_of must be n, or absent", "best_of")
-        limits = self.limits
-        params = {**defaults, **self.sampling(logprobs=self.n_logprobs, **limits.params)}
         prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         if isinstance(prompts[0], int):
             prompts = [self.prompt]
@@ -99,18 +99,10 @@ class CompletionRequest(SamplingFields):
             raise FieldError(
                 f"{len(prompts)} prompts with n {self.n} are more than {MAX_CHOICES} texts", "prompt"
             )
-        return [
-            protocol.Generate(
-                -1,
-                self._input(prompt),
-                params=params,
-                strict_schema=limits.strict,
-                show_prompt=bool(self.verbose),
-                progress=self.shows_progress,
-                **self.engine_fields(),
-            )
-            for prompt in prompts
-        ]
+        return [self._input(prompt) for prompt in prompts]
+
+    def engine_fields(self) -> JsonObject:
+        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
 
     def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
         """One prompt. Raises FieldError."""

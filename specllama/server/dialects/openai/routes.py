@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from starlette.responses import JSONResponse, Response
 
+from specllama.errors import UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.chat import ChatRequest, ChatWriter
 from specllama.server.dialects.openai.completions import CompletionRequest, CompletionWriter
-from specllama.server.dialects.openai.models import model_entry, model_list
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
-from specllama.server.dialects.openai.responses.routes import ROUTES as RESPONSES
-from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.dialects.openai.responses.writer import ResponsesWriter, echo_json
+from specllama.server.dialects.openai.writer import OpenAIWriter
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.shared.openai_errors import error_body
 from specllama.server.dialects.shared.sampling_fields import SamplingFields
-from specllama.server.models import listed
-from specllama.server.requests import CompletionSpec
+from specllama.server.dialects.shared.writer import AnswerOptions, error_body
+from specllama.server.models import ListedModel, listed
 
 
 async def chat(api: ApiRequest) -> Response:
-    body = await api.body(ChatRequest)
-    api.check_model(body.model)
-    _set_defaults(api, body)
-    request = body.generation(api.settings.sampling, api.settings.variables)
-    api.log_chat(request)
-    writer = ChatWriter(_options(api, body, body.n_logprobs is not None))
-    specs = [CompletionSpec(request, 0, True, body.shown_reasoning, body.limits.fields)]
-    return await api.answer(specs, writer, body, n=body.n)
+    return await _answer(api, await api.body(ChatRequest), ChatWriter)
 
 
 async def completions(api: ApiRequest) -> Response:
-    body = await api.body(CompletionRequest)
-    api.check_model(body.model)
-    _set_defaults(api, body)
-    requests = body.generations(api.settings.sampling)
-    api.log_prompt(body.prompt)
-    writer = CompletionWriter(_options(api, body, body.n_logprobs is not None))
-    specs = [CompletionSpec(one, i, fields=body.limits.fields) for i, one in enumerate(requests)]
-    return await api.answer(specs, writer, body, n=body.n)
+    return await _answer(api, await api.body(CompletionRequest), CompletionWriter)
+
+
+async def _answer(api: ApiRequest, body: SamplingFields, writer: type[OpenAIWriter]) -> Response:
+    if body.verbose is None:
+        body.verbose = api.settings.verbose
+    return await api.answer(body, writer)
+
+
+async def respond(api: ApiRequest) -> Response:
+    recent, owner, defaults = api.recent_items, api.owner, api.settings.sampling
+    body = await api.body(ResponsesRequest, partial(recent.resolved, owner))
+    keep = partial(recent.add, owner) if body.store else lambda _: None
+
+    def writer(options: AnswerOptions) -> ResponsesWriter:
+        return ResponsesWriter(options, echo_json(body.echo(defaults)), body.request_tools.names, keep)
+
+    return await api.answer(body, writer)
+
+
+class NotStoredError(UsageError):
+    http_status = 404
+
+
+async def stored(api: ApiRequest) -> Response:
+    """Raises NotStoredError."""
+    id_ = str(api.path_params["name"])[:80]
+    raise NotStoredError(
+        f"there is no response {id_!r}: responses are not stored here, they are only sent to whoever asks"
+    )
 
 
 async def models(api: ApiRequest) -> Response:
@@ -63,29 +82,81 @@ async def responses_length(api: ApiRequest) -> Response:
 
 async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
     api.check_model(body.model)
-    body.generation(api.settings.sampling, api.settings.variables)  # raises the same errors
+    body.generations(api.settings.sampling, api.settings.variables)  # raises the same errors
     n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
-def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseOptions:
-    return ResponseOptions(
-        model=body.model or api.service.name,
-        logprobs=logprobs,
-        usage_chunk=body.stream_options.include_usage,
-        trace=bool(body.speculation.trace),
-        timings=body.timings_per_token,
-        progress=body.return_progress,
-        verbose=bool(body.verbose),
-        speculate=body.speculation.enabled,
-        ignored=body.ignored_fields,
-    )
+# /v1/models: a list that both OpenAI's and Anthropic's clients read, with llama-server's `meta` and `status`,
+# and the context size under the names used by vLLM's and OpenRouter's clients.
 
 
-def _set_defaults(api: ApiRequest, body: SamplingFields) -> None:
-    """Set the field that has a default of the server."""
-    if body.verbose is None:
-        body.verbose = api.settings.verbose
+Fits = Callable[[ListedModel], bool | None]
+
+
+def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> JsonObject:
+    """All models, at least one. fits: ModelPool's."""
+    entries = [model_entry(model) for model in models]
+    for model, entry in zip(models, entries, strict=True):
+        if (room := fits(model)) is not None:
+            entry["fits"] = room
+    return {
+        "object": "list",
+        "data": entries,
+        "has_more": False,
+        "first_id": models[0].name,
+        "last_id": models[-1].name,
+    }
+
+
+def model_entry(model: ListedModel) -> JsonObject:
+    """One model. `status`: whether it is in memory; during a load, the part being loaded and its
+    progress; for a model not on disk, the command that downloads it, and the progress of a download.
+    """
+    info, created = model.info, model.created
+    entry: JsonObject = {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "specllama",
+        "type": "model",
+        "display_name": info.target.name if info is not None else model.name,
+        "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
+        "status": _status(model),
+        "meta": _meta(model),
+    }
+    if info is not None:
+        entry["max_model_len"] = entry["context_length"] = info.n_ctx
+    return entry
+
+
+def _status(model: ListedModel) -> JsonObject:
+    status: JsonObject = {"value": model.state or "not downloaded"}
+    if model.loading is not None:
+        status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
+    if not model.on_disk:
+        status["pull"] = f"specllama pull {model.model.pull}"
+    if (pull := model.pull) is not None:
+        status["download"] = {
+            "done": pull.done, "total": pull.total, "error": pull.error, "running": pull.running,
+        }  # fmt: skip
+    return status
+
+
+def _meta(model: ListedModel) -> JsonObject:
+    info = model.info
+    if info is None:
+        if model.on_disk:
+            return {"size": model.model.n_bytes}
+        about: JsonObject = {"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {}
+        return about | {"is_head": True} if model.model.is_head else about
+    return {
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.n_ctx,
+        "n_ctx_train": info.n_ctx_train,
+        "n_params": info.target.params,
+        "size": info.file_bytes,
+    }
 
 
 DIALECT = Dialect(
@@ -95,7 +166,10 @@ DIALECT = Dialect(
         ApiRoute("GET", "/v1/models/{name:path}", model, "One model"),
         ApiRoute("POST", "/v1/chat/completions", chat, "Answer a conversation", ChatRequest),
         ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
-        *RESPONSES,
+        ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
+        ApiRoute("POST", "/responses", respond),
+        ApiRoute("GET", "/v1/responses/{name}", stored),
+        ApiRoute("DELETE", "/v1/responses/{name}", stored),
         ApiRoute("GET", "/models", models),
         ApiRoute("GET", "/models/{name:path}", model),
         ApiRoute("POST", "/chat/completions", chat),

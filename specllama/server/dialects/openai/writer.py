@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import specllama
-from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import (
     add_figures,
-    figures,
+    native_answer,
     prompt_progress,
     running_timings,
     trace_of,
 )
-from specllama.server.dialects.shared.native_answer import native_answer
-from specllama.server.dialects.shared.openai_errors import error_body
-from specllama.server.events import (
-    AccumulatedChoice,
-    Accumulator,
-    End,
-    Event,
-    Prefill,
-    Start,
-    data_event,
-    random_key,
-)
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
+from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, Start, random_key
 
 # Token counts of an answer, in the forms of OpenAI's APIs.
 
@@ -71,80 +58,43 @@ FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-serv
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
 
-@dataclass(slots=True)
-class ResponseOptions:
-    """Options of an answer. usage_chunk: send the usage in a chunk of its own. trace: chunks name the
-    drafters of their tokens. timings, progress: chunks include llama-server's timings so far, and the
-    progress of the prompt. verbose: include the answer in llama-server's own form, with the prompt.
-    speculate: whether drafting was allowed. ignored: the request's fields without effect. created: seconds
-    since the epoch.
-    """
-
-    model: str
-    logprobs: bool = False
-    usage_chunk: bool = False
-    trace: bool = False
-    timings: bool = False
-    progress: bool = False
-    verbose: bool = False
-    speculate: bool = True
-    ignored: Sequence[str] = ()
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-class OpenAIWriter:
-    """A DialectWriter; subclasses write the choices."""
+class OpenAIWriter(AnswerWriter):
+    """Subclasses write the choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
-    media_type, ping = "text/event-stream", b": waiting\n\n"
 
-    def __init__(self, options: ResponseOptions) -> None:
-        self.options, self.fold = options, Accumulator()
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(options)
         self.id = f"{self.prefix}-{random_key()}"
 
-    def chunks(self, events: Iterable[Event], n_choices: int) -> list[JsonObject]:
-        """Chunks of a stream for the next events of an answer with n_choices choices."""
-        chunks = []
-        for event in events:
-            self.fold.add([event])
-            if isinstance(event, Prefill) and not self.options.progress:
-                continue
-            for choice in (deltas := self._deltas(event)):
-                fields = self._fields(event if choice is deltas[-1] else None)
-                chunks.append(self._chunk([choice], fields))
-            if isinstance(event, End) and len(self.fold.ends) == n_choices:
-                if self.options.usage_chunk:
-                    chunks.append(self._chunk([], {"usage": usage(self.fold)}))
-                self._add_figures(chunks[-1])
+    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
+        if isinstance(event, Prefill) and not self.options.progress:
+            return []
+        deltas = self._deltas(event)
+        chunks = [self._chunk([one], self._fields(event if one is deltas[-1] else None)) for one in deltas]
+        if isinstance(event, End) and len(self.fold.ends) == self.n_choices:
+            if self.options.usage_chunk:
+                chunks.append(self._chunk([], {"usage": usage(self.fold)}))
+            self._add_figures(chunks[-1])
         return chunks
 
     def _add_figures(self, chunk: JsonObject) -> None:
         """Add the figures to the last chunk, which is one of its own if the client asks for that."""
-        add_figures(chunk, figures(self.fold, self.options.speculate, self.options.ignored))
+        add_figures(chunk, self.figures())
         if self.options.verbose:
             chunk["__verbose"] = self._native_answer()
 
     def answer(self) -> JsonObject:
-        """See DialectWriter."""
         verbose: JsonObject = {"__verbose": self._native_answer()} if self.options.verbose else {}
         return {
             **self._head(self.answer_object),
             "choices": [self._whole(choice) for choice in self.fold.in_order],
             "usage": usage(self.fold),
-            **figures(self.fold, self.options.speculate, self.options.ignored),
+            **self.figures(),
             **verbose,
         }
 
-    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """See DialectWriter."""
-        return b"".join(data_event(chunk) for chunk in self.chunks(events, n_choices))
-
-    def error_event(self, error: SpecllamaError) -> bytes:
-        """See DialectWriter."""
-        return data_event(error_body(error))
-
     def end(self) -> bytes:
-        """See DialectWriter."""
         return b"data: [DONE]\n\n"
 
     def _chunk(self, choices: list[JsonObject], fields: JsonObject) -> JsonObject:
@@ -170,7 +120,7 @@ class OpenAIWriter:
         return {
             "id": self.id,
             "object": kind,
-            "created": self.options.created,
+            "created": int(self.options.created),
             "model": self.options.model,
             "system_fingerprint": FINGERPRINT,
         }

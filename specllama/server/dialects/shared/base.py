@@ -7,7 +7,8 @@ start generations.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +22,10 @@ from specllama.client.model_info import LoadInfo
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
-from specllama.server.dialects.shared.generating_body import GeneratingBody
-from specllama.server.dialects.shared.recent_items import RecentItems
+from specllama.server.dialects.shared.sampling_fields import GenerationFields
 from specllama.server.dialects.shared.tools import RequestTools
-from specllama.server.events import DialectWriter
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
+from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ListedModel, ModelPool
@@ -34,6 +35,83 @@ from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 
 _MAX_NOTED = 1024  # fields whose names are kept
+
+
+# Items of the latest answers, for clients that send references to them, as the AI SDK does unless it is told
+# that nothing is stored.
+
+
+KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
+_MAX_ITEM = 1024 * 1024  # bytes of JSON
+_MAX_FOUND = 4 * 1024 * 1024  # bytes of all items that one request refers to
+
+
+class RecentItems:
+    """Holds the most recently used items in memory, each visible to its owner only. most: bytes of JSON.
+    Thread-safe.
+    """
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most, self._size = most, 0
+        self._items: dict[tuple[str, str], bytes] = {}  # the one used last at the end
+        self._lock = threading.Lock()
+
+    def add(self, owner: str, items: Iterable[Mapping[str, Any]]) -> None:
+        """Store items, without the logprobs of their tokens."""
+        written = [((owner, item["id"]), to_json(_plain(item))) for item in items]
+        with self._lock:
+            for key, data in written:
+                self._size += len(data) - len(self._items.pop(key, b""))
+                self._items[key] = data
+                if len(data) > _MAX_ITEM:
+                    self._drop(key)
+            while self._size > self._most:
+                self._drop(next(iter(self._items)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._size -= len(self._items.pop(key))
+
+    def find(self, owner: str, id_: str) -> bytes | None:
+        """The JSON of an item, None if it is not held."""
+        with self._lock:
+            item = self._items.pop((owner, id_), None)
+            if item is not None:
+                self._items[owner, id_] = item
+            return item
+
+    def resolved(self, owner: str, data: JsonObject) -> JsonObject:
+        """A request whose references are replaced by the items, each once; unknown references remain."""
+        items = data.get("input")
+        if not isinstance(items, list):
+            return data
+        refers = [i for i, item in enumerate(items) if is_reference(item)]
+        seen, left, put = set[str](), _MAX_FOUND, list(items)
+        for i in refers:
+            id_ = items[i].get("id")
+            if not isinstance(id_, str) or id_ in seen or (stored := self.find(owner, id_)) is None:
+                continue
+            seen.add(id_)
+            left -= len(stored)
+            if left < 0:
+                break
+            put[i] = json.loads(stored)
+        return data | {"input": put} if refers else data
+
+
+def is_reference(item: Any) -> bool:
+    """Whether an item of a request refers to another; its type may be omitted."""
+    if not isinstance(item, Mapping):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
+
+
+def _plain(item: Mapping[str, Any]) -> JsonObject:
+    parts = item.get("content")
+    if not isinstance(parts, list):
+        return dict(item)
+    shown = [{name: part[name] for name in part if name != "logprobs"} for part in parts]
+    return {**item, "content": shown}
 
 
 class Shared:
@@ -189,11 +267,6 @@ class ApiRequest:
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt)}")
 
-    def log_chat(self, request: protocol.Generate) -> None:
-        """Log the messages of a chat if the operator wants that."""
-        if request.chat is not None:
-            self.log_prompt(request.chat.messages)
-
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""
         question = partial(protocol.CountTokens, chat=chat)
@@ -201,49 +274,52 @@ class ApiRequest:
         return count.n
 
     async def answer(
-        self,
-        specs: Sequence[CompletionSpec],
-        writer: DialectWriter,
-        body: GeneratingBody,
-        *,
-        n: int = 1,
-        supersedes: str = "",
+        self, body: GenerationFields, writer: Callable[[AnswerOptions], AnswerWriter]
     ) -> Response:
-        """Start n texts of each spec; the response streams them or sends them whole, as the body asks.
+        """Start the texts that a body asks for; the response streams them or sends them whole.
 
-        They wait until the model is loaded. supersedes: see Service.start. Raises BusyError, ResourceError;
-        the response raises errors of the load.
+        They wait until the model is loaded. writer: makes the writer of the answer. Raises FieldError,
+        BusyError, ResourceError; the response raises errors of the load.
         """
+        self.check_model(body.model or None)
+        requests = self._requests(body)
+        self.log_prompt(body.logged)
+        options = body.answer_options(self.service.name, request_id=self.id)
+        made, (fields, reasoning) = writer(options), (body.limits.fields, body.shown_reasoning)
+        specs = [CompletionSpec(one, i, reasoning, fields) for i, one in enumerate(requests)]
         info = self.supervisor.loaded
-        if info is not None and (body.num_ctx or 0) > info.n_ctx:
-            self.say(f"num_ctx {body.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
-        owned = [replace(spec, request=self._owned(spec.request, body)) for spec in specs]
-        job = self.service.start(owned, n, supersedes, getattr(self._http.state, "body_bytes", 0))
+        if info is not None and body.expected_context > info.n_ctx:
+            n = body.expected_context
+            self.say(f"num_ctx {n} is above the context of {info.n_ctx} tokens, which stays")
+        n_bytes = getattr(self._http.state, "body_bytes", 0)
+        job = self.service.start(specs, body.n_choices, body.supersedes, n_bytes)
         self.keep_model(body.keep_alive)
-        return StreamingResponse(
-            job, writer, body.stream, Limits(self.settings.seconds, self.settings.client_seconds)
+        limits = Limits(self.settings.seconds, self.settings.client_seconds)
+        return StreamingResponse(job, made, body.stream, limits)
+
+    def _requests(self, body: GenerationFields) -> list[protocol.Generate]:
+        """The engine's requests, with the fields that do not depend on the API. Raises FieldError."""
+        settings, reuse = self.settings, body.cache.reuse
+        requests = body.generations(
+            settings.sampling,
+            settings.variables,
+            owner=self.owner,
+            memory=body.speculation.memory,
+            share_cache=settings.share_cache,
+            disk_scope=self.disk_scope if reuse else "",
+            reuse=reuse,
+            kept=body.kept and reuse,
         )
+        for i, one in enumerate(requests):
+            if isinstance(one.prompt, protocol.Infill):
+                prompt = replace(one.prompt, suffix_first=settings.spm_infill)
+                requests[i] = replace(one, prompt=prompt)
+        return requests
 
     @property
     def disk_scope(self) -> str:
         """See protocol.Generate."""
         return self._shared.scopes.of(self.owner)
-
-    def _owned(self, request: protocol.Generate, body: GeneratingBody) -> protocol.Generate:
-        """The request with the fields that do not depend on its API."""
-        settings, prompt, reuse = self.settings, request.prompt, body.cache.reuse
-        if isinstance(prompt, protocol.Infill):
-            prompt = replace(prompt, suffix_first=settings.spm_infill)
-        return replace(
-            request,
-            owner=self.owner,
-            memory=body.speculation.memory,
-            share_cache=settings.share_cache,
-            prompt=prompt,
-            disk_scope=self.disk_scope if reuse else "",
-            reuse=reuse,
-            kept=body.kept and reuse,
-        )
 
 
 Endpoint = Callable[[ApiRequest], Awaitable[Response]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, create_model
 
+from specllama.client import protocol
 from specllama.core.sampling.params import (
     MAX_BIAS,
     MAX_LOGPROBS,
@@ -18,6 +20,7 @@ from specllama.core.sampling.params import (
 )
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
+from specllama.server.assembler import ReasoningFormat
 from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
@@ -30,8 +33,9 @@ from specllama.server.dialects.shared.fields import (
     renamed,
     with_options,
 )
-from specllama.server.dialects.shared.generating_body import KeepAlive, Speculation
 from specllama.server.dialects.shared.structured import RestrictingField, StructuredFields
+from specllama.server.dialects.shared.writer import AnswerOptions
+from specllama.server.http.body import MAX_VALUES
 
 # llama.cpp's `samplers` field: selects the sampling steps.
 #
@@ -84,6 +88,7 @@ SamplerName = Annotated[str, Field(max_length=64)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
+ModelName = Annotated[str, Field(max_length=512)]
 ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
 _EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
@@ -99,6 +104,73 @@ def _given_stops(value: Any) -> Any:
 Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 Stops = Annotated[Stop | Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
 StopList = Annotated[Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
+
+
+MAX_PROMPTS, MAX_CHOICES = 64, 64
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1), WHOLE_ITEMS]
+
+
+# The time that a model stays loaded after a request, in the form of Ollama's clients.
+
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 64  # characters
+_PART = r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})"
+_DURATION = re.compile(rf"[-+]?(?:{_PART}|(?:{_PART}(?:ns|us|µs|ms|s|m|h)){{1,8}})")
+_UNIT = re.compile(_PART + r"(ns|us|µs|ms|s|m|h)")
+
+
+def seconds(duration: str) -> float:
+    """Seconds of a duration such as "5m", "1h30m" or "-1"; negative for ever. Raises ValueError."""
+    text = duration.strip()
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f'must be seconds or a duration such as "5m", not {text[:40]!r}')
+    parts = _UNIT.findall(text)
+    if not parts:
+        return float(text)
+    sign = -1.0 if text.startswith("-") else 1.0
+    return sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _duration(value: Any) -> Any:
+    return seconds(value) if isinstance(value, str) and len(value) <= _LONGEST else value
+
+
+KeepAlive = Annotated[float | None, BeforeValidator(_duration)]
+"""The annotation of keep_alive; its value is seconds."""
+
+
+# The field `speculation` of all bodies that generate text.
+
+
+def _trace_choice(value: Any) -> Any:
+    if isinstance(value, bool) or value == "full":
+        return value
+    raise ValueError('must be a valid boolean or "full"')
+
+
+TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
+
+
+class Speculation(Body):
+    """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
+    chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
+    neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
+    and without drafts, on every device.
+    """
+
+    enabled: bool = True
+    max: Annotated[int, Field(ge=0, le=512)] | None = None
+    trace: TraceChoice = False
+    memory: bool = True
+    exact: bool = False
+
+    def engine_fields(self) -> JsonObject:
+        """The fields of protocol.Generate that these set."""
+        full = self.trace == "full"
+        return {
+            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
+        }  # fmt: skip
 
 
 class StreamOptions(Body):
@@ -176,8 +248,8 @@ class ParameterReader(ParameterFields):
         """Whether the request only evaluates its prompt."""
         return False
 
-    def engine_fields(self) -> JsonObject:
-        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
+    def engine_limits(self) -> JsonObject:
+        """Fields of protocol.Generate that are no parameters. Raises FieldError."""
         return {
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
@@ -250,29 +322,50 @@ class LogprobFields(RequestBody):
         return given if not most else max(most, given or 0)
 
 
-class SamplingFields(ParameterReader, StructuredFields, LogprobFields):
-    """How to generate, without the prompt.
+class GenerationFields(StructuredFields, LogprobFields):
+    """Fields of all bodies that request texts, besides the prompt and the sampling parameters.
 
-    n_predict: 0 only evaluates the prompt, for later requests. num_ctx: context size that the client expects,
-    in tokens.
+    keep_alive: seconds, negative for ever.
     """
 
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     speculation: Speculation = Speculation()
     cache: CacheChoice = CacheChoice()
-    timings_per_token: bool = False
-    return_progress: bool = False
-    verbose: bool | None = None
-    num_ctx: ContextLength | None = None
     keep_alive: KeepAlive = None
 
-    @classmethod
-    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Also reads the fields in `options`, Ollama's place for them."""
-        return super().prepared(with_options(data, _OPTIONS))
+    def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
+        """The prompts. server: the server's variables of chat templates. Raises FieldError."""
+        raise NotImplementedError
+
+    def params(self) -> JsonObject:
+        """The sampling parameters that are set. Raises FieldError."""
+        raise NotImplementedError
+
+    def engine_fields(self) -> JsonObject:
+        """Fields of protocol.Generate besides its prompt and parameters. Raises FieldError."""
+        return {"strict_schema": self.limits.strict, **self.speculation.engine_fields()}
+
+    def generations(
+        self, defaults: Mapping[str, Any], server: Mapping[str, Any], **more: Any
+    ) -> list[protocol.Generate]:
+        """The engine's request for each prompt. defaults: sampling parameters of the server. server: its
+        variables of chat templates. more: further fields. Raises FieldError.
+        """
+        prompts, params = self.prompts(server), {**defaults, **self.params()}
+        fields = {**self.engine_fields(), **more}
+        return [protocol.Generate(-1, prompt, params=params, **fields) for prompt in prompts]
+
+    def answer_options(self, model: str, **more: Any) -> AnswerOptions:
+        """The form of the answer. model: shown if the request names none. more: further options."""
+        return AnswerOptions(
+            model=self.model or model,
+            logprobs=self.n_logprobs is not None,
+            trace=bool(self.speculation.trace),
+            speculate=self.speculation.enabled,
+            ignored=self.ignored_fields,
+            **more,
+        )
 
     @property
     def kept(self) -> bool:
@@ -280,22 +373,89 @@ class SamplingFields(ParameterReader, StructuredFields, LogprobFields):
         return self.cache.store
 
     @property
-    def warms(self) -> bool:
-        """Whether the prompt is evaluated and nothing is written."""
-        return self.n_predict == 0 and self.max_tokens is None
+    def logged(self) -> Any:
+        """The prompts for the log."""
+        return getattr(self, "prompt", None)
+
+    @property
+    def n_choices(self) -> int:
+        """Answers to each prompt."""
+        return 1
+
+    @property
+    def supersedes(self) -> str:
+        """See Service.start."""
+        return ""
+
+    @property
+    def shown_reasoning(self) -> ReasoningFormat:
+        """The format of the reasoning in the answer."""
+        return "auto"
+
+    @property
+    def expected_context(self) -> int:
+        """Context size that the client expects, in tokens; 0 for none."""
+        return 0
+
+
+class SamplingFields(ParameterReader, GenerationFields):
+    """How to generate, without the prompt. n_predict: 0 only evaluates the prompt, for later requests."""
+
+    stream_options: StreamOptions = StreamOptions()
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool | None = None
+    num_ctx: ContextLength | None = None
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Also reads the fields in `options`, Ollama's place for them."""
+        return super().prepared(with_options(data, _OPTIONS))
+
+    def params(self) -> JsonObject:
+        limit = first(self.own_limit, self.max_tokens, self.n_predict)
+        return self.sampling(max_tokens=limit, logprobs=self.n_logprobs, **self.limits.params)
 
     def engine_fields(self) -> JsonObject:
-        """Fields of protocol.Generate besides its parameters. Raises FieldError."""
         return {
+            **self.engine_limits(),
             **super().engine_fields(),
-            **self.speculation.engine_fields(),
             "warm": self.warms,
+            "progress": self.shows_progress,
         }
+
+    def answer_options(self, model: str, **more: Any) -> AnswerOptions:
+        return super().answer_options(
+            model,
+            usage_chunk=self.stream_options.include_usage,
+            timings=self.timings_per_token,
+            progress=self.return_progress,
+            verbose=bool(self.verbose),
+            **more,
+        )
+
+    @property
+    def own_limit(self) -> int | None:
+        """The limit of the text by the API's own field, which takes precedence."""
+        return None
+
+    @property
+    def warms(self) -> bool:
+        return self.n_predict == 0 and self.max_tokens is None
 
     @property
     def shows_progress(self) -> bool:
         """Whether the engine is to report the whole prefill."""
         return self.stream and (self.return_progress or self.timings_per_token)
+
+    @property
+    def n_choices(self) -> int:
+        return self.n
+
+    @property
+    def expected_context(self) -> int:
+        return self.num_ctx or 0
 
     def _parameters(self) -> list[RestrictingField]:
         return self.restricting_parameters()

@@ -211,7 +211,7 @@ class _ToolReader:
         if tool.type != "namespace":
             self._add(tool, None, path)
             return
-        name = _needed(tool.name, f"{path}.name")
+        name = needed(tool.name, f"{path}.name")
         for i, one in enumerate(tool.tools or ()):
             self._add(one, name, f"{path}.tools[{i}]")
 
@@ -221,7 +221,7 @@ class _ToolReader:
             return
         at, function = path, tool.definition
         path = f"{path}.function" if tool.function is not None else path
-        name = _needed(function.name, f"{path}.name")
+        name = needed(function.name, f"{path}.name")
         flat = flat_name(namespace, name)
         if flat in self._tools:
             raise FieldError(f"{at}: there is a tool {flat[:80]!r} already", at)
@@ -322,14 +322,15 @@ class _ToolReader:
         """The flat name; for a choice without a namespace, that of the only function of this name in any
         namespace.
         """
-        name = _needed(chosen.named, f"{path}.name")
+        name = needed(chosen.named, f"{path}.name")
         if chosen.namespace:
             return flat_name(chosen.namespace, name)
         inside = [one for one, (_, inner) in self._result.names.items() if inner == name]
         return inside[0] if len(inside) == 1 and name not in self._at_top else name
 
 
-def _needed(value: str | None, path: str) -> str:
+def needed(value: str | None, path: str) -> str:
+    """A text that must be there. path: its field. Raises FieldError."""
     if not value:
         raise FieldError(f"{path} is missing", path)
     return value

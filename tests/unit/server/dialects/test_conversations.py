@@ -31,10 +31,7 @@ MODELS: dict[str, Any] = {
 
 def asked(api: str, body: dict[str, Any]) -> protocol.Generate:
     """The engine's request for a body of an API."""
-    read_body = checked(MODELS[api], body)
-    if api == "ollama":
-        return read_body.request({}, {})
-    return read_body.generation({}, {})
+    return checked(MODELS[api], body).generations({}, {})[0]
 
 
 RENDERINGS = {name: Rendering(source) for name, source in TEMPLATES.items()}

@@ -42,14 +42,7 @@ def body(api: str, **fields: Any) -> Any:
 
 
 def asked(api: str, **fields: Any) -> protocol.Generate:
-    read_body = body(api, **fields)
-    if api == "ollama":
-        return read_body.request({}, {})
-    if api == "generate":
-        return read_body.request({}, {}, True)
-    if api in ("completions", "native", "infill"):
-        return read_body.generations({})[0]
-    return read_body.generation({}, {})
+    return body(api, **fields).generations({}, {})[0]
 
 
 @every
@@ -212,7 +205,7 @@ def test_stop_tokens_and_times_in_memory(api: str) -> None:
     assert body(api, keep_alive="5m").keep_alive == 300
     assert body(api, keep_alive=0).keep_alive == 0
     where = {"options": {"num_ctx": 4096.0}} if api in ("ollama", "generate") else {"num_ctx": 4096.0}
-    assert body(api, **where).num_ctx == 4096
+    assert body(api, **where).expected_context == 4096
 
 
 @every

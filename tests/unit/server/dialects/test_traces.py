@@ -16,28 +16,28 @@ from specllama.server.dialects.anthropic.writer import MessageWriter
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.completions import CompletionWriter
-from specllama.server.dialects.openai.responses.writer import ResponseFields, ResponsesWriter
-from specllama.server.dialects.openai.writer import ResponseOptions
-from specllama.server.events import CallOpen, DialectWriter, End, RoundEvent, Start, TextEvent
+from specllama.server.dialects.openai.responses.writer import ResponsesWriter
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
+from specllama.server.events import CallOpen, End, RoundEvent, Start, TextEvent
 
 ROUNDS = [RoundEvent(n, 0, 0.01) for n in (1, 2, 3)]
 LAST = RoundEvent(3, 0, 0.01, earlier=ROUNDS[1:2])
 PLAIN = PlainRate(None, "none", 0)
 
 
-def writers(trace: bool) -> dict[str, DialectWriter]:
-    native = NativeOptions("m", stream=True, trace=trace)
+def writers(trace: bool) -> dict[str, AnswerWriter]:
+    options = AnswerOptions("m", trace=trace)
     return {
-        "chat": ChatWriter(ResponseOptions("m", trace=trace)),
-        "chat with a chunk of usage": ChatWriter(ResponseOptions("m", trace=trace, usage_chunk=True)),
-        "completions": CompletionWriter(ResponseOptions("m", trace=trace)),
-        "responses": ResponsesWriter(ResponseFields("m", trace=trace)),
-        "messages": MessageWriter("m", trace=trace),
-        "native": NativeWriter(native),
+        "chat": ChatWriter(options),
+        "chat with a chunk of usage": ChatWriter(AnswerOptions("m", trace=trace, usage_chunk=True)),
+        "completions": CompletionWriter(options),
+        "responses": ResponsesWriter(options),
+        "messages": MessageWriter(options),
+        "native": NativeWriter(options, NativeOptions(stream=True)),
     }
 
 
-def rounds(writer: DialectWriter, *events: Any) -> list[int]:
+def rounds(writer: AnswerWriter, *events: Any) -> list[int]:
     """How many tokens were drafted in each round that a stream names."""
     data = writer.stream([Start(0, 0, 7, 5), *events], 1).decode()
     data_chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]

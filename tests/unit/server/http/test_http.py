@@ -20,7 +20,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.server.app import ERRORS, ROUTES
-from specllama.server.dialects.llama_server.requests import TokenizeRequest
+from specllama.server.dialects.llama_server.routes import TokenizeRequest
 from specllama.server.dialects.shared.fields import checked
 from specllama.server.http.access import Keys, unexpected
 from specllama.server.http.body import BodyReader

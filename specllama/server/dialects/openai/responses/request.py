@@ -1,22 +1,327 @@
-"""The body of /v1/responses."""
+"""The body of /v1/responses, and its input items, converted to a conversation for chat templates.
+
+Calls of tools that another provider ran are converted if their results are known; other items of other
+providers are dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from specllama.client import protocol
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputItem, conversation_of
-from specllama.server.dialects.openai.responses.tools import echoed_choice, echoed_tools
-from specllama.server.dialects.shared.conversation import ReadConversation
-from specllama.server.dialects.shared.fields import SMALL, AtMost
+from specllama.server.dialects.shared.base import is_reference
+from specllama.server.dialects.shared.chat_fields import Arguments, CallId, ConversationFields
+from specllama.server.dialects.shared.conversation import (
+    Content,
+    ContentPart,
+    ConversationReader,
+    GivenCall,
+    MessageFields,
+    ReadContent,
+    ReadConversation,
+    as_result,
+    read,
+    read_part,
+    with_images,
+)
+from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, first
 from specllama.server.dialects.shared.structured import TextFields
-from specllama.server.dialects.shared.thinking import ThinkingFields
-from specllama.server.dialects.shared.tools import ToolFields
+from specllama.server.dialects.shared.tools import (
+    ChosenTools,
+    Name,
+    NamedTool,
+    NamespaceEntry,
+    RequestTools,
+    ToolDefinition,
+    flat_name,
+    needed,
+)
+
+MAX_ITEMS = 4096
+_MAX_FIELDS = 256  # of an object of a provider's own form
+_RESULTS_OF_CLIENTS = ("function_call_output", "custom_tool_call_output")
+_RESULTS = (
+    *_RESULTS_OF_CLIENTS, "local_shell_call_output", "shell_call_output",
+    "apply_patch_call_output", "computer_call_output",
+)  # fmt: skip
+_LEFT_OUT = (
+    "web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "compaction_summary",
+    "compaction_trigger", "context_compaction", "additional_tools", "configuration_update", "program",
+    "program_output", "ghost_snapshot", "item_reference",
+)  # fmt: skip
+_WITHOUT_TEXT = ("rs_", "ws_", "fs_", "ig_", "cmp_")  # ids of items without which a conversation is whole
+_OF_TOOLS = ("_call", "_call_output")  # ends of types that are not known here
+Object = Annotated[JsonObject, AtMost(_MAX_FIELDS)]
+
+
+class OutputPart(ContentPart):
+    """A part of a result. stdout, stderr: of a command."""
+
+    unnamed = ContentPart.unnamed | {"outcome", "created_by"}
+
+    type: Annotated[str, Field(max_length=256)] = "text"
+    stdout: str = ""
+    stderr: str = ""
+    logs: str = ""
+
+
+Output = str | OutputPart | Annotated[list[OutputPart], AtMost(MAX_ITEMS)]
+
+
+class InputItem(MessageFields):
+    """One item, of any type; a message may omit its type."""
+
+    unnamed = frozenset(
+        {
+            "phase", "encrypted_content", "metadata", "caller", "container_id", "created_by", "environment",
+            "max_output_length", "pending_safety_checks", "acknowledged_safety_checks", "server_label",
+            "approval_request_id", "execution", "async", "annotations", "cache_control",
+            "provider_specific_fields", "internal_chat_message_metadata_passthrough",
+        }
+    )  # fmt: skip
+
+    type: str | None = None
+    id: CallId | None = None
+    role: Literal["user", "system", "developer", "assistant"] | None = None
+    content: Content | None = None
+    call_id: CallId | None = None
+    name: Name | None = None
+    namespace: Name | None = None
+    arguments: Arguments | None = None
+    output: Output | None = None
+    summary: Annotated[list[ContentPart], AtMost(MAX_ITEMS)] | None = None
+    status: Annotated[str, Field(max_length=64)] | None = None
+    input: str = ""
+    action: Object | None = None
+    operation: Object | None = None
+    code: str = ""
+    outputs: Annotated[list[OutputPart], AtMost(MAX_ITEMS)] | None = None
+    error: str | Object | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        kind = data.get("type")
+        if is_reference(data):
+            if str(data.get("id")).startswith(_WITHOUT_TEXT):
+                return {"type": "item_reference", "id": data["id"]}
+            raise ValueError("the item of this item_reference is not held (any more): send the item itself")
+        if kind in _RESULTS_OF_CLIENTS:
+            return {**data, "output": as_result(data.get("output"))}
+        if kind is None or (isinstance(kind, str) and kind in _READERS):
+            return data
+        if not isinstance(kind, str) or not (kind in _LEFT_OUT or kind.endswith(_OF_TOOLS)):
+            raise ValueError(f"the type must be one of {', '.join(_READERS)}, not {repr(kind)[:80]}")
+        return {name: data[name] for name in ("type", "id", "call_id") if name in data}
+
+    @property
+    def kind(self) -> str:
+        return self.type or "message"
+
+
+def conversation_of(instructions: str | None, items: str | Sequence[InputItem]) -> ConversationReader:
+    """The conversation of a request. Raises FieldError."""
+    reader = _ItemReader()
+    if instructions:
+        reader.conversation.say("system", instructions, "instructions")
+    if isinstance(items, str):
+        reader.conversation.say("user", items, "input")
+    else:
+        for i, item in enumerate(items):
+            reader.add(item, f"input[{i}]")
+    reader.end_turn()
+    if not reader.conversation.n_messages:
+        raise FieldError("input: there is nothing to answer", "input")
+    return reader.conversation
+
+
+class _ItemReader:
+    """Merges consecutive reasoning, texts and calls of the assistant into one answer."""
+
+    def __init__(self) -> None:
+        self.conversation = ConversationReader()
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[GivenCall] = []
+
+    def add(self, item: InputItem, path: str) -> None:
+        """Add an item. path: its field. Raises FieldError."""
+        read_item = _READERS.get(item.kind)
+        if read_item is None:
+            self.conversation.leave_out(item.kind, item.id, item.call_id)
+        else:
+            read_item(self, item, path)
+
+    def end_turn(self) -> None:
+        """Add the answer so far."""
+        texts, thoughts, calls = self._texts, self._thoughts, self._calls
+        self._texts, self._thoughts, self._calls = [], [], []
+        if texts or thoughts or calls:
+            said = "\n".join(filter(None, texts))
+            self.conversation.answer(said, "input", "\n".join(thoughts), calls)
+
+    def message(self, item: InputItem, path: str) -> None:
+        here = f"{path}.content"
+        if item.role is None:
+            raise FieldError(f"{path}.role is missing", f"{path}.role")
+        content = with_images(read(item.content, here), item.images, path)
+        if item.role == "assistant":
+            if any(self._texts) and not self._calls:
+                self.end_turn()
+            self._texts.append(content.run)
+            thoughts = [item.reasoning_content] if item.reasoning_content else content.thoughts
+            self._thoughts += [text for text in thoughts if text and text not in self._thoughts]
+            return
+        self.end_turn()
+        self.conversation.say("user" if item.role == "user" else "system", content, here)
+
+    def reasoning(self, item: InputItem, path: str) -> None:
+        for parts, name in ((item.content, "content"), (item.summary, "summary")):
+            content = read(parts, f"{path}.{name}")
+            if text := "\n".join(filter(None, (*content.texts, *content.thoughts))):
+                if any(self._texts) or self._calls:
+                    self.end_turn()
+                self._thoughts.append(text)
+                return
+
+    def function_call(self, item: InputItem, path: str) -> None:
+        name, incomplete = needed(item.name, f"{path}.name"), item.status == "incomplete"
+        self._call(item.call_id, flat_name(item.namespace, name), item.arguments, path, incomplete)
+
+    def custom_tool_call(self, item: InputItem, path: str) -> None:
+        name = flat_name(item.namespace, needed(item.name, f"{path}.name"))
+        self._call(item.call_id, name, {"input": item.input}, path)
+
+    def action_call(self, item: InputItem, path: str) -> None:
+        """A call of a tool named by the type of the item."""
+        name = item.kind.removesuffix("_call")
+        self._call(item.call_id or item.id, name, item.action or item.operation or {}, path)
+
+    def mcp_call(self, item: InputItem, path: str) -> None:
+        id_ = item.id or f"mcp{path}"
+        self._call(id_, needed(item.name, f"{path}.name"), item.arguments, path)
+        self._result(id_, item.output if item.output is not None else _error(item.error), path)
+
+    def code_interpreter_call(self, item: InputItem, path: str) -> None:
+        id_ = item.id or f"code{path}"
+        self._call(id_, "code_interpreter", {"code": item.code}, path)
+        self._result(id_, item.outputs or "", path)
+
+    def result(self, item: InputItem, path: str) -> None:
+        call_id = item.call_id or (None if item.kind in _RESULTS_OF_CLIENTS else item.id)
+        status = item.status if item.kind == "apply_patch_call_output" else None
+        self._result(call_id, item.output if item.output is not None else (status or ""), path)
+
+    def _call(
+        self,
+        id_: str | None,
+        name: str,
+        arguments: str | Mapping[str, Any] | None,
+        path: str,
+        incomplete: bool = False,
+    ) -> None:
+        self._calls.append(GivenCall(id_ or None, name, arguments, f"{path}.arguments", incomplete))
+
+    def _result(self, id_: str | None, output: Output, path: str) -> None:
+        self.end_turn()
+        content, here = ReadContent(), f"{path}.output"
+        if isinstance(output, str):
+            content.texts.append(output)
+        elif isinstance(output, OutputPart):
+            _read_output(output, here, content)
+        else:
+            for i, part in enumerate(output):
+                _read_output(part, f"{here}[{i}]", content)
+        self.conversation.result(id_ or None, content, here, id_path=f"{path}.call_id" if id_ else path)
+
+
+_READERS: Mapping[str, Callable[[_ItemReader, InputItem, str], None]] = {
+    "message": _ItemReader.message,
+    "reasoning": _ItemReader.reasoning,
+    "function_call": _ItemReader.function_call,
+    "custom_tool_call": _ItemReader.custom_tool_call,
+    **dict.fromkeys(
+        ("local_shell_call", "shell_call", "apply_patch_call", "computer_call"), _ItemReader.action_call
+    ),
+    "mcp_call": _ItemReader.mcp_call,
+    "code_interpreter_call": _ItemReader.code_interpreter_call,
+    **dict.fromkeys(_RESULTS, _ItemReader.result),
+}
+"""Types of items to what reads them."""
+
+
+def _read_output(part: OutputPart, path: str, content: ReadContent) -> None:
+    if texts := list(filter(None, (part.stdout, part.stderr, part.logs))):
+        content.texts += texts
+    else:
+        read_part(part, path, content)
+
+
+def _error(given: str | Mapping[str, Any] | None) -> str:
+    """The text of an error in a provider's form."""
+    text = given.get("message") if isinstance(given, Mapping) else given
+    return f"Error: {text}" if isinstance(text, str) and text else ""
+
+
+# The tools of a request, and the choice among them, as answers repeat them.
+
+
+def name_only(tool: JsonObject) -> JsonObject:
+    """The tool as repeated in answers to requests whose tools are too large."""
+    if tool["type"] == "namespace":
+        return {"type": "namespace", "name": tool["name"], "description": "", "tools": []}
+    return {"type": "function", "name": tool["name"]}
+
+
+def echoed_tools(tools: Sequence[ToolDefinition]) -> list[JsonObject]:
+    """The tools of a request, without those that were left out."""
+    return [_echo(tool) for tool in tools if tool.type == "namespace" or tool.is_function]
+
+
+def _echo(tool: ToolDefinition) -> JsonObject:
+    if tool.type != "namespace":
+        return _function(tool)
+    return {
+        "type": "namespace",
+        "name": tool.name or "",
+        "description": tool.description or "",
+        "tools": [_function(one) for one in tool.tools or () if one.is_function],
+    }
+
+
+def _function(tool: NamespaceEntry) -> JsonObject:
+    function = tool.definition
+    return {
+        "type": "function",
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.arguments or {},
+        "strict": bool(function.strict),
+    }
+
+
+def echoed_choice(choice: str | ChosenTools | None, tools: RequestTools) -> str | JsonObject:
+    """The choice in this API's form."""
+    allowed = tools.allowed
+    if isinstance(choice, ChosenTools) and choice.type == "allowed_tools":
+        listed = [_named(one) for one in choice.allowed.tools or ()]
+        return {"type": "allowed_tools", "mode": choice.allowed.mode, "tools": listed}
+    if allowed is not None and allowed.names:
+        return _named(choice) if isinstance(choice, NamedTool) else {"type": "function", "name": choice}
+    return allowed.choice if allowed is not None else "none" if choice == "none" else "auto"
+
+
+def _named(tool: NamedTool) -> JsonObject:
+    named: JsonObject = {"type": "namespace" if tool.type == "namespace" else "function", "name": tool.named}
+    return {**named, **({"namespace": tool.namespace} if tool.namespace else {})}
+
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "responses are not stored here: send the whole conversation in input"
@@ -38,7 +343,7 @@ def _refuse(value: Any, field: ValidationInfo) -> Any:
 Refused = Annotated[Any, SMALL, AfterValidator(_refuse)]
 
 
-class ResponsesRequest(SamplingFields, ThinkingFields, ToolFields):
+class ResponsesRequest(ConversationFields, SamplingFields):
     """The body of /v1/responses, with the sampling fields of the other routes. store: keep items of the
     answer for references to them, and allow writing prompt and answer to disk.
     """
@@ -58,42 +363,26 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ToolFields):
     truncation: Literal["auto", "disabled"] = "disabled"
     n: Annotated[int, Field(ge=1, le=1)] = 1
     store: bool = True
-    _conversation: ReadConversation = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _read(self) -> ResponsesRequest:
-        read = conversation_of(self.instructions, self.input)
-        self._conversation = read.read(continues=False, path="input")
-        return self
+    def read_turns(self) -> ReadConversation:
+        return conversation_of(self.instructions, self.input).read(continues=False, path="input")
 
     @property
     def kept(self) -> bool:
         return self.store and super().kept
 
     @property
-    def turns(self) -> ReadConversation:
-        """The conversation."""
-        return self._conversation
+    def own_effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
 
     @property
-    def with_logprobs(self) -> bool:
-        return self.n_logprobs is not None or WITH_LOGPROBS in (self.include or ())
+    def own_limit(self) -> int | None:
+        return self.max_output_tokens
 
-    def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
-        """The prompt. server: the server's variables. Raises FieldError."""
-        variables = {**server, **self._variables()}
-        return protocol.ChatInput(self._conversation.messages, variables, self.request_tools.allowed)
-
-    def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
-        """The engine's request. defaults, variables: of the server. Raises UsageError."""
-        return protocol.Generate(
-            -1,
-            self.chat_input(variables),
-            params={**defaults, **self._params()},
-            strict_schema=self.limits.strict,
-            **self.engine_fields(),
-            progress=self.shows_progress,
-        )
+    @property
+    def n_logprobs(self) -> int | None:
+        n = super().n_logprobs
+        return 0 if n is None and WITH_LOGPROBS in (self.include or ()) else n
 
     def echo(self, defaults: Mapping[str, Any]) -> JsonObject:
         """The fields of the request that answers repeat. defaults: of the server."""
@@ -114,17 +403,3 @@ class ResponsesRequest(SamplingFields, ThinkingFields, ToolFields):
             "top_p": first(self.top_p, defaults.get("top_p")),
             "truncation": self.truncation,
         }
-
-    @property
-    def has_tools(self) -> bool:
-        return self.request_tools.allowed is not None
-
-    def _params(self) -> JsonObject:
-        return self.sampling(
-            max_tokens=first(self.max_output_tokens, self.max_tokens, self.n_predict),
-            logprobs=(self.n_logprobs or 0) if self.with_logprobs else None,
-            **self.limits.params,
-        )
-
-    def _variables(self) -> JsonObject:
-        return self.thinking_variables(self.reasoning.effort if self.reasoning else None)

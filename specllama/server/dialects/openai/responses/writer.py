@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.responses.tools import name_only
+from specllama.server.dialects.openai.responses.request import name_only
 from specllama.server.dialects.openai.writer import response_usage
-from specllama.server.dialects.shared.figures import (
-    described,
-    figures,
-    prompt_progress,
-    running_timings,
-    trace_of,
-)
-from specllama.server.dialects.shared.openai_errors import error_body
+from specllama.server.dialects.shared.figures import described, prompt_progress, running_timings, trace_of
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
     AccumulatedText,
-    Accumulator,
     CallArgs,
     CallClose,
     CallOpen,
@@ -131,26 +124,6 @@ def reasoning_part(text: str) -> JsonObject:
 MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
 
 
-@dataclass(slots=True)
-class ResponseFields:
-    """Fields of an answer besides the text. echo: JSON of the repeated request fields, see `echo_json`.
-    names: see RequestTools. trace: deltas name the drafters of their tokens. timings, progress: see
-    ResponseOptions. speculate: whether drafting was allowed. ignored: the request's fields without effect.
-    keep: receives the items of the answer. clock: seconds since the epoch.
-    """
-
-    model: str
-    echo: bytes = b"{}"
-    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    trace: bool = False
-    timings: bool = False
-    progress: bool = False
-    speculate: bool = True
-    ignored: Sequence[str] = ()
-    keep: Callable[[list[JsonObject]], None] = lambda _: None
-    clock: Callable[[], float] = time.time
-
-
 def echo_json(echo: JsonObject) -> bytes:
     """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
     names of the tools are kept.
@@ -161,42 +134,43 @@ def echo_json(echo: JsonObject) -> bytes:
     return to_json({**echo, "instructions": None, "tools": [name_only(tool) for tool in echo["tools"]]})
 
 
-class ResponsesWriter:
-    """A DialectWriter. Events are numbered from 0, without gaps."""
+class ResponsesWriter(AnswerWriter):
+    """Numbers its events from 0, without gaps.
 
-    media_type, ping = "text/event-stream", b": waiting\n\n"
+    echo: JSON of the repeated request fields, see `echo_json`. names: see RequestTools. keep: receives the
+    items of the answer.
+    """
 
-    def __init__(self, fields: ResponseFields) -> None:
-        self.fields, self.fold = fields, Accumulator()
+    def __init__(
+        self,
+        options: AnswerOptions,
+        echo: bytes = b"{}",
+        names: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        keep: Callable[[list[JsonObject]], None] = lambda _: None,
+    ) -> None:
+        super().__init__(options)
+        self._echo, self._keep = echo, keep
         key = random_key()
         self.id = f"resp_{key}"
-        self._items = OutputItems(f"{key}_", fields.names)
-        self._created = int(fields.clock())
+        self._items = OutputItems(f"{key}_", names)
         self._n_events = 0
         self._index = -1  # in the output, of the item that was opened last
         self._open = ""  # its type while it is not closed
         self._position: JsonObject = {"item_id": "", "output_index": -1}  # of it, in events
 
-    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """See DialectWriter; there is one choice."""
-        assert n_choices == 1
-        parts: list[bytes] = []
-        for event in events:
-            self.fold.add([event])
-            parts += self._written(event)
-        return b"".join(parts)
+    def encoded(self, chunk: JsonObject) -> bytes:
+        return named_event(chunk)
 
     def answer(self) -> JsonObject:
-        """See DialectWriter."""
         return self._final()
 
-    def keep_items(self) -> None:
+    def close(self) -> None:
         """Pass on the items so far."""
         if self.fold.choices:
-            self.fields.keep(self._items.of(self.fold.choices[0]))
+            self._keep(self._items.of(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
-        """See DialectWriter: an error event for the SDKs, and the end of the response for agents that
+        """An error event for the SDKs, and the end of the response for agents that
         wait for it.
         """
         shown = error_body(error)["error"]
@@ -205,14 +179,10 @@ class ResponsesWriter:
         failure = self._event("error", {"code": code, "message": message, "param": shown["param"]})
         output = self._items.of(self.fold.choices[0]) if self.fold.choices else []
         failed = self._response("failed", output, {"code": "server_error", "message": message})
-        return b"".join([*begun, failure, self._event("response.failed", {"response": failed})])
+        last = self._event("response.failed", {"response": failed})
+        return b"".join(map(self.encoded, [*begun, failure, last]))
 
-    def end(self) -> bytes:
-        """See DialectWriter."""
-        return b""
-
-    def _written(self, event: Event) -> list[bytes]:
-        """The stream events for an event that `fold` already includes."""
+    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
         if isinstance(event, TextEvent):
             return [*self._opened("message"), self._delta("output_text", event, described(event.logprobs))]
         if isinstance(event, Reasoning):
@@ -229,35 +199,35 @@ class ResponsesWriter:
             return self._prefill(event)
         return self._begin() if isinstance(event, Start) else []
 
-    def _prefill(self, event: Prefill) -> list[bytes]:
-        if not self.fields.progress:
+    def _prefill(self, event: Prefill) -> list[JsonObject]:
+        if not self.options.progress:
             return []
         data: JsonObject = {
             "response": self._response(IN_PROGRESS, []),
             "prompt_progress": prompt_progress(event),
         }
-        if self.fields.timings:
+        if self.options.timings:
             data["timings"] = running_timings(self.fold.choices[0])
         return [self._event("response.in_progress", data)]
 
-    def _begin(self) -> list[bytes]:
+    def _begin(self) -> list[JsonObject]:
         return [
             self._event(kind, {"response": self._response(IN_PROGRESS, [])})
             for kind in ("response.created", "response.in_progress")
         ]
 
-    def _end(self, event: End) -> list[bytes]:
+    def _end(self, event: End) -> list[JsonObject]:
         parts = [] if self._index >= 0 else self._opened("message")
         parts += self._close()
         response = self._final()
         data: JsonObject = {"response": response}
-        if self.fields.timings:
+        if self.options.timings:
             data["timings"] = response["timings"]
         if trace := self._trace(event):
             data["speculation"] = trace
         return [*parts, self._event(f"response.{response['status']}", data)]
 
-    def _opened(self, kind: str, trace: JsonObject | None = None) -> list[bytes]:
+    def _opened(self, kind: str, trace: JsonObject | None = None) -> list[JsonObject]:
         """Events that open an item of this type, none if one is open. trace: of a call's beginning."""
         if self._open == kind:
             return []
@@ -284,7 +254,7 @@ class ResponsesWriter:
             return self._items.reasoning(self._index, IN_PROGRESS, [])
         return self._items.message(self._index, IN_PROGRESS, [])
 
-    def _close(self) -> list[bytes]:
+    def _close(self) -> list[JsonObject]:
         """Events that close the open item, if any."""
         if not self._open:
             return []
@@ -313,29 +283,28 @@ class ResponsesWriter:
         kind: str,
         event: TextEvent | Reasoning | CallArgs,
         logprobs: list[JsonObject] | None = None,
-    ) -> bytes:
+    ) -> JsonObject:
         fields: JsonObject = {}
         if logprobs is not None:
             fields["logprobs"] = logprobs
         if trace := self._trace(event):
             fields["speculation"] = trace
-        if self.fields.timings:
+        if self.options.timings:
             fields["timings"] = running_timings(self.fold.choices[0])
         data: JsonObject = {**self._position, "delta": event.text, **fields}
         return self._event(f"response.{kind}.delta", data)
 
     def _trace(self, event: Event) -> JsonObject | None:
         """The trace of an event, None or empty without one."""
-        return trace_of(event) if self.fields.trace else None
+        return trace_of(event) if self.options.trace else None
 
-    def _event(self, kind: str, data: JsonObject) -> bytes:
-        shown = {"type": kind, "sequence_number": self._n_events, **data}
+    def _event(self, kind: str, data: JsonObject) -> JsonObject:
         self._n_events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + to_json(shown) + b"\n\n"
+        return {"type": kind, "sequence_number": self._n_events - 1, **data}
 
     def _final(self) -> JsonObject:
         """The whole response, after its end."""
-        self.keep_items()
+        self.close()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
         response = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
@@ -343,21 +312,21 @@ class ResponsesWriter:
             **response,
             "usage": response_usage(self.fold),
             "seed": choice.start.seed,
-            **figures(self.fold, self.fields.speculate, self.fields.ignored),
+            **self.figures(),
         }
 
     def _response(self, status: str, output: list[JsonObject], error: JsonObject | None = None) -> JsonObject:
-        echo: JsonObject = json.loads(self.fields.echo)
+        echo: JsonObject = json.loads(self._echo)
         return {
             "id": self.id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": int(self.options.created),
             "status": status,
             "background": False,
-            "completed_at": int(self.fields.clock()) if status == COMPLETED else None,
+            "completed_at": int(time.time()) if status == COMPLETED else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
-            "model": self.fields.model,
+            "model": self.options.model,
             "output": output,
             "usage": None,
             **echo,

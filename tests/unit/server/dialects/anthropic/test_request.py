@@ -36,7 +36,7 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a
 
 def request(*messages: dict[str, Any], **fields: Any) -> protocol.Generate:
     body = {"max_tokens": 5, "messages": list(messages) or [ASKED], **fields}
-    return checked(MessagesRequest, body).generation({}, {})
+    return checked(MessagesRequest, body).generations({}, {})[0]
 
 
 def result(content: Any = None, **fields: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def result(content: Any = None, **fields: Any) -> dict[str, Any]:
 def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
     def read() -> None:
         read_body = checked(model, body)
-        read_body.generation({}, {}) if model is MessagesRequest else read_body.chat_input({})
+        read_body.generations({}, {})[0] if model is MessagesRequest else read_body.chat_input({})
 
     with pytest.raises(FieldError) as error:
         read()
@@ -268,7 +268,7 @@ class TestTools:
     def test_tools_of_the_server_are_left_out(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 1, "messages": [ASKED], "tools": [SEARCH, READ]})
         assert body.request_tools.dropped == ["web_search_20250305"]
-        assert body.generation({}, {}).chat.tools == request(tools=[READ]).chat.tools
+        assert body.generations({}, {})[0].chat.tools == request(tools=[READ]).chat.tools
 
     @pytest.mark.parametrize(
         ("fields", "needle"),
@@ -317,7 +317,7 @@ class TestParameters:
 
     def test_the_servers_settings_are_defaults(self) -> None:
         body = checked(MessagesRequest, {"max_tokens": 5, "messages": [ASKED], "top_k": 1})
-        generation = body.generation({"top_k": 3, "min_p": 0.2}, {"x": 1})
+        generation = body.generations({"top_k": 3, "min_p": 0.2}, {"x": 1})[0]
         assert generation.params == {"max_tokens": 5, "top_k": 1, "min_p": 0.2}
         assert generation.chat.variables == {"x": 1, "enable_thinking": False}
 
@@ -361,9 +361,9 @@ class TestParameters:
     )
     def test_thinking(self, thinking, server, variables) -> None:
         body = {"max_tokens": 5, "messages": [ASKED], "thinking": thinking}
-        assert checked(MessagesRequest, body).generation({}, server).chat.variables == variables
+        assert checked(MessagesRequest, body).generations({}, server)[0].chat.variables == variables
         body["messages"] = [ASKED, {"role": "assistant", "content": "It"}]
-        assert checked(MessagesRequest, body).generation({}, server).chat.variables == {
+        assert checked(MessagesRequest, body).generations({}, server)[0].chat.variables == {
             "enable_thinking": False
         }
 

@@ -15,6 +15,7 @@ from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
 from specllama.server.dialects.anthropic.writer import SIGNATURE, MessageWriter
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import (
     CallArgs,
     CallClose,
@@ -47,7 +48,7 @@ def call(arguments: str, number: int = 0, complete: bool = True) -> list[Event]:
 
 def written(events: Iterable[Event]) -> list[dict[str, Any]]:
     """The data of the stream's events."""
-    writer = MessageWriter("m")
+    writer = MessageWriter(AnswerOptions("m"))
     frames = (writer.stream([START, *events], 1) + writer.end()).decode().split("\n\n")
     assert frames.pop() == ""
     stream_events = []
@@ -59,7 +60,7 @@ def written(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def answer(events: Iterable[Event]) -> dict[str, Any]:
-    writer = MessageWriter("m")
+    writer = MessageWriter(AnswerOptions("m"))
     writer.fold.add([START, *events])
     return writer.answer()
 
@@ -100,7 +101,7 @@ def client() -> Iterator[Client]:
 @settings(deadline=None)  # the SDK builds its types at first
 @given(scripts())
 def test_the_sdk_reads_the_stream_as_the_whole_answer(client: Client, script: Script) -> None:
-    writer = MessageWriter("m")
+    writer = MessageWriter(AnswerOptions("m"))
     stream = b"".join(writer.stream(batch, 1) for batch in script.batches) + writer.end()
     whole = client.whole(to_json(writer.answer()))
     streamed = client.streamed(stream)
@@ -161,7 +162,7 @@ def test_the_order_of_a_stream() -> None:
 
 def test_the_first_event_reports_reused_tokens(client: Client) -> None:
     """Before that, nothing is written, so that an error has a status; a long prompt sends pings."""
-    writer = MessageWriter("m")
+    writer = MessageWriter(AnswerOptions("m"))
     assert writer.stream([START, Prefill(0, 4, 7, 4, 0.0)], 1) == b""
     filling = writer.stream([Prefill(0, 5, 7, 4, 1.0)], 1)
     first, ping, rest = filling.decode().split("\n\n")
@@ -174,7 +175,7 @@ def test_the_first_event_reports_reused_tokens(client: Client) -> None:
 
 
 def test_a_trace_names_the_drafters(client: Client) -> None:
-    writer = MessageWriter("m", trace=True)
+    writer = MessageWriter(AnswerOptions("m", trace=True))
     events = [
         Reasoning(0, "So", [(2, "target")]),
         TextEvent(0, "It is", [(2, "copy"), (3, "target")], (), ROUND),
@@ -192,7 +193,7 @@ def test_a_trace_names_the_drafters(client: Client) -> None:
 
 
 def test_a_client_that_waits_in_the_queue_gets_the_first_event_with_a_ping() -> None:
-    writer = MessageWriter("m")
+    writer = MessageWriter(AnswerOptions("m"))
     assert writer.stream([], 1) == b""
     assert writer.stream([START], 1).startswith(b"event: message_start\n")
     assert writer.stream([], 1) == b""
@@ -247,7 +248,7 @@ def test_an_answer_always_has_a_text_or_a_call() -> None:
 
 
 def test_an_error_and_a_ping_in_a_stream(client: Client) -> None:
-    writer = MessageWriter("m", request_id="req_1")
+    writer = MessageWriter(AnswerOptions("m", request_id="req_1"))
     stream = writer.ping + writer.stream([START, TextEvent(0, "x")], 1) + writer.ping
     stream += writer.error_event(EngineDiedError("the engine ended")) + writer.end()
     with pytest.raises(anthropic.APIStatusError, match="the engine ended") as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import End, Prefill, RoundEvent, RunTotals, Start, TextEvent
 from tests.support.event_scripts import Script, scripts
 from tests.support.examples import examples
@@ -33,13 +35,22 @@ def chunks(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def native_writer(**options: Any) -> NativeWriter:
+    """Of options of this API and of all."""
+    own = {f.name for f in fields_of(NativeOptions)}
+    of_all = {name: value for name, value in options.items() if name not in own}
+    return NativeWriter(
+        AnswerOptions("m", **of_all), NativeOptions(**{n: v for n, v in options.items() if n in own})
+    )
+
+
 def streamed(script: Script, **options: Any) -> list[dict[str, Any]]:
-    writer = NativeWriter(NativeOptions("m", **options))
+    writer = native_writer(**options)
     return chunks(b"".join(writer.stream(batch, script.n) for batch in script.batches) + writer.end())
 
 
 def whole(script: Script, **options: Any) -> list[dict[str, Any]]:
-    writer = NativeWriter(NativeOptions("m", several=script.n > 1, **options))
+    writer = native_writer(several=script.n > 1, **options)
     writer.fold.add(script.events)
     answer = json.loads(json.dumps(writer.answer()))
     assert isinstance(answer, list) == (script.n > 1)
@@ -144,7 +155,7 @@ def test_progress_and_timings_as_it_goes() -> None:
     filled = [Prefill(0, 3, 9, 3, 0.0), Prefill(0, 9, 9, 3, 0.5)]
     text = TextEvent(0, "a", round=RoundEvent(2, 1, 0.1, RunTotals(3, 2, 1, 0.2)), ids=[1, 2, 3])
     script = Script([[Start(0, 0, 9, 1), *filled, text, ended()]], 1)
-    first, second, piece, _ = streamed(script, return_progress=True, timings_per_token=True)
+    first, second, piece, _ = streamed(script, progress=True, timings=True)
     assert first["prompt_progress"] == {"total": 9, "cache": 3, "processed": 3, "time_ms": 0}
     assert second["prompt_progress"] == {"total": 9, "cache": 3, "processed": 9, "time_ms": 500}
     assert (first["timings"]["prompt_n"], first["timings"]["prompt_ms"]) == (0, 0.0)
@@ -162,7 +173,7 @@ def test_progress_and_timings_as_it_goes() -> None:
 
 
 def test_an_error_in_a_stream() -> None:
-    (chunk,) = chunks(NativeWriter(NativeOptions("m")).error_event(EngineError("it broke")))
+    (chunk,) = chunks(NativeWriter(AnswerOptions("m")).error_event(EngineError("it broke")))
     assert chunk["error"]["message"] == "it broke"
     assert chunk["error"]["type"] == "server_error"
 
@@ -175,7 +186,7 @@ def test_time_per_chunk_is_bounded() -> None:
 
 
 def measured(batches: list[Any]) -> float:
-    writer, began = NativeWriter(NativeOptions("m")), time.perf_counter()
+    writer, began = NativeWriter(AnswerOptions("m")), time.perf_counter()
     for batch in batches:
         writer.stream(batch, 1)
     return time.perf_counter() - began

@@ -13,7 +13,7 @@ from specllama.client.protocol import Infill, TextInput
 from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.models.details import ModelDetails
 from specllama.server.app import ERRORS
-from specllama.server.dialects.ollama import shapes
+from specllama.server.dialects.ollama import routes
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.loads import load_info
@@ -24,11 +24,14 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def chat(**fields: Any):
     """The engine's request for these fields of a chat."""
-    return checked(OllamaChatRequest, {"messages": ASKED, **fields}).request({}, {})
+    return checked(OllamaChatRequest, {"messages": ASKED, **fields}).generations({}, {})[0]
 
 
 def generate(templated: bool = True, **fields: Any):
-    return checked(OllamaGenerateRequest, {"prompt": "x", **fields}).request({}, {}, templated)
+    body = checked(OllamaGenerateRequest, {"prompt": "x", **fields})
+    if not templated:
+        body.without_template()
+    return body.generations({}, {})[0]
 
 
 def refused(make, fields: dict[str, Any]) -> FieldError:
@@ -74,7 +77,7 @@ class TestFields:
 
     def test_options_override_the_servers_defaults(self) -> None:
         body = checked(OllamaChatRequest, {"messages": ASKED, "options": {"top_k": 3}})
-        assert body.request({"top_k": 1, "top_p": 0.5}, {}).params == {"top_k": 3, "top_p": 0.5}
+        assert body.generations({"top_k": 1, "top_p": 0.5}, {})[0].params == {"top_k": 3, "top_p": 0.5}
 
     @pytest.mark.parametrize(
         ("format_", "schema"),
@@ -94,7 +97,7 @@ class TestFields:
     )
     def test_thinking(self, think, variables) -> None:
         body = checked(OllamaChatRequest, {"messages": ASKED, "think": think})
-        assert body.request({}, {"a": 1}).chat.variables == variables
+        assert body.generations({}, {"a": 1})[0].chat.variables == variables
 
     @pytest.mark.parametrize(
         ("keep_alive", "expected"),
@@ -329,7 +332,7 @@ class TestShapes:
     INFO = load_info(architecture="llama", n_layer=9, template="t", template_works=True)
 
     def test_show_has_what_copilot_reads(self) -> None:
-        shown = shapes.show("m", self.INFO, 4096, 0, {"top_k": 3})
+        shown = routes.show_entry("m", self.INFO, 4096, 0, {"top_k": 3})
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["model_info"]["llama.context_length"] == 4096
         assert shown["model_info"]["general.parameter_count"] == 10**9
@@ -351,20 +354,20 @@ class TestShapes:
     )
     def test_capabilities(self, changes, more) -> None:
         info = load_info(**{"template_works": True, **changes})
-        assert shapes.capabilities(info) == ["completion", *more]
+        assert routes.capabilities(info) == ["completion", *more]
 
     @pytest.mark.parametrize(("n", "share"), [(0, 0), (5, 0.5), (99, 1), (-1, 1)])
     def test_the_share_of_the_gpu(self, n: int, share: float) -> None:
         info = load_info(n_layer=9, file_bytes=1000, target=replace(self.INFO.target, n_gpu_layers=n))
-        entry = shapes.running("m", info, None)
+        entry = routes.running_entry("m", info, None)
         assert (entry["size"], entry["size_vram"]) == (1000, 1000 * share)
         assert entry["expires_at"].startswith("9999-")
-        assert shapes.running("m", info, 60)["expires_at"] == "1970-01-01T00:01:00Z"
+        assert routes.running_entry("m", info, 60)["expires_at"] == "1970-01-01T00:01:00Z"
 
     def test_tags(self) -> None:
         """Of a model that cannot be read, that has never been loaded, and that is in memory."""
         header = ModelDetails("llama", 10**9, "Q4_0")
-        unread, unloaded, loaded = (shapes.tag("m", one, 7, 0) for one in (None, header, self.INFO))
+        unread, unloaded, loaded = (routes.tag("m", one, 7, 0) for one in (None, header, self.INFO))
         assert (unread["name"], unread["model"], unread["size"]) == ("m", "m", 7)
         assert unread["modified_at"] == "1970-01-01T00:00:00Z"
         assert unread["details"]["parameter_size"] == ""
@@ -372,4 +375,4 @@ class TestShapes:
 
     @pytest.mark.parametrize(("n", "text"), [(134_515_008, "134.52M"), (8 * 10**9, "8.0B"), (12, "12")])
     def test_sizes(self, n: int, text: str) -> None:
-        assert shapes.details(load_info(target=replace(self.INFO.target, params=n)))["parameter_size"] == text
+        assert routes.details(load_info(target=replace(self.INFO.target, params=n)))["parameter_size"] == text

@@ -14,7 +14,8 @@ from hypothesis import given
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
-from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
+from specllama.server.dialects.ollama.writer import OllamaWriter
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Start, TextEvent
 from tests.support.event_scripts import Script, scripts
 
@@ -22,7 +23,7 @@ DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_du
 
 
 def writer(chat: bool = True) -> OllamaWriter:
-    return OllamaWriter(OllamaResponseOptions("m", chat, created_at="2026-01-01T00:00:00Z"))
+    return OllamaWriter(AnswerOptions("m", created=1767225600), chat)
 
 
 def lines(batches: Sequence[Sequence[Event]], chat: bool = True) -> list[dict[str, Any]]:

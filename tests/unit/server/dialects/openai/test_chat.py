@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.server.dialects.openai.chat import ChatWriter
-from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Reasoning, Start, TextEvent
 from tests.support.event_scripts import Script, scripts
 from tests.support.examples import examples
@@ -34,7 +34,7 @@ def end(reason: str = "stop", stop_string: str | None = None) -> End:
 
 def streamed(script: Script, **options: Any) -> list[dict[str, Any]]:
     """The chunks of a stream, from its bytes."""
-    writer = ChatWriter(ResponseOptions("m", **options))
+    writer = ChatWriter(AnswerOptions("m", **options))
     data = b"".join(writer.stream(batch, script.n) for batch in script.batches) + writer.end()
     *frames, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -43,7 +43,7 @@ def streamed(script: Script, **options: Any) -> list[dict[str, Any]]:
 
 
 def whole(script: Script, **options: Any) -> dict[str, Any]:
-    writer = ChatWriter(ResponseOptions("m", **options))
+    writer = ChatWriter(AnswerOptions("m", **options))
     writer.fold.add(script.events)
     answer: dict[str, Any] = json.loads(json.dumps(writer.answer()))
     return answer
@@ -81,7 +81,7 @@ class TestDeltas:
         assert deltas(Reasoning(0, "Hm."), end("length")) == [first, thought, {"content": ""}, {}]
 
     def test_the_first_delta_waits_for_the_first_event(self) -> None:
-        writer = ChatWriter(ResponseOptions("m"))
+        writer = ChatWriter(AnswerOptions("m"))
         assert writer.stream([START], 1) == b""
         assert deltas(end()) == [{"role": "assistant", "content": ""}, {}]
 

@@ -23,7 +23,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 def asked(**fields: Any) -> protocol.Generate:
     """The engine's request for a body with these fields."""
-    return checked(ChatRequest, {"messages": [USER], **fields}).generation({}, {})
+    return checked(ChatRequest, {"messages": [USER], **fields}).generations({}, {})[0]
 
 
 def called(arguments: Any, id_: str = "c1") -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_a_thousand_tools() -> None:
     ]
     began = time.thread_time()
     body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
-    offered = checked(ChatRequest, body).generation({}, {}).chat.tools
+    offered = checked(ChatRequest, body).generations({}, {})[0].chat.tools
     assert offered is not None
     assert len(offered.allowed) == 1000
     assert time.thread_time() - began < 5

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.shared.conversation import CallArguments, ConversationReader, GivenCall
+from specllama.server.dialects.shared.conversation import (
+    CallArguments,
+    ContentPart,
+    ConversationReader,
+    GivenCall,
+    placeholder,
+    thought_of,
+)
 from specllama.server.dialects.shared.fields import FieldError
-from specllama.server.dialects.shared.parts import ContentPart, placeholder, thought_of
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
 
 PATH = "messages[1].tool_calls[0].function.arguments"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specllama.server.dialects.shared.recent_items import RecentItems
+from specllama.server.dialects.shared.base import RecentItems
 
 
 def said(id_: str, text: str = "hi") -> dict[str, Any]:

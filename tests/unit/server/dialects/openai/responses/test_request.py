@@ -31,7 +31,7 @@ def read(input_: Any = "x", **fields: Any) -> ResponsesRequest:
 
 
 def asked(input_: Any = "x", **fields: Any) -> protocol.Generate:
-    return read(input_, **fields).generation({}, {})
+    return read(input_, **fields).generations({}, {})[0]
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ class TestTools:
         inside = NAMESPACE | {"tools": [*NAMESPACE["tools"], {"type": "custom", "name": "patch"}]}
         body = read(tools=[*hosted, FUNCTION, inside])
         assert body.request_tools.dropped == [*(tool["type"] for tool in hosted), "custom"]
-        tools = body.generation({}, {}).chat.tools
+        tools = body.generations({}, {})[0].chat.tools
         assert tools is not None
         assert [tool.name for tool in tools.tools] == ["f", "mcp__files__read"]
         assert asked(tools=hosted, tool_choice="none").chat.tools is None
@@ -228,12 +228,12 @@ class TestFields:
         body = read(
             reasoning={"effort": "low", "summary": "auto"}, temperature=1, chat_template_kwargs={"a": 1}
         )
-        generation = body.generation({"temperature": 0, "top_k": 3}, {"enable_thinking": False})
+        generation = body.generations({"temperature": 0, "top_k": 3}, {"enable_thinking": False})[0]
         assert generation.params == {"temperature": 1, "top_k": 3}
         assert generation.chat.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
-        off = read(reasoning={"effort": "none"}).generation({}, {"enable_thinking": True}).chat.variables
+        off = read(reasoning={"effort": "none"}).generations({}, {"enable_thinking": True})[0].chat.variables
         assert off == {"enable_thinking": False, "reasoning_effort": "none"}
-        assert read(speculation={"enabled": False, "max": 3}).generation({}, {}).draft_max == 3
+        assert read(speculation={"enabled": False, "max": 3}).generations({}, {})[0].draft_max == 3
 
     @pytest.mark.parametrize(
         "fields",
@@ -352,12 +352,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "needle"), REFUSED, ids=[f"{p}-{n}" for _, p, n in REFUSED])
 def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
     with pytest.raises(FieldError, match=needle) as caught:
-        checked(ResponsesRequest, {"input": "x", **fields}).generation({}, {})
+        checked(ResponsesRequest, {"input": "x", **fields}).generations({}, {})[0]
     assert caught.value.details["param"] == param
 
 
 def test_a_first_request_of_codex() -> None:
-    generation = checked(ResponsesRequest, codex_request("m")).generation({}, {})
+    generation = checked(ResponsesRequest, codex_request("m")).generations({}, {})[0]
     assert generation.chat.messages == [
         {"role": "system", "content": "You are a coding agent."},
         {"role": "system", "content": "<skills_instructions>\n<permissions instructions>"},

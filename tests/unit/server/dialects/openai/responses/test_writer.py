@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import openai
 import pytest
@@ -16,14 +19,15 @@ from pydantic import TypeAdapter
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, EngineDiedError
+from specllama.server.dialects.openai.responses import writer as writer_module
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import (
     MAX_ECHO,
-    ResponseFields,
     ResponsesWriter,
     echo_json,
 )
 from specllama.server.dialects.shared.fields import checked
+from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import (
     CallArgs,
     CallClose,
@@ -44,8 +48,15 @@ KEY = "k" * 24
 unhurried = settings(deadline=None)  # the SDK's models are built when they are first used
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _clock() -> Iterator[None]:
+    with patch.object(writer_module, "time", SimpleNamespace(time=lambda: 1000.0)):
+        yield
+
+
 def writer(**fields: Any) -> ResponsesWriter:
-    return ResponsesWriter(ResponseFields("m", **{"echo": ECHO, "clock": lambda: 1000.0, **fields}))
+    own = {name: fields.pop(name) for name in ("echo", "names", "keep") if name in fields}
+    return ResponsesWriter(AnswerOptions("m", created=1000.0, **fields), **{"echo": ECHO, **own})
 
 
 def frames(data: bytes) -> list[dict[str, Any]]:
@@ -158,7 +169,7 @@ def test_an_answer_is_accepted_as_input(script: Script) -> None:
         if item["type"] == "function_call"
     ]
     body = checked(ResponsesRequest, {"input": [{"role": "user", "content": "x"}, *items, *results]})
-    messages = body.generation({}, {}).chat.messages
+    messages = body.generations({}, {})[0].chat.messages
     assert messages is not None
     choice = one.fold.choices[0]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
