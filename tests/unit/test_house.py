@@ -258,9 +258,9 @@ def dialect_fault(importer: str, imported: str) -> str | None:
 
 def test_no_dialect_imports_another() -> None:
     assert [why for i in ours() if (why := dialect_fault(i.importer, i.imported))] == []
-    assert dialect_fault("server.dialects.ollama.writer", "server.dialects.openai.writer")
+    assert dialect_fault("server.dialects.ollama.writer", "server.dialects.shared.writer")
     assert dialect_fault("server.dialects.shared.base", "server.dialects.openai.errors")
-    assert dialect_fault("server.response", "server.dialects.openai.writer")
+    assert dialect_fault("server.response", "server.dialects.shared.writer")
     assert not dialect_fault("server.dialects.lm_studio", "server.dialects.shared.base")
 
 
@@ -385,7 +385,7 @@ def test_one_clock_measures_time() -> None:
     of another program.
     """
     times_of_day = {
-        "models.hub.http", "server.dialects.ollama.routes", "server.dialects.openai.writer",
+        "models.hub.http", "server.dialects.ollama.routes", "server.dialects.shared.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
         "cli.doctor.stored", "worker.profile", "worker.row_times",
     }  # fmt: skip
