@@ -7,12 +7,18 @@ import sys
 
 def main() -> None:
     """Run the command line; every error of ours becomes one message and its exit code."""
+    from specllama.python_command import close_early_engine, start_engine_early
+
     try:
+        if sys.argv[1:2] in (["run"], ["chat"]) and not {"-h", "--help"} & set(sys.argv):
+            start_engine_early()
         from specllama.cli.app import run_app
 
         code = run_app(sys.argv[1:])
     except KeyboardInterrupt:  # before the command could take care of it
         code = 130
+    finally:
+        close_early_engine()
     sys.exit(code)
 
 

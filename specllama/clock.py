@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 TICK_SECONDS = 0.25  # between two ticks
+_POLL_SECONDS = 0.004  # between two looks at a process that is to end
 MOST_SECONDS = 1.0  # that count between two ticks; a longer gap is a pause
 
 
@@ -112,10 +113,12 @@ def exited(process: subprocess.Popen[Any]) -> Callable[[float], bool]:
     """For `wait_until`: waits for a process to end, and returns whether it has."""
 
     def wait(seconds: float) -> bool:
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
+        ends = time.perf_counter() + seconds
+        while process.poll() is None:
+            left = ends - time.perf_counter()
+            if left <= 0:
+                return False
+            time.sleep(min(_POLL_SECONDS, left))  # Popen.wait sleeps for up to 50 ms
         return True
 
     return wait

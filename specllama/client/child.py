@@ -11,7 +11,6 @@ import math
 import os
 import queue
 import signal
-import subprocess
 import threading
 import weakref
 from collections import deque
@@ -22,7 +21,7 @@ from specllama.client import protocol
 from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.processor_time import WorkMeter, exits, of_tree
-from specllama.python_command import module_command
+from specllama.python_command import engine_process
 
 # Cuts a stream of bytes into lines.
 
@@ -102,19 +101,7 @@ class EngineProcess:
         self._lines = LineBuffer()
         self.hang_hint = ""  # of the error for a hanging process
         try:
-            self._process = subprocess.Popen(
-                module_command("specllama.worker.main"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                env={
-                    "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core, and none is needed
-                    **os.environ,
-                    **(environ or {}),
-                    "GGML_NO_BACKTRACE": "1",
-                },
-            )
+            self._process = engine_process(environ or {})
         except OSError as error:
             raise EngineError(f"the engine process cannot be started: {error}") from None
         self.pid, self._parent = self._process.pid, os.getpid()

@@ -22,7 +22,6 @@ from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded
 from specllama.worker.row_times import RowTimeStore
-from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
 
 
@@ -51,7 +50,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
         notes=(
-            *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
+            *_placement_notes(loaded),
             *_settings_notes(loaded),
             *_small_draft_context(loaded),
             *sampling_notes(model.metadata),
@@ -99,6 +98,15 @@ def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
 
 
 _LEAST_CONTEXT = 256  # tokens: llama.cpp rounds up to multiples of it
+
+
+def _placement_notes(loaded: Loaded) -> list[Note]:
+    """Where the target's layers are, if RPC workers are used."""
+    if not loaded.settings.rpc:
+        return []
+    from specllama.worker.rpc.attach import placement_notes
+
+    return placement_notes(loaded.settings, loaded.plan.target.n_gpu_layers, loaded.header.n_layer)
 
 
 def _settings_notes(loaded: Loaded) -> list[Note]:

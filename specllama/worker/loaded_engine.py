@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
@@ -31,7 +32,6 @@ from specllama.worker.idle import IdleMeasurer
 from specllama.worker.intake import RequestIntake, Send, refusing
 from specllama.worker.load_info import load_info
 from specllama.worker.loader import Loaded, load
-from specllama.worker.measured_gain import store_answers
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput, spelt
 from specllama.worker.prefix_persister import PrefixPersister
@@ -39,7 +39,9 @@ from specllama.worker.prompts import Prompts
 from specllama.worker.queries import compile_template, slots
 from specllama.worker.slot_actions import SlotActions
 from specllama.worker.tool_calls import ToolCalls
-from specllama.worker.tuning.tuner import Tuner, begin
+
+if TYPE_CHECKING:
+    from specllama.worker.tuning.tuner import Tuner
 
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 
@@ -78,6 +80,8 @@ class LoadedEngine:
         elif isinstance(message, protocol.Question):
             self._answer(message, size)
         elif isinstance(message, Tune):
+            from specllama.worker.tuning.tuner import begin
+
             self.tuner = begin(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
         elif isinstance(message, protocol.Calibrate):
             more, profile = self.idle.measure(message.seconds), self.loaded.profile
@@ -292,7 +296,10 @@ class LoadedEngine:
     def shut_down(self) -> None:
         """See EngineCore."""
         self.loaded.profile.flush()
-        store_answers(self.loaded)
+        if self.loaded.draft is not None and self.loaded.draft.translation is not None:
+            from specllama.worker.measured_gain import store_answers
+
+            store_answers(self.loaded)
         if self.persister is not None and not self.busy:
             self.persister.close()
 

@@ -56,7 +56,6 @@ from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_data import PairKey, pair_key, target_key
 from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
-from specllama.worker.rpc.attach import attach
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -159,7 +158,11 @@ def load(
     started = running_time()
     header = checked_header(settings.target)
     checked = checked_drafts(settings, header, send)
-    settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
+    if settings.rpc:
+        from specllama.worker.rpc.attach import attach
+
+        settings = attach(settings, send)
+    settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
     plan, checked, n_rs_seq = _planned(settings, header, checked, send)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
     fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -107,6 +106,8 @@ def main() -> None:
     except SpecllamaError as error:
         pipes.send(protocol.Failed(error.to_dict()))
     except Exception as error:  # noqa: BLE001 - whatever it is, the front shows it
+        import traceback
+
         traceback.print_exc()
         pipes.send(
             protocol.Failed(EngineError(f"{type(error).__name__} in the engine process: {error}").to_dict())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama import python_command
 from specllama.python_command import module_command
 
 SHOW = "import json, sys; print(json.dumps([sys.path, sys.argv[1:], __name__]))"
@@ -46,3 +47,23 @@ def test_a_package_with_a_name_of_pythons_own_changes_nothing(tmp_path: Path) ->
 def test_a_file_of_the_working_directory_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "runpy.py").write_text("raise SystemExit('imported')")
     subprocess.run(module_command("this"), check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_an_engine_that_was_started_early_is_used_once_and_ends_if_it_is_not() -> None:
+    python_command.start_engine_early()
+    early = python_command._early
+    assert early is not None
+    assert python_command.engine_process({}) is early
+    other = python_command.engine_process({})
+    assert other is not early
+    python_command.start_engine_early()
+    unused = python_command._early
+    with_variables = python_command.engine_process({"SPECLLAMA_KERNELS": "off"})
+    python_command.start_engine_early()
+    never_used = python_command._early
+    python_command.close_early_engine()
+    for process in (early, other, with_variables):
+        python_command._close(process)
+    for process in (early, other, unused, with_variables, never_used):
+        assert process is not None
+        process.wait(60)

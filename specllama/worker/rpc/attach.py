@@ -27,8 +27,6 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     worker is lost later, ggml aborts the process, after `send` has received the reason. Raises NetworkError,
     UsageError, EngineError if llama.cpp was built without RPC.
     """
-    if not settings.rpc:
-        return settings
     require_rpc()
     workers = find_workers(settings.rpc)
     on_abort(lambda message: send(protocol.Failed(_lost(workers, message).to_dict())))
@@ -46,9 +44,9 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
 
 
 def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[Note]:
-    """A note about the devices that hold the target's layers, if RPC workers are used."""
+    """A note about the devices that hold the target's layers."""
     target = settings.target
-    if not settings.rpc or not n_gpu_layers or target.devices == ("none",):
+    if not n_gpu_layers or target.devices == ("none",):
         return []
     used = [d for d in devices() if d.gpu and (not target.devices or d.name in target.devices)]
     if target.split_mode == "none":
