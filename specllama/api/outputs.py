@@ -83,19 +83,12 @@ class CompletionStats(RunStats):
     def to_dict(self) -> JsonObject:
         """All counters and figures as plain data for JSON."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__ if name not in _INTERNAL}
-        names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
-        more = (
-            "accept_by_source",
-            "plain_source",
-            "speedup",
-            "speedup_range",
-            "speedup_limited",
-            "speedup_reason",
-            "time_shares",
-            "speculation",
-            "reason",
-        )
-        figures = {name: getattr(self, name) for name in (*names, *more)}
+        names = (
+            "seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps",
+            "accept_by_source", "plain_source", "speedup", "speedup_range", "speedup_limited",
+            "speedup_reason", "time_shares", "speculation", "reason",
+        )  # fmt: skip
+        figures = {name: getattr(self, name) for name in names}
         return {**counters, **figures, "drafted_by": dict(self.drafted_by)}
 
 

@@ -22,7 +22,7 @@ from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.core.gain import gain
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL
-from specllama.core.stats import RunStats
+from specllama.core.stats import RunStats, summed
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.text.terminal import visible
@@ -165,10 +165,8 @@ class Totals:
     def add(self, answer: GenerationResult) -> None:
         """Count an answer that has ended."""
         self.last, self.answers = answer, self.answers + 1
-        for name in ("n_prompt", "n_reused", "n_evaluated", "n_predict", "n_drafted", "n_accept"):
-            setattr(self.sum, name, getattr(self.sum, name) + getattr(answer.stats, name))
+        self.sum = summed([self.sum, answer.stats])
         self.n_decoded += max(0, answer.stats.n_predict - 1)
-        self.sum.decode_seconds += answer.stats.decode_seconds
 
     def lines(self, n_ctx: int) -> list[str]:
         """The full read-out of the last answer, and the totals."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import specllama
+from specllama.core.stats import summed
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import (
     add_figures,
@@ -24,16 +25,15 @@ def usage(fold: Accumulator) -> JsonObject:
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
     n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)
-    stats = [end.stats for end in fold.ends]
-    n, accepted = sum(s.n_predict for s in stats), sum(s.n_accept for s in stats)
+    total = summed(end.stats for end in fold.ends)
     return {
         "prompt_tokens": n_prompt,
-        "completion_tokens": n,
-        "total_tokens": n_prompt + n,
+        "completion_tokens": total.n_predict,
+        "total_tokens": n_prompt + total.n_predict,
         "prompt_tokens_details": {"cached_tokens": n_cached, "audio_tokens": 0},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(s.n_drafted for s in stats) - accepted,
+            "accepted_prediction_tokens": total.n_accept,
+            "rejected_prediction_tokens": total.n_drafted - total.n_accept,
             "reasoning_tokens": sum(end.n_reasoning for end in fold.ends),
             "audio_tokens": 0,
         },

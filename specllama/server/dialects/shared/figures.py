@@ -6,8 +6,8 @@ All are computed from the same counters, so that they agree. Times are in second
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.config.defaults import source_label
 from specllama.core.gain import Gain, gain, was_busy
 from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEP_NAMES, SamplingParams
-from specllama.core.stats import RunStats
+from specllama.core.stats import RunStats, summed
 from specllama.json_types import JsonObject
 from specllama.server.events import (
     AccumulatedChoice,
@@ -71,9 +71,10 @@ def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> Js
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
     """
+    stats = [end.stats for end in fold.ends]
     shown: JsonObject = {
-        "timings": timings([end.stats for end in fold.ends]),
-        "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
+        "timings": timings(stats),
+        "metrics": {"speculative_decoding": _vllm(stats)},
         "speculation": own_figures(fold.ends, enabled),
     }
     if ignored:
@@ -92,15 +93,13 @@ def add_figures(shown: JsonObject, more: JsonObject) -> None:
 def timings(stats: Iterable[RunStats]) -> JsonObject:
     """llama-server's timings, of all these choices together."""
     all_ = list(stats)
-    prompt_n = sum(s.n_evaluated for s in all_)
-    predicted_n = sum(s.n_predict for s in all_)
-    prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
+    total = summed(all_)
     decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes from the prompt's decode
     return {
-        **_encoded(prompt_n, sum(s.n_reused for s in all_), prompt),
-        **_decoded(predicted_n, decoded, predicted),
-        "draft_n": sum(s.n_drafted for s in all_),
-        "draft_n_accepted": sum(s.n_accept for s in all_),
+        **_encoded(total.n_evaluated, total.n_reused, total.encode_seconds),
+        **_decoded(total.n_predict, decoded, total.decode_seconds),
+        "draft_n": total.n_drafted,
+        "draft_n_accepted": total.n_accept,
     }
 
 
@@ -152,64 +151,56 @@ def _decoded(n: int, n_timed: int, seconds: float) -> JsonObject:
 
 
 def _vllm(stats: Iterable[RunStats]) -> JsonObject:
-    all_ = list(stats)
-    k = max((len(s.reached) for s in all_), default=0)
-    steps = sum(s.reached[0] for s in all_ if s.reached)
-    at_least = [steps, *(sum(s.accepted_at[j] for s in all_ if j < len(s.accepted_at)) for j in range(k)), 0]
-    drafted, accepted = sum(s.n_drafted for s in all_), sum(s.n_accept for s in all_)
+    total = summed(stats)
+    at_least = [*total.reached[:1], *total.accepted_at, 0] if total.reached else [0, 0]
     return {
-        "mean_acceptance_length": 1 + _ratio(accepted, steps),
-        "draft_acceptance_rate": _ratio(accepted, drafted),
-        "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(k + 1)],
-        "num_spec_steps": steps,
-        "num_draft_tokens": drafted,
-        "num_accepted_draft_tokens": accepted,
+        "mean_acceptance_length": 1 + _ratio(total.n_accept, at_least[0]),
+        "draft_acceptance_rate": _ratio(total.n_accept, total.n_drafted),
+        "acceptance_histogram": [n - more for n, more in itertools.pairwise(at_least)],
+        "num_spec_steps": at_least[0],
+        "num_draft_tokens": total.n_drafted,
+        "num_accepted_draft_tokens": total.n_accept,
     }
 
 
 def own_figures(ends: Iterable[End], enabled: bool) -> JsonObject:
-    """The figures of these choices. enabled: whether drafting was allowed."""
+    """The figures of these choices together, the gain of the first. enabled: whether drafting was allowed."""
     all_ = list(ends)
-    first_gain = gain(all_[0].stats, all_[0].plain) if all_ else Gain()
-    by: Counter[str] = Counter()
-    for end in all_:
-        by.update(end.stats.drafted_by)
-    drafted, accepted = sum(e.stats.n_drafted for e in all_), sum(e.stats.n_accept for e in all_)
+    total, first = summed(end.stats for end in all_), all_[0] if all_ else None
+    only = first.stats if first and len(all_) == 1 else None
+    decodes = sorted(only.round_seconds.items()) if only else ()
+    measured = gain(first.stats, first.plain) if first else Gain()
     return {
         "enabled": enabled,
-        "n_drafted": drafted,
-        "n_accept": accepted,
-        "n_branch": sum(e.stats.n_branch for e in all_),
-        "n_branch_accept": sum(e.stats.n_branch_accept for e in all_),
-        "n_discarded": sum(e.stats.n_discarded for e in all_),
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "accept_by_position": all_[0].stats.accept_by_position if len(all_) == 1 else None,
-        "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
-        "drafted_by": dict(by),
-        "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
-        "speedup": first_gain.speedup,
-        "speedup_range": first_gain.range,
-        "speedup_reason": first_gain.reason,
-        "speedup_limited": first_gain.limited,
-        "busy": was_busy(e.stats for e in all_),
-        "verdict": first_gain.verdict,
-        "plain_tps": all_[0].plain.tps if all_ else None,
-        "plain_source": all_[0].plain.source if all_ else "none",
-        "plain_rounds": all_[0].plain.rounds if all_ else 0,
-        "reason": all_[0].off_reason if all_ else "",
-        "rounds": sum(e.stats.rounds for e in all_),
-        "near_ties": sum(e.stats.near_ties for e in all_),
-        "redecided": sum(e.stats.redecided for e in all_),
-        "exact_width": all_[0].stats.exact_width if all_ else None,
-        "width_changes": all_[0].stats.width_changes if all_ else [],
-        "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
-        "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
-        "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
+        "n_drafted": total.n_drafted,
+        "n_accept": total.n_accept,
+        "n_branch": total.n_branch,
+        "n_branch_accept": total.n_branch_accept,
+        "n_discarded": total.n_discarded,
+        "acceptance_rate": total.acceptance_rate,
+        "accept_by_position": only.accept_by_position if only else None,
+        "accept_by_source": only.accept_by_source if only else None,
+        "drafted_by": dict(total.drafted_by),
+        "forced_tokens": total.n_forced_accept,
+        "speedup": measured.speedup,
+        "speedup_range": measured.range,
+        "speedup_reason": measured.reason,
+        "speedup_limited": measured.limited,
+        "busy": was_busy([total]),
+        "verdict": measured.verdict,
+        "plain_tps": first.plain.tps if first else None,
+        "plain_source": first.plain.source if first else "none",
+        "plain_rounds": first.plain.rounds if first else 0,
+        "reason": first.off_reason if first else "",
+        "rounds": total.rounds,
+        "near_ties": total.near_ties,
+        "redecided": total.redecided,
+        "exact_width": first.stats.exact_width if first else None,
+        "width_changes": first.stats.width_changes if first else [],
+        "ttft_seconds": first.stats.ttft_seconds if first else None,
+        "seconds": only.time_shares if only else None,
+        "decodes": {str(rows): list(times) for rows, times in decodes} if only else None,
     }
-
-
-def _decodes(stats: RunStats) -> dict[str, list[float]]:
-    return {str(rows): [count, seconds] for rows, (count, seconds) in sorted(stats.round_seconds.items())}
 
 
 def _ratio(a: float, b: float) -> float:
