@@ -52,16 +52,16 @@ def page(name: str, sections: Iterable[str]) -> str:
     )
 
 
+class Html(str):
+    """A cell of a table that is HTML already."""
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls if it is too wide. rows: of cells, each HTML as from `entry`."""
+    """A table that scrolls if it is too wide. rows: of cells with any text, and of `Html`."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    cells = [[c if isinstance(c, Html) else f"<td>{escape(c)}</td>" for c in row] for row in rows]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def entry(text: str) -> str:
-    """A cell of a table, with any text."""
-    return f"<td>{escape(text)}</td>"
 
 
 def whiskers(labels: Sequence[str], values: Sequence[Estimate], title: str, line: float = 1.0) -> str:

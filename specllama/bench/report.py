@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from html import escape
 
 from specllama.bench import sweep_words, words
-from specllama.bench.page import bars, entry, lines, page, table, whiskers
+from specllama.bench.page import Html, bars, lines, page, table, whiskers
 from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
 from specllama.bench.summary import speedup
 from specllama.bench.words import percent, shown, times
@@ -78,7 +78,7 @@ def _total(s: JsonObject) -> Iterator[str]:
         ]
         for name, cell in cells.items()
     ]
-    yield _table(["length", "tokens/s", "over plain", "first token", "accepted", "answers"], rows)
+    yield table(["length", "tokens/s", "over plain", "first token", "accepted", "answers"], rows)
 
 
 def _workloads(s: JsonObject) -> Iterator[str]:
@@ -88,10 +88,10 @@ def _workloads(s: JsonObject) -> Iterator[str]:
     yield "<h2>By workload</h2>"
     rows = [
         [
-            entry(words.label(row)),
+            words.label(row),
             *(_speed(row, name) for name in lengths),
-            entry(row["best_fixed"] or "-"),
-            entry(percent(row["regret"])),
+            row["best_fixed"] or "-",
+            percent(row["regret"]),
         ]
         for row in [*s["rows"], s["total"]]
     ]
@@ -105,11 +105,11 @@ def _workloads(s: JsonObject) -> Iterator[str]:
 def _speed(row: JsonObject, name: str) -> str:
     e = speedup(row, name)
     if e is None:
-        return entry("-")
+        return "-"
     strength = min(60.0, 60 * abs(e.value - 1))
     colour = f"color-mix(in srgb,var({'--good' if e.value >= 1 else '--bad'}) {strength:.0f}%,transparent)"
     best = ' class="best"' if name == row["best_fixed"] else ""
-    return f'<td{best} style="background:{colour}" title="{escape(times(e))}">{e.value:.2f}</td>'
+    return Html(f'<td{best} style="background:{colour}" title="{escape(times(e))}">{e.value:.2f}</td>')
 
 
 def _acceptance(s: JsonObject) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _curve(s: JsonObject) -> Iterator[str]:
         for p in points
     ]
     titles = ["rows", "ms", "over one row", "rounds", "ms after a change of the rows"]
-    yield _table(titles[: 4 + changes], rows)
+    yield table(titles[: 4 + changes], rows)
     if not s["t_n_exact"]:
         yield '<p class="dim">Each point is a draft length: its mean rows and mean time.</p>'
 
@@ -185,8 +185,4 @@ def _rows(s: JsonObject) -> str:
         counts = [str(row[name]) for name in ("answers", "failed", "refused")]
         head = [str(row["concurrency"]), row["series"], shown(row["tps"], ".1f")]
         rows.append([*head, *figures, percent(row["acceptance"]), *counts])
-    return _table(header, rows)
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    return table(header, [[entry(text) for text in row] for row in rows])
+    return table(header, rows)

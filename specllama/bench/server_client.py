@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from specllama.clock import running_time
+from specllama.config.defaults import is_loopback
 from specllama.errors import (
     AccessError,
     BusyError,
@@ -202,28 +202,29 @@ def _first(new: int | None, old: int | None) -> int | None:
 
 MAX_WAIT = 10.0  # seconds, whatever Retry-After says
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
+# fmt: off
+_REFUSALS = (  # statuses, the error, what the server does, hint
+    ((401, 403), AccessError, "rejects the key",
+     "give the server's key as SPECLLAMA_API_KEY or with --api-key"),
+    ((404, 405), NotFoundError, "does not serve this request",
+     "--model NAME names another model; is the address that of an OpenAI-compatible API?"),
+    ((400, 413, 415, 422), UsageError, "refuses the request",
+     "-n, --prompts and --temp change the request; --raw sends it without a chat template"),
+    ((429,), BusyError, "is busy", "use a lower --concurrency"),
+    (range(500, 1000), NetworkError, "failed", "see what the server's log says, then try again"),
+)
+# fmt: on
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> SpecllamaError:
     """The error for a status other than 200."""
     why = f" ({status}): {text}" if (text := _body_text(body)) else f" ({status})"
-    if status in (401, 403):
-        return AccessError(
-            f"{url} rejects the key{why}", "give the server's key as SPECLLAMA_API_KEY or with --api-key"
-        )
-    if status in (404, 405):
-        hint = "--model NAME names another model; is the address that of an OpenAI-compatible API?"
-        return NotFoundError(f"{url} does not serve this request{why}", hint)
-    if status in (400, 413, 415, 422):
-        hint = "-n, --prompts and --temp change the request; --raw sends it without a chat template"
-        return UsageError(f"{url} refuses the request{why}", hint)
-    if status == 429:
-        return BusyError(f"{url} is busy{why}", "use a lower --concurrency")
+    for statuses, kind, what, hint in _REFUSALS:
+        if status in statuses:
+            return kind(f"{url} {what}{why}", hint)
     if status in _REDIRECTS:
         where = "".join(c for c in headers.get("Location", "elsewhere")[:200] if c.isprintable())
         return NetworkError(f"{url} redirects to {where}", "give the address itself; keys are not sent on")
-    if status >= 500:
-        return NetworkError(f"{url} failed{why}", "see what the server's log says, then try again")
     return NetworkError(f"{url} answers with status{why}", "is it the address of an OpenAI-compatible API?")
 
 
@@ -309,16 +310,7 @@ def parse_address(text: str, flag: str = "--server") -> ServerAddress:
         path = path.removesuffix(route)
     root = f"{parts.scheme}://{parts.netloc}"
     ends = ("",) if path.endswith("/v1") else ("/v1", "") if path else ("/v1",)
-    return ServerAddress(tuple(f"{root}{path}{end}" for end in ends), _is_loopback(host))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return ServerAddress(tuple(f"{root}{path}{end}" for end in ends), is_loopback(host))
 
 
 _CONNECT_SECONDS, _INFO_SECONDS = 10.0, 30.0
@@ -335,7 +327,7 @@ class ServerInfo:
     that name in /props of a specllama.
     """
 
-    base: str
+    url: str
     model: str
     owner: str = ""
     build: str = ""
@@ -462,7 +454,7 @@ class ServerClient:
     async def _with_props(self, info: ServerInfo) -> ServerInfo:
         """The same with the fields of /props, if the server lets us read them."""
         try:
-            props = await self._get(f"{info.base.removesuffix('/v1')}/props")
+            props = await self._get(f"{info.url.removesuffix('/v1')}/props")
         except SpecllamaError:
             return info
         props = props if isinstance(props, dict) else {}

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
 from statistics import median
+from typing import TYPE_CHECKING
 
-from specllama.bench.server_client import ServedAnswer, ServerClient
 from specllama.clock import running_time
 from specllama.json_types import JsonObject
+
+if TYPE_CHECKING:  # it loads an HTTP client
+    from specllama.bench.server_client import ServedAnswer, ServerClient
 
 SCHEMA = "specllama.bench-server/1"
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"

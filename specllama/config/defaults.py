@@ -6,6 +6,7 @@ chosen when models are loaded, from the model and the machine.
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
 from specllama.drafters import REGISTRY, wants_draft_model, words
@@ -37,3 +38,13 @@ def is_draft_model(drafter: str) -> bool:
 def source_label(source: str) -> str:
     """How output names the source of a token: a drafter's label; other sources are returned unchanged."""
     return SOURCE_LABELS.get(source, source)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the address is reachable from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

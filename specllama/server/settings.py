@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -90,7 +89,7 @@ class ServerSettings:
                 f"give {option('api_key')} or {option('api_key_file')} too",
                 option="metrics_key",
             )
-        if not self.keys and not is_loopback(self.host):
+        if not self.keys and not defaults.is_loopback(self.host):
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",
                 f"give {option('api_key_file')} or {option('api_key')}, or leave {option('host')} out",
@@ -117,13 +116,3 @@ class ServerSettings:
         """Whether this is a name of the model, apart from "*". Ollama's clients append ":latest"."""
         known = {*self.shown_names, *self.names, *self.called}
         return name in known or name.removesuffix(":latest") in known
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address is reachable from this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

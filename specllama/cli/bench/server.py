@@ -62,6 +62,7 @@ MAX_CLIENTS, MAX_REQUESTS = 256, 10_000
 _SHARED = (
     "prompts", "workloads", "n_tokens", "runs", "temperatures", "model_name", "report", "json", "debug",
 )  # fmt: skip
+_SETTINGS = ("runs", "n_tokens", "temperature", "raw", "ignore_eos")
 _ALLOWED = {*_SHARED, *(option.name for option in ASKING)}
 
 
@@ -208,7 +209,7 @@ def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
 def _start_line(about: ServerInfo) -> str:
     parts = [about.model or "no model named", about.build or about.owner]
     parts += [counted(about.n_slots, "slot")] if about.n_slots else []
-    return printable(f"measuring {about.base}: {', '.join(filter(None, parts))}")
+    return printable(f"measuring {about.url}: {', '.join(filter(None, parts))}")
 
 
 def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
@@ -234,23 +235,13 @@ def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:
     return {
         "version": specllama.__version__,
         "date": now(),
-        "server": {
-            "url": about.base,
-            "model": about.model,
-            "owner": about.owner,
-            "build": about.build,
-            "n_slots": about.n_slots,
-        },
+        "server": {name: getattr(about, name) for name in ("url", "model", "owner", "build", "n_slots")},
         "series": list(results.series),
         "one_series": results.why_one or None,
         "settings": {
             "requests": len(settings.prompts),
             "concurrency": list(settings.concurrencies),
-            "runs": settings.runs,
-            "n_tokens": settings.n_tokens,
-            "temperature": settings.temperature,
-            "raw": settings.raw,
-            "ignore_eos": settings.ignore_eos,
+            **{name: getattr(settings, name) for name in _SETTINGS},
             "timeout": plan.seconds,
             "workloads": dict(plan.workloads),
         },

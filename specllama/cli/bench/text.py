@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from specllama.cli import console
 from specllama.cli.formatting import columns, rough_duration, table, wrapped
 from specllama.cli.options import mapped_errors, refuse_stdout
 from specllama.config.defaults import is_draft_model
+from specllama.config.store import write_whole
 from specllama.config.text_file import expanded
 from specllama.errors import ResourceError, UsageError
 from specllama.json_types import JsonObject
@@ -263,18 +263,6 @@ def checked_path(name: str) -> Path:
 
 
 def write_report(path: Path, html: str) -> None:
-    """Write a report to a temporary file that then replaces `path`. Raises ResourceError."""
+    """Write a report, whole. Raises ResourceError."""
     with mapped_errors(ResourceError, f"--report: {path} cannot be written"):
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=".bench-", suffix=".html")
-        try:
-            with open(number, "w", encoding="utf-8", newline="\n") as file:
-                file.write(html)
-            umask = os.umask(0)
-            os.umask(umask)
-            with contextlib.suppress(OSError):
-                os.chmod(name, 0o666 & ~umask)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_whole(path, html)

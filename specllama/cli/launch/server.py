@@ -31,7 +31,6 @@ from specllama.json_types import JsonObject
 from specllama.processor_time import exits
 from specllama.python_command import module_command
 from specllama.regular_file import open_regular
-from specllama.server.settings import is_loopback
 
 _CONNECT_SECONDS, _POLL_SECONDS = 10.0, 0.05
 _END_SECONDS = 5.0  # of work
@@ -75,7 +74,7 @@ def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str
     if not model:
         return next(iter(loaded), entries[0])
     path = os.path.expanduser(model)
-    if os.path.isfile(path) and is_loopback(urlsplit(url).hostname or ""):
+    if os.path.isfile(path) and defaults.is_loopback(urlsplit(url).hostname or ""):
         same = (e for e in loaded if _is_of_file(url, key, e["id"], path))
     else:
         same = (e for e in entries if e["id"] in (model, Path(model).name.removesuffix(".gguf")))

@@ -18,11 +18,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.clock import running_time
+from specllama.config.defaults import is_loopback
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
 from specllama.server.http.origins import LOCAL, Origins, root_path, settle_path
 from specllama.server.metrics import HttpMetrics, MetricsByOwner
-from specllama.server.settings import ServerSettings, is_loopback
+from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
