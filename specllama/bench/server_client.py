@@ -32,6 +32,7 @@ from specllama.models.hub.http import retry_after
 # One streamed answer: the times of its text and the counters of its server.
 
 
+_MESSAGES = ("message", "detail", "type")  # where the object of an error has it
 ONE_PIECE = 0.001  # seconds within which chunks count as one piece
 
 
@@ -52,9 +53,9 @@ class ServedAnswer:
     """The outcome of a request.
 
     number: of the request in its cell. seconds: to its end, waits after a 429 included. refused: number of
-    429s. n_predict, n_prompt, n_cached, n_drafted, n_accept: tokens by the server's count, decode_seconds:
-    from the first token to the last by its clock; None if it does not report them. digest: of the text, hex.
-    problem: why the answer is incomplete; fatal: further requests would fail too.
+    429s. n_predict, n_prompt, n_cached, n_drafted, n_accept: tokens by the server's count; None if it does
+    not report them. digest: of the text, hex. problem: why the answer is incomplete; fatal: further requests
+    would fail too.
     """
 
     number: int
@@ -66,7 +67,6 @@ class ServedAnswer:
     n_cached: int | None = None
     n_drafted: int | None = None
     n_accept: int | None = None
-    decode_seconds: float | None = None
     digest: str = ""
     problem: SpecllamaError | None = None
     fatal: bool = False
@@ -134,36 +134,32 @@ class StreamReader:
 
     def _counters(self, chunk: JsonObject) -> None:
         """The same counters in three dialects; what a server leaves out stays None."""
-        a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
+        answer, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
         speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
         details = _part(usage, "completion_tokens_details")
-        a.n_predict = _first(_count(usage, "completion_tokens"), a.n_predict)
-        a.n_prompt = _first(_count(usage, "prompt_tokens"), a.n_prompt)
-        a.n_cached = _first(_count(_part(usage, "prompt_tokens_details"), "cached_tokens"), a.n_cached)
-        ms = timings.get("predicted_ms")
-        if isinstance(ms, (int, float)) and ms > 0:
-            a.decode_seconds = ms / 1000
+        for name, part, key in (
+            ("n_predict", usage, "completion_tokens"),
+            ("n_prompt", usage, "prompt_tokens"),
+            ("n_cached", _part(usage, "prompt_tokens_details"), "cached_tokens"),
+        ):
+            if (n := _count(part, key)) is not None:
+                setattr(answer, name, n)
         for drafted, accept in (
             (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
             (_count(speculative, "num_draft_tokens"), _count(speculative, "num_accepted_draft_tokens")),
             _predictions(details),
         ):
             if drafted is not None and accept is not None and accept <= drafted:
-                a.n_drafted, a.n_accept = drafted, accept
+                answer.n_drafted, answer.n_accept = drafted, accept
                 return
 
 
 def error_text(body: Any) -> str:
     """The message of a server's error, in one line of printable characters."""
-    text_or_object = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(text_or_object, dict):
-        text_or_object = (
-            text_or_object.get("message")
-            or text_or_object.get("detail")
-            or text_or_object.get("type")
-            or text_or_object
-        )
-    text = " ".join(str(text_or_object).split())[:300]
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        error = next((text for name in _MESSAGES if (text := error.get(name))), error)
+    text = " ".join(str(error).split())[:300]
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -191,10 +187,6 @@ def _part(body: JsonObject, name: str) -> JsonObject:
 def _count(body: JsonObject, name: str) -> int | None:
     value = body.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _first(new: int | None, old: int | None) -> int | None:
-    return old if new is None else new
 
 
 # HTTP statuses and network failures as specllama's errors, with hints. Never quotes a key.
@@ -230,8 +222,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str)
 
 def unreachable(error: Exception, url: str) -> NetworkError:
     """The error for a connection that failed or broke off."""
-    name = type(error).__name__
-    what = " ".join(str(error).split())[:200] or name
+    what = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, httpx2.TimeoutException):
         what = "no connection in time"
     if isinstance(error, httpx2.ProxyError):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # it loads an HTTP client
 
 SCHEMA = "specllama.bench-server/1"
 SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
-Prompt = tuple[str, str]  # workload, text
 MAX_MARK = 90_000  # numbers of five digits, which prompts begin with
 
 
@@ -39,26 +38,24 @@ class ServingCell:
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
     """What a sweep sends. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
-    messages; first: number of the first run; number: of this measurement.
+    messages; number: of this measurement.
     """
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[str]
     concurrencies: Sequence[int]
     runs: int
     n_tokens: int
     temperature: float
     raw: bool = False
     ignore_eos: bool = False
-    first: int = 1
     number: int = 0
 
 
-def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[Prompt]:
+def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[str]:
     """n prompts, one of each workload in turn, repeated if there are fewer; without n all of them, repeated
     up to a multiple of `least`.
     """
-    named = [[(name, text) for text in texts] for name, texts in workloads.items()]
-    mixed = [prompt for turn in zip_longest(*named) for prompt in turn if prompt is not None]
+    mixed = [prompt for turn in zip_longest(*workloads.values()) for prompt in turn if prompt is not None]
     n = n or -(-len(mixed) // least) * least
     return list(islice(cycle(mixed), n))
 
@@ -68,7 +65,7 @@ def order(series: Sequence[str], settings: SweepSettings, seed: int = 0) -> Iter
     alternating order; concurrencies are shuffled, so that drift of the machine affects all alike.
     """
     rng = random.Random(seed)
-    for run in range(settings.first, settings.first + settings.runs):
+    for run in range(1, settings.runs + 1):
         for i, concurrency in enumerate(rng.sample(settings.concurrencies, len(settings.concurrencies))):
             ordered = series if (run + i) % 2 else list(reversed(series))
             yield from (ServingCell(name, concurrency, run) for name in ordered)
@@ -84,7 +81,7 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
     """
     first = settings.number if cell.series == SERVED else 0
     mark = 10_000 + (first + cell.run * 7919 + cell.concurrency * 613 + number * 31) % MAX_MARK
-    text = f"({mark}) {settings.prompts[number][1]}"
+    text = f"({mark}) {settings.prompts[number]}"
     request: JsonObject = {"model": model} if model else {}
     request |= {"prompt": text} if settings.raw else {"messages": [{"role": "user", "content": text}]}
     request |= {"max_tokens": settings.n_tokens, "temperature": settings.temperature}

@@ -83,17 +83,15 @@ WORKLOADS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def load_prompts(path: str) -> dict[str, tuple[str, ...]]:
-    """The workloads of a `--prompts` file: a JSON object, name → list of prompts.
+def load_prompts(path: str | None) -> Mapping[str, tuple[str, ...]]:
+    """The workloads of a `--prompts` file: a JSON object, name → list of prompts; the built-in ones for None.
 
     Raises NotFoundError if there is no such file, UsageError if its content is wrong.
     """
+    if path is None:
+        return WORKLOADS
     where = f"--prompts: {path}"
-    return check_prompts(_parse_json(read_text(path, "prompts", MAX_BYTES), where, _PROMPTS_SHAPE), where)
-
-
-def check_prompts(data: Any, where: str) -> dict[str, tuple[str, ...]]:
-    """The workloads in parsed JSON. Raises UsageError with a message that starts with `where`."""
+    data = _parse_json(read_text(path, "prompts", MAX_BYTES), where, _PROMPTS_SHAPE)
     checked = _check_workloads(data, where, _PROMPTS_SHAPE, "prompt", _text_problem)
     return {name: tuple(prompts) for name, prompts in checked.items()}
 

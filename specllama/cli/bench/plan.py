@@ -60,11 +60,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
         n_tokens = whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS)
     report = checked_path(given["report"]) if "report" in given else None
     available: Mapping[str, tuple[str | ForcedText, ...]] = (
-        workloads.load_texts(text)
-        if text is not None
-        else workloads.load_prompts(given["prompts"])
-        if "prompts" in given
-        else workloads.WORKLOADS
+        workloads.load_prompts(given.get("prompts")) if text is None else workloads.load_texts(text)
     )
     shared = values.without("temperature", "seed", "max_tokens")
     return BenchPlan(

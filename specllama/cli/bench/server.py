@@ -95,8 +95,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         whole_number("--concurrency", text, 1, MAX_CLIENTS)
         for text in list_items("--concurrency", given.get("concurrency", CONCURRENCY))
     ]
-    available = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
-    chosen = workloads.select(available, given.get("workloads"))
+    chosen = workloads.select(workloads.load_prompts(given.get("prompts")), given.get("workloads"))
     n = whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
     if n is not None and n < max(clients):
         raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")

@@ -15,10 +15,10 @@ from specllama.config.options import as_flag
 from specllama.errors import NotFoundError, UsageError
 
 
-def test_the_built_in_workloads_pass_the_check_of_prompt_files() -> None:
+def test_the_built_in_workloads_pass_the_check_of_prompt_files(tmp_path: Path) -> None:
     assert list(workloads.WORKLOADS) == ["explain", "source", "json", "edit", "free"]
-    built_in = {name: list(prompts) for name, prompts in workloads.WORKLOADS.items()}
-    assert workloads.check_prompts(built_in, "here") == workloads.WORKLOADS
+    (tmp_path / "own.json").write_text(json.dumps(workloads.WORKLOADS))
+    assert workloads.load_prompts(str(tmp_path / "own.json")) == workloads.WORKLOADS
     every = [p for prompts in workloads.WORKLOADS.values() for p in prompts]
     assert len(set(every)) == len(every) == 20
 
