@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.bench.intervals import Estimate
 from specllama.bench.runner import AUTO, LLAMA_CPP, PLAIN
-from specllama.bench.summary import break_even, second_point, speedup, t1_of
+from specllama.bench.summary import Estimate, break_even, second_point, speedup, t1_of
 from specllama.json_types import JsonObject
 from specllama.wording import counted
 

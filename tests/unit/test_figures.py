@@ -31,8 +31,8 @@ def drafted() -> RunStats:
         reached=[20, 10, 3], accepted_at=[15, 7, 1], reached_by={"copy": [12, 10], "model": [8, 0, 3]},
         accepted_by={"copy": [9, 7], "model": [6, 0, 1]}, rounds=16, plain_rounds=4, plain_seconds=0.21,
         steady_rounds=3, steady_seconds=0.1503, encode_seconds=0.4, ttft_seconds=0.45,
-        decode_seconds=1.23456789, verify_seconds=0.9, draft_seconds=0.2, sampling_seconds=0.05, near_ties=2, redecided=1,
-        width_changes=[(0, 4), (9, 8)], round_seconds={1: (4, 0.2), 5: (12, 0.8)},
+        decode_seconds=1.23456789, verify_seconds=0.9, draft_seconds=0.2, sampling_seconds=0.05, near_ties=2,
+        redecided=1, width_changes=[(0, 4), (9, 8)], round_seconds={1: (4, 0.2), 5: (12, 0.8)},
         steady_by_rows={1: (3, 0.1503)}, steady_squares=0.0076, shortest={1: 0.05}, stalled_seconds=0.2,
     )  # fmt: skip
 

@@ -407,7 +407,7 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     others = {
         "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
         "processor_time", "text.template_worker", "other_work", "cli.doctor.machine", "server.page",
-        "bench.page",
+        "bench.report",
     }  # fmt: skip
     readers = set()
     for path in FILES:

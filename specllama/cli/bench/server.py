@@ -27,9 +27,9 @@ from specllama.bench.sweep import (
     prompts,
     summarise,
     sweep,
+    verdict,
     warm_up,
 )
-from specllama.bench.sweep_words import verdict
 from specllama.cli import console
 from specllama.cli.bench.plan import (
     MAX_RUNS,

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from specllama.bench import sweep_words
-from specllama.bench.intervals import Estimate
-from specllama.bench.page import TITLE
+from specllama.bench import sweep
+from specllama.bench.report import TITLE
 from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
-from specllama.bench.summary import speedup, t1_of
+from specllama.bench.summary import Estimate, speedup, t1_of
 from specllama.bench.words import draft_name, extent, notes, percent, shown
 from specllama.cli import console
 from specllama.cli.formatting import columns, rough_duration, table, wrapped
@@ -210,8 +209,8 @@ _SWEEP_LEGEND = (
 
 def sweep_lines(s: JsonObject, width: int | None) -> Iterator[str]:
     """The whole text of a sweep, no line longer than `width` where possible. s: the object of --json."""
-    yield from wrapped(printable(sweep_words.name(s)), width)
-    yield from wrapped(printable(f"{sweep_words.extent(s)}."), width)
+    yield from wrapped(printable(sweep.name(s)), width)
+    yield from wrapped(printable(f"{sweep.extent(s)}."), width)
     if s["rows"]:
         yield from wrapped(_SWEEP_LEGEND, width)
         yield ""
@@ -226,7 +225,7 @@ def sweep_lines(s: JsonObject, width: int | None) -> Iterator[str]:
         header = [title for title, _, _ in of_columns]
         yield from table(header, rows, width, n_labels, left=range(1, n_labels))
     yield ""
-    for text in [*sweep_words.notes(s), s["verdict"]]:
+    for text in [*sweep.notes(s), s["verdict"]]:
         yield from wrapped(printable(text), width)
 
 

@@ -24,7 +24,7 @@ from specllama.bench.summary import SCHEMA, sample_figures, summarise
 from specllama.bench.sweep import PLAIN, SERVED, SPECULATIVE, ServingCell, ServingMeasurement, cell_figures
 from specllama.bench.sweep import SCHEMA as SWEEP_SCHEMA
 from specllama.bench.sweep import summarise as summarise_sweep
-from specllama.bench.sweep_words import verdict as sweep_verdict
+from specllama.bench.sweep import verdict as sweep_verdict
 from specllama.bench.words import advice, draft_answer, verdict
 from specllama.cli.bench.text import lines, sweep_lines
 from specllama.core.stats import RunStats

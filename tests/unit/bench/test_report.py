@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from specllama.bench.intervals import Estimate
-from specllama.bench.page import bars, lines, whiskers
-from specllama.bench.report import report
-from specllama.bench.summary import summarise
+from specllama.bench.report import bars, lines, report, whiskers
+from specllama.bench.summary import Estimate, summarise
 from specllama.data import CHARTS_JS
 from tests.support.bench_samples import sample
 

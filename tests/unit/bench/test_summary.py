@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specllama.bench.runner import LLAMA_CPP
-from specllama.bench.summary import sample_figures, speedup, summarise, t1_of
+from specllama.bench.summary import (
+    break_even,
+    costs_of,
+    estimate,
+    sample_figures,
+    speedup,
+    summarise,
+    t1_of,
+)
 from specllama.bench.words import notes, verdict
 from specllama.json_types import JsonObject
 from tests.support.bench_samples import sample
@@ -145,8 +155,8 @@ def test_answers_that_differ_from_plain_decoding_are_named() -> None:
     assert "please report it" in notes({**ABOUT, "exact": True, **s})[-1]
     same = summarise([sample(name, 10) for name in NAMES], NAMES)
     assert notes({**ABOUT, **same}) == ["Texts: all 3 equal plain decoding's, token for token."]
-    given = {"settings": {"text": "edited.py", "n_tokens": None}}
-    assert [note[:18] for note in notes({**ABOUT, **given, **same})] == ["The text was given"]
+    forced = {"settings": {"text": "edited.py", "n_tokens": None}}
+    assert [note[:18] for note in notes({**ABOUT, **forced, **same})] == ["The text was given"]
 
 
 def test_a_sample_has_its_figures() -> None:
@@ -179,3 +189,80 @@ def test_auto_against_the_best_of_answers_that_both_wrote() -> None:
     against = summarise(samples[:-1], ["plain", "4", "auto"])["rows"][0]["auto_against_best"]
     assert against is not None
     assert (against.value, against.n) == (pytest.approx(2 / 3), 2)
+
+
+def test_costs_of_decodes_by_their_rows() -> None:
+    drafts = {"reached": [6], "accepted_at": [3], "n_drafted": 6, "drafted_by": {"model": 6}, "n_modelled": 6}
+    samples = [
+        sample("plain", 10, round_seconds={1: (10, 1.0)}),
+        sample("1", 10, round_seconds={1: (2, 0.2), 2: (6, 0.9)}, draft_seconds=0.3, n_discarded=4, **drafts),
+        sample("auto", 10, round_seconds={1: (1, 0.1), 9: (1, 7.0)}),
+    ]  # fmt: skip
+    costs = costs_of(samples)
+    assert [(p["rows"], p["seconds"], p["rounds"]) for p in costs["t_n"]] == [
+        (1, pytest.approx(0.1), 13), (2, pytest.approx(0.15), 6),
+    ]  # fmt: skip
+    assert costs["t_n_exact"]  # nine rows were timed only once, which is not enough
+    assert costs["draft_token_seconds"] == pytest.approx(0.03)  # 0.3 s for 6 tokens and 4 that were discarded
+    assert costs["first_accepted"] == pytest.approx(0.5)
+    # (1 + a) tokens in 1.5 + 0.3 of t(1) against 1 in 1: a has to be 0.8
+    assert break_even(costs) == pytest.approx(0.8)
+
+
+def test_costs_are_estimated_where_no_decode_was_timed_by_its_rows() -> None:
+    samples = [sample(name, 10) for name in ("plain", "4", "auto")]
+    for one, rounds, drafted, verify in zip(samples, (10, 5, 5), (0, 10, 3), (1.0, 1.5, 9.0), strict=True):
+        one.stats.rounds, one.stats.n_drafted, one.stats.verify_seconds = rounds, drafted, verify
+    costs = costs_of(samples)
+    assert not costs["t_n_exact"]
+    assert [(p["rows"], p["seconds"]) for p in costs["t_n"]] == [
+        (1, pytest.approx(0.1)), (3, pytest.approx(0.3)),
+    ]  # fmt: skip
+    assert t1_of(costs) == pytest.approx(0.1)
+    assert costs["draft_token_seconds"] is None
+    assert break_even(costs) == pytest.approx((3 - 1) / 2)  # two copied tokens, which cost nothing
+    assert break_even(costs_of([])) is None
+
+
+def test_an_estimate_is_the_median_of_the_medians_of_its_units() -> None:
+    e = estimate([[[1.0, 9.0, 2.0], [4.0], [8.0, 16.0]]])  # medians 2, 4, 12
+    assert e is not None
+    assert (e.value, e.n) == (4.0, 6)
+    assert e.low is not None
+    assert e.high is not None
+    assert 1.0 <= e.low < 4 < e.high <= 16.0
+
+
+def test_all_workloads_have_equal_weight_however_many_prompts_they_have() -> None:
+    e = estimate([[[4.0]], [[1.0]] * 50])
+    assert e is not None
+    assert e.value == pytest.approx(2.0)  # the geometric mean of 4 and 1
+    assert (e.low, e.high) == (pytest.approx(2.0), pytest.approx(2.0))
+
+
+def test_too_few_values_have_no_interval() -> None:
+    assert estimate([]) is None
+    assert estimate([[[]], []]) is None
+    one = estimate([[[3.0], []]])
+    assert one is not None
+    assert (one.value, one.low, one.high, one.n) == (pytest.approx(3.0), None, None, 1)
+
+
+def test_an_interval_narrows_with_the_number_of_prompts() -> None:
+    few, many = (estimate([[[1 + 0.1 * (i % 10)] for i in range(n)]]) for n in (10, 1000))
+    assert few is not None
+    assert many is not None
+    width_few, width_many = (e.high - e.low for e in (few, many) if e.high and e.low)
+    assert 0 < width_many < width_few / 3
+
+
+@given(st.lists(st.lists(st.lists(st.floats(0.1, 10), max_size=3), max_size=4), max_size=3))
+def test_an_estimate_lies_within_its_values_and_its_interval(groups: list[list[list[float]]]) -> None:
+    values = [x for units in groups for unit in units for x in unit]
+    e = estimate(groups)
+    assert (e is None) == (not values)
+    if e is not None:
+        assert min(values) * 0.999 <= e.value <= max(values) * 1.001
+        assert e.n == len(values)
+        if e.low is not None and e.high is not None:
+            assert min(values) * 0.999 <= e.low <= e.high <= max(values) * 1.001

@@ -21,12 +21,13 @@ from specllama.bench.sweep import (
     SweepSettings,
     body,
     cell_figures,
+    notes,
     order,
     percentile,
     prompts,
     summarise,
+    verdict,
 )
-from specllama.bench.sweep_words import notes, verdict
 from specllama.errors import NetworkError
 
 SETTINGS = SweepSettings(["x", "y"], (1, 2, 4), 3, 16, 0.0)
