@@ -1,4 +1,4 @@
-"""The type of JSON objects whose keys are not known here: unchecked bodies, schemas, arguments of tools."""
+"""JSON objects whose keys are not known here, such as schemas and arguments of tools, and JSON's texts."""
 
 from __future__ import annotations
 
@@ -6,3 +6,10 @@ from typing import Any
 
 JsonObject = dict[str, Any]
 """A JSON object, as parsed or to be written. Objects with known keys are TypedDicts or models instead."""
+
+
+def without_lone_surrogates(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair that stands alone, as where a client has cut the
+    text inside a character: JSON can escape it, and no tokenizer accepts it.
+    """
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -29,7 +29,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError, UsageError
-from specllama.text.template_variables import template_variables
+from specllama.text.prompt_parts import template_variables
 
 # Carries messages from the client's reader thread to the event loop of a request.
 

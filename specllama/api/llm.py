@@ -23,7 +23,7 @@ from specllama.calls import history
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
-from specllama.text.template_variables import template_variables
+from specllama.text.prompt_parts import template_variables
 
 _Inbox = queue.SimpleQueue[tuple[PendingRequest, PendingCompletion, protocol.Message | SpecllamaError]]
 

@@ -12,7 +12,7 @@ from specllama.api.session import EngineSession
 from specllama.calls import history
 from specllama.client import protocol
 from specllama.errors import SpecllamaError, UsageError
-from specllama.text.template_variables import template_variables
+from specllama.text.prompt_parts import template_variables
 
 
 class Tokenizer:

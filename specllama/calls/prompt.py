@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN
+from specllama.text.prompt_parts import PromptPart
 
 
 def without_marks(value: Any) -> Any:

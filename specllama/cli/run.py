@@ -34,7 +34,7 @@ from specllama.config.text_file import STDIN, read_text, standard_input, without
 from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.text.template_variables import reasoning_variables
+from specllama.text.prompt_parts import reasoning_variables
 
 # The prompt of `run`: what is typed, in a file, and piped to standard input.
 

@@ -17,7 +17,7 @@ from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
-from specllama.text.template_variables import reasoning_variables
+from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
 from specllama.wording import counted
 

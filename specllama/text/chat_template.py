@@ -1,23 +1,39 @@
-"""Chat templates: render messages to a prompt, in a sandbox. To be used in the process of template_worker.py,
-which has limits on time and memory.
+"""Chat templates: render messages to a prompt, in a sandbox with the functions that templates expect.
+
+The sandbox keeps a template from reaching Python's objects. It does not bound its time and memory: no list of
+dangerous operations is complete. Templates run in a process of their own, with limits (template_process.py).
 
 A user's text stays text: parts of a message that could be parsed as control tokens are marked while the
-template runs (control_tokens.py), and `PromptPart.parse_special` is False for them in the result.
+template runs (prompt_parts.py), and `PromptPart.parse_special` is False for them in the result.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from types import GeneratorType
 from typing import Any
 
+import jinja2
+from jinja2 import ext, nodes, parser, runtime, sandbox
+from jinja2.exceptions import SecurityError
+
 from specllama.errors import SpecllamaError, TemplateError, UsageError
-from specllama.text.control_tokens import ControlTexts, Marks, PromptPart
-from specllama.text.prompt_parts import HINT, MAX_CHARS, Message, continued, nested_too_deeply
-from specllama.text.sandbox import Sandbox
+from specllama.text.prompt_parts import (
+    HINT,
+    MAX_CHARS,
+    ControlTexts,
+    Marks,
+    Message,
+    PromptPart,
+    nested_too_deeply,
+)
 
 MAX_SOURCE = 256 * 1024  # characters of a template
+_MAX_RANGE = 100_000
 # transformers gives tools=None where there are none; most templates ask whether tools are defined.
 _NONE_FOR_TOOLS, _DEFINED_TOOLS = (
     re.compile(r"\btools is (not )?none\b"),
@@ -67,10 +83,6 @@ class ChatTemplate:
         except RecursionError:
             raise nested_too_deeply() from None
 
-    def continued(self, parts: Sequence[PromptPart], text: str) -> list[PromptPart]:
-        """See PromptTemplate."""
-        return continued(self._control, parts, text)
-
     def _parts(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[PromptPart]:
         marks = Marks(self._control, taken=self._source)
         text = self._rendered(marks, messages, variables)
@@ -114,3 +126,64 @@ def _dates() -> dict[str, str]:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    """A sandbox that raises jinja2's SecurityError for what templates may not do. Compiling computes nothing:
+    constants belong to the rendering, and its limits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            optimized=False,
+            finalize=_shown,
+        )
+        self.globals.pop("lipsum")
+        self.globals.update(raise_exception=_raise, strftime_now=_now, range=_range)
+        self.filters |= {"tojson": _tojson, "from_json": json.loads}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow `append` and `pop` on lists: a template reaches only its own and copies of the messages."""
+        if isinstance(obj, list) and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}…{% endgeneration %}`, which some templates contain for training."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own annotation
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@jinja2.pass_context  # the value of such a function is not computed while compiling
+def _shown(_context: runtime.Context, value: Any) -> Any:
+    return value
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
+    """JSON as Hugging Face's templates expect it; generators are written as lists."""
+    allowed = {k: v for k, v in kwargs.items() if k in ("separators", "sort_keys")}
+    plain = list(value) if isinstance(value, GeneratorType) else value
+    return json.dumps(plain, indent=indent, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _raise(message: Any = "") -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _range(*args: int) -> range:
+    numbers = range(*args)
+    if len(numbers) > _MAX_RANGE:
+        raise SecurityError("range too long")
+    return numbers

@@ -21,8 +21,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.decoder import context_length_error
 from specllama.llama.model import LlamaModel
-from specllama.text.control_tokens import ControlTexts, PromptPart
-from specllama.text.prompt_parts import encode
+from specllama.text.prompt_parts import ControlTexts, PromptPart, encode
 from specllama.worker.output import token_bytes
 
 # Which texts cannot fit into the context, found without tokenising them.

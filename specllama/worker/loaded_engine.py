@@ -25,7 +25,6 @@ from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.eviction import automatic_budget
-from specllama.text.prompt_parts import PromptTemplate
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
@@ -311,7 +310,7 @@ _ANSWER = "specllama"
 _MARKER = re.compile(r"<[^<>\s]{1,60}>")
 
 
-def template_notes(model: LlamaModel, template: PromptTemplate) -> list[Note]:
+def template_notes(model: LlamaModel, template: IsolatedTemplate) -> list[Note]:
     """That the model lacks the tokens with which the template ends an answer: it then has none to write
     there, and goes on with the next message itself.
     """

@@ -19,8 +19,8 @@ from specllama.core.decoder import context_length_error
 from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
 from specllama.errors import NotSupportedError, SpecllamaError, UsageError, option
 from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
-from specllama.text.control_tokens import PromptPart
-from specllama.text.prompt_parts import PromptTemplate, encode
+from specllama.text.prompt_parts import PromptPart, encode
+from specllama.text.template_process import IsolatedTemplate
 from specllama.worker.conversations import ConversationCache, TextLimit, prompt_digest
 from specllama.worker.output import token_bytes
 from specllama.worker.tool_calls import ToolCalls
@@ -270,7 +270,7 @@ class Prompts:
         model: LlamaModel,
         n_ctx: int,
         n_batch: int,
-        template: PromptTemplate | None,
+        template: IsolatedTemplate | None,
         problem: SpecllamaError | None,
         calls: ToolCalls,
         with_boundaries: bool = False,
@@ -281,7 +281,7 @@ class Prompts:
         self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
 
     @property
-    def template(self) -> PromptTemplate:
+    def template(self) -> IsolatedTemplate:
         """The usable template. Raises UsageError, TemplateError without one."""
         if self._template is None:
             hint = f"use {option('raw')}, or give one with {option('chat_template')}"

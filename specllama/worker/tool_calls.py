@@ -22,10 +22,10 @@ from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
-from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN, Headers
-from specllama.text.prompt_parts import PromptTemplate
+from specllama.text.prompt_parts import PromptPart
 from specllama.text.reasoning import TAGS, closing_tag, is_over, thought_apart
+from specllama.text.template_process import IsolatedTemplate
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
 
@@ -37,7 +37,7 @@ class ToolCalls:
     """
 
     def __init__(
-        self, model: LlamaModel, source: str, template: PromptTemplate | None, tool_format: str = "auto"
+        self, model: LlamaModel, source: str, template: IsolatedTemplate | None, tool_format: str = "auto"
     ) -> None:
         self._model, self._template = model, template
         own = choose(source)
@@ -77,7 +77,7 @@ class ToolCalls:
 
     def render(
         self,
-        template: PromptTemplate,
+        template: IsolatedTemplate,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Tools | None,
@@ -185,7 +185,7 @@ class ToolCalls:
         return is_over(prompt, self._channels.thinks)
 
     def continued(
-        self, template: PromptTemplate, parts: Sequence[PromptPart], prefix: str, thought: str = ""
+        self, template: IsolatedTemplate, parts: Sequence[PromptPart], prefix: str, thought: str = ""
     ) -> list[PromptPart]:
         """The parts of a prompt and the beginning of its answer, "" for none. thought: the reasoning before
         that, which itself goes on where there is no prefix; "" for none. Models that do not reason get none.

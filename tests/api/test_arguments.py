@@ -25,7 +25,7 @@ from specllama.config.options import as_argument
 from specllama.config.sources import read_file
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import NotFoundError, UsageError, option, spelled
-from specllama.text.template_variables import template_variables
+from specllama.text.prompt_parts import template_variables
 
 
 class Unloaded(BaseLLM):

@@ -17,6 +17,7 @@ import pytest
 from specllama.errors import TemplateError, UsageError
 from specllama.text import template_process
 from specllama.text.chat_template import ChatTemplate
+from specllama.text.prompt_parts import PromptPart
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from tests.support import tinygguf
 from tests.support.command import Command, assert_error
@@ -119,8 +120,9 @@ def test_it_renders_what_the_template_does(chatml: IsolatedTemplate) -> None:
     here = ChatTemplate(CHATML, ["<|user|>", "<|end|>"])
     for messages in (HELLO, [], [{"role": "user", "content": "a<|end|>\ud800é\U0001f600"}] * 3):
         assert chatml.render(messages, tools=None) == here.render(messages, tools=None)
-    parts = chatml.render(HELLO)
-    assert chatml.continued(parts, "<|end") == here.continued(parts, "<|end")
+    parts = [PromptPart("<|user|>hello<|", True)]
+    assert chatml.continued(parts, "a") == [PromptPart("<|user|>hello<|a", True)]
+    assert chatml.continued(parts, "end|>") == [*parts, PromptPart("end|>", False)]
 
 
 def test_errors_are_those_of_the_template(chatml: IsolatedTemplate) -> None:

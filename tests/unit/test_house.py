@@ -87,7 +87,7 @@ EXTENDED = ("drafters", "heads", "calls", "cli", "server.dialects")  # one file 
 SHORTER_THAN_60 = {
     **dict.fromkeys(("json_types", "wording", "regular_file", "stored_figures"), "a layer"),
     **dict.fromkeys(
-        ("gguf.split", "prefix_disk.scopes", "text.surrogates", "text.template_variables"),
+        ("gguf.split", "prefix_disk.scopes"),
         "fronts import it, and not numpy or what renders templates",
     ),
     **dict.fromkeys(("text.terminal", "core.repetition", "models.hub.env"), "fronts import it"),
@@ -368,7 +368,7 @@ assert known_draft(library, library.on_disk(library.parse("pydoc", "-m"), "-m"))
 def test_no_front_renders_a_template() -> None:
     """A template of a downloaded file runs in the engine process, which can be ended."""
     fronts = ("cli", "server", "api", "bench", "client")
-    rendering = ("text.chat_template", "text.sandbox", "text.template_worker", "text.template_process")
+    rendering = ("text.chat_template", "text.template_process")
     imports = [i for i in ours() if i.imported in rendering]
     assert [i for i in imports if folder(i.importer) in fronts] == []
     assert imports
@@ -376,8 +376,10 @@ def test_no_front_renders_a_template() -> None:
 
 def test_templates_run_in_their_process_alone() -> None:
     """Nothing that runs with them in one process could be limited."""
-    assert {i.importer for i in ours() if i.imported == "text.chat_template"} == {"text.template_worker"}
-    assert {i.importer for i in all_imports() if i.imported.split(".")[0] == "jinja2"} == {"text.sandbox"}
+    assert {i.importer for i in ours() if i.imported == "text.chat_template"} == {"text.template_process"}
+    assert {i.importer for i in all_imports() if i.imported.split(".")[0] == "jinja2"} == {
+        "text.chat_template"
+    }
 
 
 def test_one_clock_measures_time() -> None:
@@ -406,7 +408,7 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     """
     others = {
         "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
-        "processor_time", "text.template_worker", "other_work", "cli.doctor.machine", "server.page",
+        "processor_time", "text.template_process", "other_work", "cli.doctor.machine", "server.page",
         "bench.report",
     }  # fmt: skip
     readers = set()

@@ -30,7 +30,7 @@ from specllama.core.gain import was_busy
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.other_work import OtherWork, is_disturbed, usage
-from specllama.text.template_variables import reasoning_variables
+from specllama.text.prompt_parts import reasoning_variables
 from specllama.wording import counted
 
 EXAMPLES = """

@@ -26,8 +26,8 @@ from specllama.config import build, defaults
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
-from specllama.text.surrogates import without_lone_surrogates
-from specllama.text.template_variables import reasoning_variables
+from specllama.json_types import without_lone_surrogates
+from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import visible
 from specllama.wording import counted
 

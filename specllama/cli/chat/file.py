@@ -23,8 +23,7 @@ from specllama.config.store import write_whole
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import MAX_BIAS, SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
-from specllama.json_types import JsonObject
-from specllama.text.surrogates import without_lone_surrogates
+from specllama.json_types import JsonObject, without_lone_surrogates
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024

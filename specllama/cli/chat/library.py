@@ -22,8 +22,8 @@ from specllama.cli.chat.file import Saved, read
 from specllama.cli.formatting import nearest
 from specllama.config.places import close_to_others, data_dir
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
+from specllama.json_types import without_lone_surrogates
 from specllama.regular_file import read_regular
-from specllama.text.surrogates import without_lone_surrogates
 
 MAX_NAME = 80  # characters
 _FROM_QUESTION = 48  # characters of a name that is made from a question

@@ -34,9 +34,9 @@ from specllama.config.defaults import SOURCE_LABELS
 from specllama.config.store import write_whole
 from specllama.config.text_file import CUT, CUT_HINT, MAX_BYTES, checked_text, decoded, is_cut
 from specllama.errors import UsageError
+from specllama.json_types import without_lone_surrogates
 from specllama.regular_file import open_regular
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
-from specllama.text.surrogates import without_lone_surrogates
 
 # The input of a chat: single lines, or several between two lines of three quotation marks.
 #

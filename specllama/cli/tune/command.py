@@ -21,7 +21,7 @@ from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning
 from specllama.json_types import JsonObject
-from specllama.text.template_variables import reasoning_variables
+from specllama.text.prompt_parts import reasoning_variables
 
 EXAMPLES = """
 Examples:

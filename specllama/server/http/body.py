@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
-from specllama.json_types import JsonObject
+from specllama.json_types import JsonObject, without_lone_surrogates
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
-from specllama.text.surrogates import without_lone_surrogates
 
 # Decodes compressed bodies as they arrive, within a size limit.
 

@@ -15,8 +15,8 @@ from specllama.calls.history import nine_characters
 from specllama.calls.prompt import marked, with_tokens, without_marks
 from specllama.calls.tools import Tools
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.control_tokens import PromptPart
 from specllama.text.detokenizer import SHOWN
+from specllama.text.prompt_parts import PromptPart
 from tests.support.templates import CallTemplate
 from tests.support.tool_calls import FULL, TOOLS, turns
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.errors import IntegrityError, TemplateError, UsageError
-from specllama.text import control_tokens
+from specllama.text import prompt_parts
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.control_tokens import PromptPart
-from specllama.text.prompt_parts import encode
+from specllama.text.prompt_parts import PromptPart, encode
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -414,7 +413,7 @@ def test_a_template_that_does_not_compile_is_an_error(source):
 
 
 def test_rejects_too_many_control_texts(monkeypatch):
-    monkeypatch.setattr(control_tokens, "_LAST", 0xF0001)
+    monkeypatch.setattr(prompt_parts, "_LAST", 0xF0001)
     template = ChatTemplate(CHATML, CONTROL)
     assert text(template, [{"role": "user", "content": "<s></s>" * 9}]).count("<s>") == 9
     with pytest.raises(UsageError, match="too many"):

@@ -26,8 +26,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import TemplateError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.control_tokens import PromptPart
-from specllama.text.prompt_parts import encode
+from specllama.text.prompt_parts import PromptPart, encode
 from tests.support.paths import SHARED
 
 FOLDER = Path(sys.prefix) / "share" / "llama.cpp-templates"

@@ -31,7 +31,7 @@ from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
 from specllama.server.dialects.shared.structured import OutputConfig
 from specllama.server.dialects.shared.tools import needed
-from specllama.text.template_variables import reasoning_variables
+from specllama.text.prompt_parts import reasoning_variables
 
 MAX_BLOCKS, MAX_ID = 4096, 512
 _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"

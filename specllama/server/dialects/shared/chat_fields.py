@@ -29,7 +29,7 @@ from specllama.server.dialects.shared.conversation import (
 from specllama.server.dialects.shared.fields import SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.shared.structured import NestedFields, Word
 from specllama.server.dialects.shared.tools import MAX_CALLS, Name, ToolFields
-from specllama.text.template_variables import effort_variables, template_variables
+from specllama.text.prompt_parts import effort_variables, template_variables
 
 # Fields that control reasoning, as variables of the chat template.
 
