@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import (
     BatchRow,
-    FeatureReader,
+    Drafter,
     HeadRow,
     Hidden,
     Mask,
@@ -26,7 +25,7 @@ from specllama.core.interfaces import (
     Proposal,
     Sampler,
 )
-from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
+from specllama.drafters import REGISTRY
 
 N_FEATURES = 3  # ids in a hidden state of `TableHead`, as many as `table_row` looks at
 Memory = Literal["full", "window", "rollback", "checkpoint"]
@@ -82,7 +81,7 @@ class TableContext:
         self.padding = dict.fromkeys(range(n_seq_max), 0)  # cells at the end of each, to be removed
         self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # rows of each sequence in its last decode
         self.widths: list[int] = []
-        self.reader: FeatureReader | None = None  # of the last ids before each row, for `TableHead`
+        self.reader: Drafter | None = None  # of the last ids before each row, for `TableHead`
 
     def decode(
         self,
@@ -303,7 +302,7 @@ class TableMask:
         self.output.append(token)
 
 
-class ScriptedDrafter(RegisteredDrafter):
+class ScriptedDrafter(Drafter):
     """A drafter given by a function.
 
     guess: from (ids of the sequence, tokens drafted so far) to the next token, or None.
@@ -316,8 +315,11 @@ class ScriptedDrafter(RegisteredDrafter):
         confidence: float = 0.9,
         continues: bool = True,
     ) -> None:
-        entry = REGISTRY.get(name) or DrafterEntry(name, lambda inputs: None, name)  # noqa: ARG005
-        self.entry = replace(entry, continues=continues, reads_features=False)
+        entry = REGISTRY.get(name)
+        if entry is not None:
+            self.runs_model, self.forces = entry.runs_model, entry.forces
+            self.prior, self.n_positions = entry.prior, entry.n_positions
+        self.name, self.continues = name, continues
         self.guess, self.confidence = guess, confidence
         self.histories: dict[int, list[int]] = {}
 

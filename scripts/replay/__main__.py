@@ -49,7 +49,7 @@ from scripts import cli
 from scripts.replay import devices, hindsight
 from specllama.bench import workloads
 from specllama.client.protocol import Notice
-from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
+from specllama.core.interfaces import CachingDrafter, Drafter
 from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
@@ -187,8 +187,7 @@ def parts(traces: Workloads, how: ReplaySettings) -> None:
 
 DRAFTER_METHODS = {  # of the interfaces of drafters
     name
-    for interface in (CachingDrafter, RememberingDrafter, SpanDrafter)
-    for name, member in inspect.getmembers(interface, inspect.isfunction)
+    for name, member in inspect.getmembers(CachingDrafter, inspect.isfunction)
     if not name.startswith("_")
 }
 

@@ -112,7 +112,7 @@ def times(
         change = measure_load(session.policy.costs, device, DEFAULT.max_rows)
         session.policy.change_seconds, session.one_width = change or 0.0, bool(change)
         if steps is not None:
-            measure_load(session.policy.learnt.priced["model"].steps.curve, steps, DEFAULT.max_rows, True)
+            measure_load(session.policy.learnt.models["model"].steps.curve, steps, DEFAULT.max_rows, True)
     else:
         for n in (1, 2, *LENGTHS):
             for _ in range(3):

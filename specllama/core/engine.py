@@ -228,9 +228,9 @@ class Engine:
         policy.observe(done)
         self._update_width(active)
         self.scheduler.observe_round(len(active), done.seconds)
-        forced, priced = policy.forced_sources, policy.priced_sources
+        forced, models = policy.forced_sources, policy.model_sources
         for g, outcome in zip(active, outcomes, strict=True):
-            g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
+            g.stats.add_round(done, outcome, sampled - decoded, forced, models)
 
     def _update_width(self, active: list[Generation]) -> None:
         """Let the policy change the width of a text that may have another one."""
@@ -271,7 +271,7 @@ class Engine:
 
     def _remove_model(self, error: DecodeError) -> None:
         """Remove the drafters that decode, one of which failed."""
-        for name in [d.name for d in self.policy.drafters if d.priced]:
+        for name in [d.name for d in self.policy.drafters if d.runs_model]:
             self.policy.remove_drafter(name)
         self.draft_failed, self.scheduler.store.copies.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")

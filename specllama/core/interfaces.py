@@ -6,14 +6,16 @@ The engine knows only these; llama/ implements `Context` with llama.cpp, testing
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
+Hidden = NDArray[np.float32]  # hidden states, one per row
 
 
 class NoRoomError(Exception):
@@ -82,71 +84,57 @@ class Context(Protocol):
         Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on which
         llama.cpp would abort).
         """
-        ...
 
     def n_past(self, seq_id: int) -> int:
         """The number of the sequence's tokens in the cache."""
-        ...
 
     def checkpoint(self, seq_id: int) -> None:
         """Save the sequence's state so that `truncate` can return to it; replaces the previous checkpoint."""
-        ...
 
     def truncate(self, seq_id: int, n_past: int) -> int:
         """Keep at most the first `n_past` tokens; returns the number kept (0 where the memory cannot roll
         back that far).
         """
-        ...
 
     def can_truncate(self, seq_id: int, n_past: int) -> bool:
         """Whether `truncate` would keep exactly the first `n_past` tokens, without a checkpoint."""
-        ...
 
     def can_copy(self, seq_id: int, n_past: int) -> bool:
         """Whether the first `n_past` tokens of the sequence can be copied without a partial state."""
-        ...
 
     def copy(self, src: int, dst: int, n_past: int, partial: Saved | None = None) -> int:
         """Replace `dst` by the first `n_past` tokens of `src`, cells shared; returns the number shared.
         partial: the state of `src` there (`save_partial`), without which only some prefixes can be copied.
         """
-        ...
 
     def partial_size(self, seq_id: int) -> int:
         """Bytes that `save_partial` needs."""
-        ...
 
     def save_partial(self, seq_id: int) -> Saved | None:
         """A copy of what cannot be cut of the sequence's state, in host memory: recurrent states, and the
         cells of layers with a sliding window. None if that failed.
         """
-        ...
 
     def restore_partial(self, seq_id: int, n_past: int, partial: Saved) -> int:
         """Return to the first `n_past` tokens of the sequence, or of another one of which this one has the
         attention cells. partial: was saved there. Returns the number kept, 0 where that failed.
         """
-        ...
 
     def size(self, seq_id: int) -> int:
         """Bytes that `save` needs."""
-        ...
 
     def prepare_save(self, seq_id: int) -> bool:
         """Whether memory for `save` is there; otherwise it is provided meanwhile, without holding up decodes.
         `save` works without it, and takes longer.
         """
-        ...
 
     def save(self, seq_id: int) -> Saved | None:
         """A copy of the sequence's cache contents in host memory; None if that failed."""
-        ...
 
     def load(self, seq_id: int, saved: Saved) -> int:
         """Replace the sequence by a saved state, its own or another's; returns the number of its tokens, 0
         where there is no room.
         """
-        ...
 
 
 class SampledToken(NamedTuple):
@@ -166,17 +154,14 @@ class Sampler(Protocol):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is chosen."""
-        ...
 
     def limited(self, n_vocab: int) -> Sampler:
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
-        ...
 
     def widened(self, n_vocab: int) -> Sampler:
         """The same rule for a draft model with tokens that the target lacks: ids from the target's `n_vocab`
         up to this one.
         """
-        ...
 
     def choose(
         self,
@@ -187,7 +172,6 @@ class Sampler(Protocol):
         ahead: Sequence[int] = (),
     ) -> SampledToken:
         """The token after `history` and `ahead`. row: the logits there, shape (at least n_vocab,)."""
-        ...
 
     def final_logprobs(
         self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
@@ -195,7 +179,6 @@ class Sampler(Protocol):
         """Log probability of `token`, and (id, log probability) of the n most likely ones, in the
         distribution from which `choose` chooses.
         """
-        ...
 
 
 class Alternative(NamedTuple):
@@ -219,39 +202,43 @@ class Proposal(NamedTuple):
     other: Alternative | None = None
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """A source of draft tokens for all sequences at once. It proposes; it never decides.
 
-    name: unique; the key of statistics and stored tables. priced: a step costs a decode of its own, so the
-    planner uses it only where that pays; other drafters are free. continues: it can draft after tokens that
-    another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
-    them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
-    about the confidence itself. n_positions: positions in a draft whose acceptance is learnt apart, the
-    last one for all later tokens. reads_features: it drafts from hidden states of the target, as a
-    `FeatureReader`.
+    name: unique; the key of statistics and stored tables. runs_model: a draft model or a head, whose steps
+    cost decodes, so the planner uses it only where that pays; other drafters are free. continues: it can
+    draft after tokens that another drafter proposed. forces: its tokens are implied by a grammar, not
+    guessed; acceptance rates leave them out. prior: chance that its token is right, by bin of its confidence,
+    before any observation; None: about the confidence itself. n_positions: positions in a draft whose
+    acceptance is learnt apart, the last one for all later tokens. reads_features: it drafts from hidden
+    states of the target. drafts_blocks: the first step of a draft evaluates a whole block, its other steps
+    cost no decode. remembers: it drafts from the texts of earlier sequences. confident: it reports how
+    probable its tokens are, which costs time; else a confidence of 1. with_alternatives: its proposals have
+    second candidates, where it knows them; off at first, since finding them takes some time.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def priced(self) -> bool: ...
-    @property
-    def continues(self) -> bool: ...
-    @property
-    def forces(self) -> bool: ...
-    @property
-    def prior(self) -> Sequence[float] | None: ...
-    @property
-    def n_positions(self) -> int: ...
-    @property
-    def reads_features(self) -> bool: ...
+    name: str
+    runs_model, continues, forces, reads_features, drafts_blocks, remembers = (False,) * 6
+    prior: Sequence[float] | None = None
+    n_positions = 1
+    confident, with_alternatives = True, False
 
+    def __init_subclass__(cls, like: object = None) -> None:
+        """like: the entry in the registry whose attributes the drafter has."""
+        super().__init_subclass__()
+        for name in _OF_ENTRY if like is not None else ():
+            setattr(cls, name, getattr(like, name))
+
+    def set_scope(self, seq_id: int, scope: str | None) -> None:  # noqa: B027
+        """Set the scope of the sequence that starts next: whose texts it may use. None: it uses no texts."""
+
+    @abstractmethod
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         """A sequence starts with these ids; `sampler` chooses its tokens among those that `mask` allows.
         Expensive work is left to the first `step`. The engine keeps `mask` up to date.
         """
-        ...
 
+    @abstractmethod
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence. drafts: by seq_id, the tokens drafted since the last commit.
 
@@ -259,15 +246,31 @@ class Drafter(Protocol):
         that `step` proposed, or starts over: from an empty one or, for drafters with `continues`, from tokens
         that another drafter proposed.
         """
-        ...
 
+    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
+        """At most `limit` tokens of a sequence, those that `step` proposes one by one from an empty draft."""
+        run: list[Proposal] = []
+        while len(run) < limit and (got := self.step({seq_id: [proposal.token for proposal in run]})):
+            run.append(got[seq_id])
+        return run
+
+    @abstractmethod
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids, drafted or not."""
-        ...
 
+    def features_decoded(  # noqa: B027
+        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
+    ) -> None:
+        """The target decoded these rows, then those of branches; `features`, shape (number of all rows,
+        n_features), is valid until the call returns. Called for a drafter with `reads_features`.
+        """
+
+    @abstractmethod
     def forget(self, seq_id: int) -> None:
         """The sequence ended; free its state."""
-        ...
+
+
+_OF_ENTRY = ("name", "runs_model", "continues", "forces", "prior", "n_positions", "reads_features")
 
 
 class DraftCacheState(NamedTuple):
@@ -280,93 +283,40 @@ class DraftCacheState(NamedTuple):
     n_pending: int
 
 
-@runtime_checkable
-class CachingDrafter(Drafter, Protocol):
+class CachingDrafter(Drafter):
     """A drafter with a cache of its own: the cost of a step depends on what the cache holds."""
 
+    @abstractmethod
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         """Set the scope of the sequence that starts next; it reuses what the same scope has cached."""
-        ...
 
+    @abstractmethod
     def cache_state(self, seq_id: int) -> DraftCacheState:
         """The state of the cache before the next `step` with an empty draft."""
-        ...
 
+    @abstractmethod
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """Empty the cache; from now on it covers only the last `n_last` ids and those after them."""
-        ...
 
-
-@runtime_checkable
-class CatchingUp(Drafter, Protocol):
-    """A drafter that can evaluate in pieces what its cache lacks."""
-
-    def catch_up(self, seq_id: int, n_most: int) -> bool:
+    def catch_up(self, seq_id: int, n_most: int) -> bool:  # noqa: ARG002
         """Whether a step evaluates at most n_most ids of the history; where it would evaluate more, so many
         of them are evaluated now.
         """
-        ...
+        return True
 
-
-@runtime_checkable
-class SavingDrafter(Drafter, Protocol):
-    """A drafter whose caches are kept with those of the target, where that is faster than reading again."""
-
-    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """A copy of the cells of an idle sequence, those of the first ids of a text of this scope; None where
-        they are too few, or reading them again takes less time than the copy. copy_rate: bytes per second.
+    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:  # noqa: ARG002
+        """A copy of the cells of an idle sequence, those of the first ids of a text of this scope, to be kept
+        with the target's; None where they are too few, or reading them again takes less time than the copy.
+        copy_rate: bytes per second.
         """
-        ...
+        return None
 
-    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
+    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:  # noqa: ARG002
         """Replace the cells of an idle sequence by a copy of those of the first of these ids, where that is
         faster than reading them and longer than what is there. Returns the number of cells, 0 where nothing
         was replaced.
         """
-        ...
-
-
-@runtime_checkable
-class ConfidentDrafter(Drafter, Protocol):
-    """A drafter that reports how probable its tokens are, if `confident`, which costs time; else a confidence
-    of 1.
-    """
-
-    confident: bool
-
-
-@runtime_checkable
-class BlockDrafting(Drafter, Protocol):
-    """A drafter whose first step of a draft evaluates a whole block: its other steps cost no decode."""
-
-    drafts_blocks: bool
-
-
-@runtime_checkable
-class OffersAlternatives(Drafter, Protocol):
-    """A drafter that knows second candidates. with_alternatives: whether its proposals have them; off at
-    first, since finding them takes some time.
-    """
-
-    with_alternatives: bool
-
-
-@runtime_checkable
-class RememberingDrafter(Drafter, Protocol):
-    """A drafter that drafts from the texts of earlier sequences of the same scope."""
-
-    def set_scope(self, seq_id: int, scope: str | None) -> None:
-        """Set the scope of the sequence that starts next; None: it uses no texts."""
-        ...
-
-
-@runtime_checkable
-class SpanDrafter(Drafter, Protocol):
-    """A drafter that can propose several tokens of a sequence at once."""
-
-    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
-        """At most `limit` tokens: those that `step` would propose one by one, from an empty draft."""
-        ...
+        return 0
 
 
 class Mask(Protocol):
@@ -377,53 +327,41 @@ class Mask(Protocol):
 
     def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
         """Whether the token may come next."""
-        ...
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Whether each token may come next, shape (n_vocab,); all False where `ahead` is not legal."""
-        ...
 
     def legal(self, tokens: Sequence[int]) -> int:
         """Length of the longest prefix of `tokens` that may come next."""
-        ...
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         """The text that the grammar forces next, in its usual tokenization; other tokens may spell it too."""
-        ...
 
     def accept(self, token: int) -> None:
         """The sequence continued with this token, which must be legal."""
-        ...
 
 
 # The interface of trained heads: small networks that draft from hidden states of the target.
 #
-# The drafters know only these; llama/heads implements them with llama.cpp.
-
-
-# What a head that drafts a block at once says about the tokens of the block.
-
-
-Logits = NDArray[np.float32]
+# The drafters know only these; llama/heads.py implements them with llama.cpp.
 
 
 class DraftedBlock(Protocol):
     """The block that follows a text."""
 
-    def logits(self, draft: Sequence[int]) -> Logits | None:
+    def logits(self, draft: Sequence[int]) -> Row | None:
         """Logits of the token after these tokens of the block, shape (n_vocab,); None where the block says
         nothing about it.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
     """Logits of each token, whatever those before it are. rows: shape (n, n_vocab)."""
 
-    rows: Logits
+    rows: NDArray[np.float32]
 
-    def logits(self, draft: Sequence[int]) -> Logits | None:
+    def logits(self, draft: Sequence[int]) -> Row | None:
         return self.rows[len(draft)] if len(draft) < len(self.rows) else None
 
 
@@ -436,10 +374,10 @@ class BlockLattice:
     """
 
     ids: NDArray[np.int32]
-    scores: Logits
+    scores: NDArray[np.float32]
     n_vocab: int
 
-    def logits(self, draft: Sequence[int]) -> Logits | None:
+    def logits(self, draft: Sequence[int]) -> Row | None:
         n, before = len(draft), 0
         if n >= len(self.ids):
             return None
@@ -453,9 +391,6 @@ class BlockLattice:
         return row
 
 
-Hidden = NDArray[np.float32]  # hidden states, one per row
-
-
 class HeadRow(NamedTuple):
     """One row of a head's decode: a token and the hidden state that it is paired with, shape (n_embd,).
 
@@ -467,23 +402,6 @@ class HeadRow(NamedTuple):
     seq_id: int
     hidden: Hidden
     output: bool
-
-
-class FeatureReader(Protocol):
-    """Receives what the target computed, as drafters do that have `reads_features`."""
-
-    def features_decoded(
-        self, batch: Sequence[BatchRow], features: Hidden, branches: Sequence[Sequence[BatchRow]] = ()
-    ) -> None:
-        """The target decoded these rows, then those of branches; `features`, shape (number of all rows,
-        n_features), is valid until the call returns.
-        """
-        ...
-
-
-def is_feature_reader(drafter: Drafter) -> TypeGuard[FeatureReader]:
-    """Whether a drafter receives what the target computed."""
-    return drafter.reads_features
 
 
 class DraftHead(Protocol):
@@ -506,22 +424,18 @@ class DraftHead(Protocol):
         """Heads that draft the second token of a draft, the third and so on, each with a cache of its own;
         the last one drafts all further tokens. Empty where this head drafts all.
         """
-        ...
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
         """The hidden states for features of consecutive tokens, shape (n, n_embd). Raises DecodeError."""
-        ...
 
     def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
         """Logits, shape (n_outputs, n_vocab), and hidden states, shape (n_outputs, n_embd), of the rows with
         `output`. Logits are a view, valid until the next call. n_rows: the decode is filled up to so many,
         where there is room. Raises NoRoomError, DecodeError.
         """
-        ...
 
     def truncate(self, seq_id: int, pos: int) -> None:
         """Remove the cells at and after a position; does nothing where the cache is the target's."""
-        ...
 
 
 @runtime_checkable
@@ -538,14 +452,11 @@ class BlockHead(Protocol):
         """Put the features of the tokens at positions `first` and after into the cache, shape (n,
         n_features). Raises NoRoomError, DecodeError.
         """
-        ...
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
         """The block of `n_draft` tokens after the last one of each sequence; the cache stays as it was. last:
         id and position, by sequence. Raises NoRoomError, DecodeError.
         """
-        ...
 
     def truncate(self, seq_id: int, pos: int) -> None:
         """Remove the cells at and after a position."""
-        ...

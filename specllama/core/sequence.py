@@ -29,13 +29,11 @@ class TokenSink(Protocol):
     @property
     def finish_reason(self) -> FinishReason:
         """Why `push` has ended the text."""
-        ...
 
     def push(self, token: int, source: str) -> bool:
         """Add one token. source: its drafter, "target" where it was not drafted. True where it ends the
         text, by a stop string or a limit.
         """
-        ...
 
 
 class TokenLogprobs(NamedTuple):

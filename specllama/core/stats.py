@@ -89,17 +89,17 @@ class RunStats:
         n_accept: int,
         n_discarded: int,
         forced: Collection[str] = (),
-        priced: Collection[str] = (),
+        models: Collection[str] = (),
     ) -> None:
         """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
-        forced: names of the drafters whose tokens are forced, not guessed. priced: names of draft models.
+        forced: names of the drafters whose tokens are forced, not guessed. models: names of draft models.
         """
         self.n_discarded += n_discarded
         n_guessed = n_right = 0
         for j, source in enumerate(sources):
             accepted = int(j < n_accept)
             self.drafted_by[source] += 1
-            self.n_modelled += source in priced
+            self.n_modelled += source in models
             if source in forced:
                 self.forced_by[source] += 1
                 self.n_forced += 1
@@ -113,7 +113,7 @@ class RunStats:
         self.n_drafted += n_guessed
         self.n_accept += n_right
 
-    def _branched(self, draft: Draft, n_accept: int, priced: Collection[str]) -> None:
+    def _branched(self, draft: Draft, n_accept: int, models: Collection[str]) -> None:
         """Count the branches of a draft, `n_accept` of whose tokens were emitted."""
         self.n_branch += draft.n_in_branches
         self.n_drafted += draft.n_in_branches
@@ -121,7 +121,7 @@ class RunStats:
         self.n_accept += n_accept
         for branch in draft.branches:
             self.drafted_by[branch.source] += len(branch.tokens)
-            self.n_modelled += len(branch.tokens) * (branch.source in priced)
+            self.n_modelled += len(branch.tokens) * (branch.source in models)
 
     def add_round(
         self,
@@ -129,14 +129,14 @@ class RunStats:
         outcome: VerifyResult,
         sampling_seconds: float,
         forced: Collection[str] = (),
-        priced: Collection[str] = (),
+        models: Collection[str] = (),
     ) -> None:
-        """Count a round and this sequence's outcome in it. forced, priced: as for `drafted`."""
+        """Count a round and this sequence's outcome in it. forced, models: as for `drafted`."""
         draft = outcome.draft
         n_accept = outcome.n_accept - outcome.n_branch
-        self.drafted(draft.sources, n_accept, draft.n_discarded, forced, priced)
+        self.drafted(draft.sources, n_accept, draft.n_discarded, forced, models)
         if draft.branches:
-            self._branched(draft, outcome.n_branch, priced)
+            self._branched(draft, outcome.n_branch, models)
         self.rounds += 1
         self.decode_seconds += done.seconds
         self.verify_seconds += done.verify_seconds
@@ -262,7 +262,7 @@ def _add(counts: list[int], at: int, n: int) -> None:
 
 
 @dataclass(slots=True)
-class PricedOffers:
+class ModelOffers:
     """Candidate drafts of a draft model or head. used: rounds that used it. drafted: those in which it
     proposed a token. right: those in which its first token was right.
     """
@@ -275,14 +275,14 @@ class PricedOffers:
 @dataclass(slots=True)
 class OfferStats:
     """Candidate drafts of a request, verified or not. rounds: of the planner. free_drafted: rounds with a
-    model-free candidate that is not forced; free_right: those whose first token was right. priced: those of
+    model-free candidate that is not forced; free_right: those whose first token was right. models: those of
     draft models and heads, by name.
     """
 
     rounds: int = 0
     free_drafted: int = 0
     free_right: int = 0
-    priced: dict[str, PricedOffers] = field(default_factory=dict)
+    models: dict[str, ModelOffers] = field(default_factory=dict)
 
     def count(
         self,
@@ -300,21 +300,21 @@ class OfferStats:
             self.free_drafted += 1
             self.free_right += free.tokens[:1] == first
         if modelled is not None:
-            offers = self.priced.setdefault(name, PricedOffers())
+            offers = self.models.setdefault(name, ModelOffers())
             offers.used += 1
             offers.drafted += bool(modelled.tokens)
             offers.right += bool(first) and modelled.tokens[:1] == first
 
-    def offers_of(self, name: str) -> PricedOffers:
+    def offers_of(self, name: str) -> ModelOffers:
         """Those of the draft model or head of this name; all 0 for an unknown one."""
-        return self.priced.get(name, PricedOffers())
+        return self.models.get(name, ModelOffers())
 
     @property
     def model_used(self) -> int:
         """Rounds that used a draft model or head."""
-        return sum(offers.used for offers in self.priced.values())
+        return sum(offers.used for offers in self.models.values())
 
     @property
     def model_drafted(self) -> int:
         """Those in which it proposed a token."""
-        return sum(offers.drafted for offers in self.priced.values())
+        return sum(offers.drafted for offers in self.models.values())

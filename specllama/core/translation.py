@@ -64,19 +64,15 @@ class Speller(Protocol):
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, empty for a control token."""
-        ...
 
     def spelt(self, token: int) -> bytes:
         """The bytes of a token, of a control token those of its name."""
-        ...
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text that follows another one, none of them a control token."""
-        ...
 
     def byte(self, value: int) -> int | None:
         """The token of a byte, None without one."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
 """The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
 
-A new drafter needs a file with a class derived from `RegisteredDrafter` and a function `make`, and an entry
-here. All other code, from the planner to the statistics, uses the attributes of the entry, never its name.
-Importing this package loads no drafter and no numpy: a file is imported when its drafter is made.
+A new drafter needs a file with a class derived from `core.interfaces.Drafter` like its entry and a function
+`make`, and an entry here. All other code, from the planner to the statistics, uses the attributes of the
+entry, never its name. Importing this package loads no drafter and no numpy: a file is imported when its
+drafter is made.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class DrafterEntry:
     """A drafter as the rest of the program sees it. name: the key of statistics and stored tables. make:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
     tokens; noun: how sentences name the drafter. option: the value of the option `drafters` that enables it;
-    "": its name. needs_draft_model: a draft model or a head has to be loaded for it. priced, continues,
+    "": its name. needs_draft_model: a draft model or a head has to be loaded for it. runs_model, continues,
     forces, prior, n_positions, reads_features: see `core.interfaces.Drafter`.
     """
 
@@ -50,7 +51,7 @@ class DrafterEntry:
     noun: str = "draft model"
     option: str = ""
     needs_draft_model: bool = False
-    priced: bool = False
+    runs_model: bool = False
     continues: bool = False
     forces: bool = False
     prior: tuple[float, ...] | None = None
@@ -61,40 +62,6 @@ class DrafterEntry:
     def word(self) -> str:
         """The value of the option `drafters` that enables it."""
         return self.option or self.name
-
-
-class RegisteredDrafter:
-    """Base class that gives a drafter the attributes of its entry."""
-
-    entry: DrafterEntry
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    @property
-    def priced(self) -> bool:
-        return self.entry.priced
-
-    @property
-    def continues(self) -> bool:
-        return self.entry.continues
-
-    @property
-    def forces(self) -> bool:
-        return self.entry.forces
-
-    @property
-    def prior(self) -> tuple[float, ...] | None:
-        return self.entry.prior
-
-    @property
-    def n_positions(self) -> int:
-        return self.entry.n_positions
-
-    @property
-    def reads_features(self) -> bool:
-        return self.entry.reads_features
 
 
 def _factory(module: str) -> Callable[[DrafterInputs], Drafter | None]:
@@ -114,11 +81,11 @@ GRAMMAR = DrafterEntry(
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
 HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
 MODEL = DrafterEntry(
-    "model", _factory("foreign"), "model", needs_draft_model=True, priced=True, continues=True
+    "model", _factory("foreign"), "model", needs_draft_model=True, runs_model=True, continues=True
 )  # fmt: skip
 HEAD = DrafterEntry(
     "head", _factory("head"), "head", noun="head", option="model",
-    needs_draft_model=True, priced=True, continues=True, reads_features=True,
+    needs_draft_model=True, runs_model=True, continues=True, reads_features=True,
     n_positions=3,  # a head reads the target's hidden states for its first token, its own for later ones
 )  # fmt: skip
 
@@ -143,7 +110,7 @@ def wants_draft_model(enabled: Collection[str]) -> bool:
 
 def copies(enabled: Collection[str]) -> bool:
     """Whether a drafter enabled by these values copies from texts, without a model or a grammar."""
-    return any(not (e.priced or e.forces) and e.word in enabled for e in REGISTRY.values())
+    return any(not (e.runs_model or e.forces) and e.word in enabled for e in REGISTRY.values())
 
 
 def make_drafters(enabled: Collection[str], inputs: DrafterInputs) -> list[Drafter]:

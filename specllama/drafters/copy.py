@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
-from specllama.core.interfaces import Alternative, Mask, Proposal, Sampler
-from specllama.drafters import COPY, DrafterInputs, RegisteredDrafter
+from specllama.core.interfaces import Alternative, Drafter, Mask, Proposal, Sampler
+from specllama.drafters import COPY, DrafterInputs
 from specllama.drafters.ngrams import Index, TokenIndex
 
 # Edits that a text makes to the source it copies, remembered so that they are repeated.
@@ -325,31 +325,10 @@ class CopiedText:
         return sum(self.source[end] == expected for end in ends) / len(ends)
 
 
-def proposals_of(text: CopiedText, limit: int, with_alternatives: bool) -> list[Proposal]:
-    """At most `limit` tokens of the copy, the first one with a second candidate if wanted."""
-    run = text.propose(limit)
-    if run and with_alternatives:
-        run[0] = run[0]._replace(other=text.other())
-    return run
-
-
-def next_proposals(
-    propose: Callable[[int, int], list[Proposal]], drafts: Mapping[int, Sequence[int]]
-) -> dict[int, Proposal]:
-    """What follows each draft, by seq_id, where anything does. propose(seq_id, limit): at most `limit` tokens
-    from the start of the draft.
-    """
-    runs = {seq_id: propose(seq_id, len(draft) + 1) for seq_id, draft in drafts.items()}
-    return {seq_id: run[-1] for seq_id, run in runs.items() if len(run) > len(drafts[seq_id])}
-
-
-class CopyDrafter(RegisteredDrafter):
+class CopyDrafter(Drafter, like=COPY):
     """Drafts by copying, for all sequences; see the module."""
 
-    entry = COPY
-
     def __init__(self) -> None:
-        self.with_alternatives = False  # see `OffersAlternatives`
         self._texts: dict[int, CopiedText] = {}
 
     def start(
@@ -366,11 +345,15 @@ class CopyDrafter(RegisteredDrafter):
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence with a source to copy; see `Drafter.step`."""
-        return next_proposals(self.propose, drafts)
+        runs = {seq_id: self.propose(seq_id, len(draft) + 1) for seq_id, draft in drafts.items()}
+        return {seq_id: run[-1] for seq_id, run in runs.items() if len(run) > len(drafts[seq_id])}
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
-        """At most `limit` tokens: those that `step` would propose one by one."""
-        return proposals_of(self._texts[seq_id], limit, self.with_alternatives)
+        """At most `limit` tokens of the copy, the first one with a second candidate if wanted."""
+        run = self._texts[seq_id].propose(limit)
+        if run and self.with_alternatives:
+            run[0] = run[0]._replace(other=self._texts[seq_id].other())
+        return run
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids; before the first `step` they are only queued."""

@@ -6,15 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import BatchRow, Hidden, Mask, Proposal, Sampler
+from specllama.core.interfaces import (
+    BatchRow,
+    BlockHead,
+    CachingDrafter,
+    DraftHead,
+    Hidden,
+    Mask,
+    Proposal,
+    Sampler,
+)
 from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
-from specllama.drafters import HEAD, RegisteredDrafter
+from specllama.drafters import HEAD
 
 # The latest hidden states of the target, by sequence and position, for the heads that draft from them.
 
@@ -105,17 +114,7 @@ class HeadState:
     least: int = 0
 
 
-class CutsCells(Protocol):
-    """What the heads of all such drafters have in common."""
-
-    n_vocab: int
-    n_seq_max: int
-    n_features: int
-
-    def truncate(self, seq_id: int, pos: int) -> None: ...
-
-
-Head = TypeVar("Head", bound=CutsCells)
+Head = TypeVar("Head", bound=DraftHead | BlockHead)
 State = TypeVar("State", bound=HeadState)
 
 
@@ -134,21 +133,18 @@ class HeadCells(Generic[Head]):
         cache.ids.clear()
 
 
-class FeatureDrafter(RegisteredDrafter, Generic[Head, State]):
-    """Drafts with one head or several, from the features that it receives as a `FeatureReader`.
+class FeatureDrafter(CachingDrafter, Generic[Head, State], like=HEAD):
+    """Drafts with one head or several, from the features that it receives in `features_decoded`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the probability of each
     token, else a confidence of 1. end_ids: no token is drafted after one of these. Derived classes make the
     state of a sequence, and evaluate.
     """
 
-    entry = HEAD
-
     def __init__(
         self, heads: Sequence[Head], n_vocab: int, confident: bool, end_ids: Collection[int]
     ) -> None:
         self.head, self.confident, self.end_ids = heads[0], confident, frozenset(end_ids)
-        self.with_alternatives = False  # see `OffersAlternatives`
         self.n_vocab = min(n_vocab, self.head.n_vocab)
         self._features = FeatureRows(self.head.n_seq_max, self.head.n_features)
         self.states: dict[int, State] = {}

@@ -27,7 +27,7 @@ from specllama.core.interfaces import (
 )
 from specllama.core.sequence import common_prefix
 from specllama.core.translation import Translation, whole_characters
-from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
+from specllama.drafters import MODEL, DrafterInputs
 from specllama.drafters.model import ModelDrafter
 
 # What a draft with another vocabulary has drafted, as tokens of the target.
@@ -278,14 +278,12 @@ class _Sequence:
         return self.rule.draft
 
 
-class ForeignDrafter(RegisteredDrafter):
+class ForeignDrafter(CachingDrafter, like=MODEL):
     """Drafts with the model of `context`, whose ids and rows are those of the shared space of `translation`.
 
     confident, end_ids: as in ModelDrafter. Counts of cached ids are in the draft's tokens. n_steps: of the
     draft model so far, of all sequences together. `step` raises DecodeError where the draft model fails.
     """
-
-    entry = MODEL
 
     def __init__(
         self,
@@ -354,18 +352,18 @@ class ForeignDrafter(RegisteredDrafter):
         self._model.restart_from_tail(seq_id, n_last)
 
     def catch_up(self, seq_id: int, n_most: int) -> bool:
-        """See `CatchingUp`."""
+        """See `CachingDrafter`."""
         self._write_history(seq_id)
         return self._model.catch_up(seq_id, n_most)
 
     def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """See `SavingDrafter`."""
+        """See `CachingDrafter`."""
         if seq_id in self._sequences or self._model.scopes[seq_id] != scope:
             return None
         return self._model.save_cache(seq_id, self._read(seq_id, ids), scope, copy_rate)
 
     def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
-        """See `SavingDrafter`; the number is that of the draft's tokens."""
+        """See `CachingDrafter`; the number is that of the draft's tokens."""
         if seq_id in self._sequences:
             return 0
         self._forget_text_of_other_scope(seq_id, scope)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.interfaces import Mask, Proposal, Sampler
-from specllama.drafters import GRAMMAR, DrafterInputs, RegisteredDrafter
+from specllama.core.interfaces import Drafter, Mask, Proposal, Sampler
+from specllama.drafters import GRAMMAR, DrafterInputs
 
 
-class GrammarDrafter(RegisteredDrafter):
+class GrammarDrafter(Drafter, like=GRAMMAR):
     """Proposes the tokens of the text that the sequence's grammar forces after the draft so far.
 
     The text is certain and tokenized as usual; if the target prefers another legal tokenization, verification
     rejects the draft. No proposals for sequences without a grammar.
     """
-
-    entry = GRAMMAR
 
     def __init__(self) -> None:
         self.masks: dict[int, Mask] = {}

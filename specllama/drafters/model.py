@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import (
     BatchRow,
+    CachingDrafter,
     Context,
     DecodeError,
     DraftCacheState,
@@ -27,12 +28,7 @@ from specllama.core.interfaces import (
 )
 from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
-from specllama.drafters import MODEL, RegisteredDrafter
-
-# Caches of a draft model that are kept with those of the target, and restored.
-#
-# Part of `ModelDrafter`; the methods are documented in core.interfaces.SavingDrafter.
-
+from specllama.drafters import MODEL
 
 MIN_SHARED = (
     32  # ids of a common prefix from which it is shared; a shorter one is evaluated for each sequence
@@ -52,67 +48,7 @@ class SequenceState:
     usable: bool
 
 
-class SavedCaches:
-    """cells: ids in the cache of each sequence. skipped: ids of the history before the first of them. scopes:
-    whose ids they are. _row_seconds: of a row of a wide decode, as last measured, 0.0 before.
-    """
-
-    context: Context
-    states: dict[int, SequenceState]
-    cells: dict[int, list[int]]
-    skipped: dict[int, int]
-    scopes: dict[int, str]
-    _row_seconds: float
-
-    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """See `SavingDrafter`."""
-        n = common_prefix(self.cells[seq_id], ids)
-        if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
-            return None
-        if n < len(self.cells[seq_id]):  # tokens that were drafted last
-            n = self.context.truncate(seq_id, n)
-            del self.cells[seq_id][n:]
-        if n < MIN_SHARED or not self._saves_time(n, self.context.size(seq_id), copy_rate):
-            return None
-        return self.context.save(seq_id)
-
-    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
-        """See `SavingDrafter`."""
-        cells = self.cells[seq_id]
-        held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
-        if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):
-            return 0
-        self._restart_at(seq_id, 0)
-        n = self.context.load(seq_id, saved)
-        while not n and self._free_idle(seq_id):
-            n = self.context.load(seq_id, saved)
-        if n > len(ids):  # of another text
-            self._restart_at(seq_id, 0)
-            n = 0
-        self.cells[seq_id], self.scopes[seq_id] = list(ids[:n]), scope
-        return n
-
-    def _saves_time(self, n: int, n_bytes: int, copy_rate: float) -> bool:
-        """Whether copying so many bytes is predicted to be faster than reading n ids."""
-        return not self._row_seconds or n * self._row_seconds > n_bytes / copy_rate
-
-    def _restart_at(self, seq_id: int, n_skipped: int) -> None:
-        """Empty the sequence's cache; from now on it covers the history after the first `n_skipped` ids."""
-        self.context.truncate(seq_id, 0)
-        self.cells[seq_id].clear()
-        self.skipped[seq_id] = n_skipped
-
-    def _free_idle(self, but: int = -1) -> bool:
-        """Empty the cache of an idle sequence, other than `but`; False where none has any cells."""
-        idle_ids = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
-        idle = next(idle_ids, None)
-        if idle is not None:
-            self.context.truncate(idle, 0)
-            self.cells[idle].clear()
-        return idle is not None
-
-
-class ModelDrafter(RegisteredDrafter, SavedCaches):
+class ModelDrafter(CachingDrafter, like=MODEL):
     """Drafts with the model of `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
@@ -124,8 +60,6 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
     the target unaffected.
     """
 
-    entry = MODEL
-
     def __init__(
         self, context: Context, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
@@ -136,8 +70,7 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
         self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
-        self.with_alternatives = False  # see `OffersAlternatives`
-        self._row_seconds = 0.0
+        self._row_seconds = 0.0  # of a row of a wide decode, as last measured
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
         if scope != self.scopes[seq_id]:
@@ -211,7 +144,7 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
         state.n_valid = 0
 
     def catch_up(self, seq_id: int, n_most: int) -> bool:
-        """See `CatchingUp`."""
+        """See `CachingDrafter`."""
         if not self._fits(seq_id, ()):
             return True
         self._copy_prefix(seq_id)
@@ -219,6 +152,53 @@ class ModelDrafter(RegisteredDrafter, SavedCaches):
             return True
         self._fill(seq_id, self.states[seq_id].n_valid + n_most)
         return False
+
+    def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
+        """See `CachingDrafter`."""
+        n = common_prefix(self.cells[seq_id], ids)
+        if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
+            return None
+        if n < len(self.cells[seq_id]):  # tokens that were drafted last
+            n = self.context.truncate(seq_id, n)
+            del self.cells[seq_id][n:]
+        if n < MIN_SHARED or not self._saves_time(n, self.context.size(seq_id), copy_rate):
+            return None
+        return self.context.save(seq_id)
+
+    def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
+        """See `CachingDrafter`."""
+        cells = self.cells[seq_id]
+        held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
+        if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):
+            return 0
+        self._restart_at(seq_id, 0)
+        n = self.context.load(seq_id, saved)
+        while not n and self._free_idle(seq_id):
+            n = self.context.load(seq_id, saved)
+        if n > len(ids):  # of another text
+            self._restart_at(seq_id, 0)
+            n = 0
+        self.cells[seq_id], self.scopes[seq_id] = list(ids[:n]), scope
+        return n
+
+    def _saves_time(self, n: int, n_bytes: int, copy_rate: float) -> bool:
+        """Whether copying so many bytes is predicted to be faster than reading n ids."""
+        return not self._row_seconds or n * self._row_seconds > n_bytes / copy_rate
+
+    def _restart_at(self, seq_id: int, n_skipped: int) -> None:
+        """Empty the sequence's cache; from now on it covers the history after the first `n_skipped` ids."""
+        self.context.truncate(seq_id, 0)
+        self.cells[seq_id].clear()
+        self.skipped[seq_id] = n_skipped
+
+    def _free_idle(self, but: int = -1) -> bool:
+        """Empty the cache of an idle sequence, other than `but`; False where none has any cells."""
+        idle_ids = (s for s, cells in self.cells.items() if cells and s not in self.states and s != but)
+        idle = next(idle_ids, None)
+        if idle is not None:
+            self.context.truncate(idle, 0)
+            self.cells[idle].clear()
+        return idle is not None
 
     def _evaluate_shared(self, seqs: Sequence[int]) -> None:
         """Evaluate a prefix that several of the sequences have in common and lack only once."""

@@ -33,25 +33,20 @@ class Index(Protocol):
     @property
     def source(self) -> Sequence[int]:
         """The ids to copy from."""
-        ...
 
     def build(self, n_tokens: int) -> int:
         """Index up to `n_tokens` more tokens of the text; returns the number that is left."""
-        ...
 
     def append(self, token: int) -> None:
         """Append one token to the text and index it; the tokens before it must be indexed already."""
-        ...
 
     def candidates(self) -> list[int]:
         """The positions in `source` after the occurrences of the text's last three tokens, latest first."""
-        ...
 
     def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
         """(position, length) of the candidate with the longest match; (0, 0) without one. among: some of the
         candidates, None for all.
         """
-        ...
 
 
 class TokenIndex:

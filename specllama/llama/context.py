@@ -188,11 +188,9 @@ class FeatureOutput(Protocol):
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""
-        ...
 
     def after(self, batch: Sequence[BatchRow], branches: Sequence[Sequence[BatchRow]] = ()) -> None:
         """The decode of these rows, and those of branches after them, is finished."""
-        ...
 
 
 class LlamaContext:

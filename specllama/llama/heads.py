@@ -16,7 +16,7 @@ from specllama.core.interfaces import (
     BlockRows,
     DecodeError,
     DraftedBlock,
-    FeatureReader,
+    Drafter,
     HeadRow,
     Hidden,
     NoRoomError,
@@ -383,7 +383,7 @@ class TargetFeatures:
 
     def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
         self.context = context
-        self.reader: FeatureReader | None = None
+        self.reader: Drafter | None = None
         handle, n_layer = context.model.handle, context.model.n_layer
         if any(layer < 0 for layer in layers):
             raise DecodeError(f"a head reads layers from 0 on, not {min(layers)}")

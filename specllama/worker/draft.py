@@ -487,7 +487,7 @@ def warm_up_drafts(
     """Measure the steps of draft and head. Contexts that read the target's cache are left out. A draft that
     cannot be decoded so is found out when it is used.
     """
-    learnt = profile.planner_of(drafters).learnt.priced
+    learnt = profile.planner_of(drafters).learnt.models
     if draft is not None and MODEL.name in learnt:
         context, token = draft.context, draft.context.any_token
 

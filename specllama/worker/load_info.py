@@ -76,7 +76,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
 def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
     header, plan = loaded.header, loaded.plan
     return LoadDetails(
-        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
+        priced=tuple(words_of([d for d in loaded.drafters if d.runs_model])),
         forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),

@@ -16,7 +16,7 @@ from specllama.config.load import AUTO
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.gain import MIN_PLAIN_ROUNDS
-from specllama.core.interfaces import DecodeError, SavingDrafter
+from specllama.core.interfaces import CachingDrafter, DecodeError
 from specllama.core.prefix.store import PrefixStore
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
@@ -397,8 +397,8 @@ def _engine(loaded: Loaded) -> Engine:
         max_partials=settings.ctx_checkpoints,
         draft_tree=settings.draft_tree or 0,
     )
-    savers = (d for d in loaded.drafters if isinstance(d, SavingDrafter))
-    engine.scheduler.store.copies.drafter = next(savers, None)
+    caching = (d for d in loaded.drafters if isinstance(d, CachingDrafter))
+    engine.scheduler.store.copies.drafter = next(caching, None)
     return engine
 
 

@@ -12,7 +12,7 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import ConfidentDrafter, Drafter, RememberingDrafter, is_feature_reader
+from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters import DrafterInputs, make_drafters
@@ -114,19 +114,18 @@ class Loaded:
         n_ubatch = self.settings.target.n_ubatch
         return min(context.n_outputs_max, context.n_batch, n_ubatch, context.max_rollback + 1)
 
-    def policy(self, priced: bool = True) -> Policy:
-        """The policy that the settings ask for; the planner is always the same one. priced: False leaves
+    def policy(self, models: bool = True) -> Policy:
+        """The policy that the settings ask for; the planner is always the same one. models: False leaves
         draft models and heads out, for a planner of its own.
         """
-        s, drafters = self.settings, [d for d in self.drafters if priced or not d.priced]
+        s, drafters = self.settings, [d for d in self.drafters if models or not d.runs_model]
         for drafter in drafters:
-            if isinstance(drafter, ConfidentDrafter):
-                drafter.confident = s.draft_max is None or s.draft_p_min > 0
+            drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            return self.profile.planner_of(drafters) if priced else self.profile.unpriced_planner(drafters)
-        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
+            return self.profile.planner_of(drafters) if models else self.profile.model_free_planner(drafters)
+        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.runs_model)
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
     def drop_draft(self, policy: Policy | None) -> None:
@@ -135,9 +134,9 @@ class Loaded:
         """
         if policy is not None:
             for drafter in self.drafters:
-                if drafter.priced:
+                if drafter.runs_model:
                     policy.remove_drafter(drafter.name)
-        self.drafters = [d for d in self.drafters if not d.priced]
+        self.drafters = [d for d in self.drafters if not d.runs_model]
         for one in (self.draft, self.head):
             if one is not None:
                 one.close()
@@ -182,7 +181,7 @@ def load(
         problems.append(problem)
     history = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, head, history)
-    if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
+    if not any(drafter.remembers for drafter in drafters):
         history = None
     clock = running_time
     key = target_key(header, fitted, context)
@@ -295,5 +294,5 @@ def _drafters(
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:
-        head.features.reader = next((d for d in made if is_feature_reader(d)), None)
+        head.features.reader = next((d for d in made if d.reads_features), None)
     return made

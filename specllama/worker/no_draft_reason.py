@@ -55,8 +55,8 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why a policy that has drafters drafted almost nothing for a long answer."""
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
-    priced = [d.name for d in policy.drafters if d.priced]
-    name = max(priced, key=lambda name: stats.offers_of(name).used, default="")
+    models = [d.name for d in policy.drafters if d.runs_model]
+    name = max(models, key=lambda name: stats.offers_of(name).used, default="")
     model = REGISTRY[name].noun if name else ""
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
@@ -75,7 +75,7 @@ def _without_room(policy: Policy, n_tokens: int) -> str:
     for drafter in policy.drafters:
         holder = getattr(drafter, "context", None) or getattr(drafter, "head", None)
         n_ctx = getattr(holder, "n_ctx", n_tokens)
-        if drafter.priced and n_ctx < n_tokens:
+        if drafter.runs_model and n_ctx < n_tokens:
             noun = REGISTRY[drafter.name].noun
             return f"the context of the {noun}, {n_ctx} tokens, is smaller than the text, {n_tokens} tokens"
     return ""
@@ -98,7 +98,7 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     of the drafter whose drafts are meant, "" for copied ones.
     """
     learnt = planner.learnt.tables
-    steps = planner.learnt.priced[name].steps.curve if name else CostCurve()
+    steps = planner.learnt.models[name].steps.curve if name else CostCurve()
     if model and steps.count(1) < DEFAULT.min_samples:
         return f"reading the text with the {model} was expected to take longer than its drafts would save"
     limits = break_evens(planner.costs, steps.predict(1) if model else 0.0)
@@ -115,7 +115,7 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     n, right = (offers.drafted, offers.right) if model else (stats.free_drafted, stats.free_right)
     seen = right / n if n >= _MIN_TOKENS else None
     if seen is None:
-        names = [name] if name else [d.name for d in planner.drafters if not (d.priced or d.forces)]
+        names = [name] if name else [d.name for d in planner.drafters if not (d.runs_model or d.forces)]
         tables = [learnt[name] for name in names if learnt[name].n_seen >= _MIN_TOKENS]
         seen = tables[0].rate if tables else None
     if seen is None:

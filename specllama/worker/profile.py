@@ -1,7 +1,7 @@
 """The measurements of a loaded pair and what its planner has learnt, stored from one process to the next.
 
 For each target: t(1), epsilon, and cost curves by context length. For each pair: acceptance, and the times of
-steps of each priced drafter. A thread writes the file as a whole; several processes may write the same file.
+steps of each draft model and head. A thread writes the file as a whole; several processes may write it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ModelProfile:
         shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
         self.curves = CostCurves.from_dict(data.get("curves"), shaped)
         self.planner: Planner | None = None
-        self._unpriced: Planner | None = None
+        self._model_free: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         self._known = 0  # rows of batches that are not compared again
@@ -232,21 +232,21 @@ class ModelProfile:
             self.planner.change_seconds = self.change_seconds or 0.0
         return self.planner
 
-    def unpriced_planner(self, drafters: Sequence[Drafter]) -> Planner:
+    def model_free_planner(self, drafters: Sequence[Drafter]) -> Planner:
         """A planner of these drafters, which are without draft models and heads, that begins with what the
         pair's has learnt. What it learns is not stored.
         """
-        if self._unpriced is None:
+        if self._model_free is None:
             costs = self.planner.costs if self.planner else self.curves.at(0)
             learnt = self.planner.learnt.to_dict() if self.planner else self._learnt
-            self._unpriced = Planner(drafters, self.clock, costs, learnt, POLICY)
-            self._unpriced.change_seconds = self.change_seconds or 0.0
-        return self._unpriced
+            self._model_free = Planner(drafters, self.clock, costs, learnt, POLICY)
+            self._model_free.change_seconds = self.change_seconds or 0.0
+        return self._model_free
 
     def use_curve_at(self, n_ids: int) -> None:
         """Let the planners use the cost curve for sequences of `n_ids` ids in all."""
         curve = self.curves.at(n_ids)
-        for planner in (self.planner, self._unpriced):
+        for planner in (self.planner, self._model_free):
             if planner is not None and planner.costs is not curve:
                 planner.use_costs(curve)
 
@@ -363,8 +363,8 @@ class ModelProfile:
             self.flush()
 
     def store_steps(self, pair: Mapping[str, Any], name: str, steps: CostCurve) -> None:
-        """Store the times of the steps of the priced drafter of this name for a pair, which need not be the
-        loaded one. Everything else that was learnt about that pair is kept.
+        """Store the times of the steps of the draft model or head of this name for a pair, which need not be
+        the loaded one. Everything else that was learnt about that pair is kept.
         """
         states = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)

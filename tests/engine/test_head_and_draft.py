@@ -121,8 +121,8 @@ def answers(front: Front, *requests: m.Generate) -> tuple[list[list[int]], Count
 
 def in_turn(front: Front) -> None:
     assert front.core.engine is not None
-    priced = [d for d in loaded(front).drafters if d.priced]
-    front.core.engine.policy = InTurn(priced, 3)
+    models = [d for d in loaded(front).drafters if d.runs_model]
+    front.core.engine.policy = InTurn(models, 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -131,7 +131,7 @@ def test_both_draft_and_the_text_is_that_of_plain_decoding(
     front: Callable[..., Front], files: dict[str, Path], kind: str, temperature: float
 ) -> None:
     one = front(files[kind], files[f"{kind} draft"], n_slots=3)
-    assert [type(d) for d in loaded(one).drafters if d.priced] == [ModelDrafter, HeadDrafter]
+    assert [type(d) for d in loaded(one).drafters if d.runs_model] == [ModelDrafter, HeadDrafter]
     requests = [generate(seed, temperature) for seed in (1, 2, 3)]
     plain = [answers(one, replace(request, speculate=False))[0][0] for request in requests]
     planned, _, _ = answers(one, *requests)
@@ -155,8 +155,8 @@ class SlowTarget:
         assert front.core.engine is not None
         assert planner is not None
         front.core.engine.scheduler.clock = planner.clock = self
-        for priced in planner._priced:
-            priced.clock = self
+        for model in planner._models:
+            model.clock = self
         loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
 
     def __call__(self) -> float:
@@ -191,7 +191,7 @@ def test_the_planner_uses_both(
     assert accepted["head"] + accepted["model"] > 50
     state = loaded(one).profile.planner
     assert state is not None
-    assert [state.learnt.priced[name].steps.curve.count(1) > 0 for name in ("model", "head")] == [True] * 2
+    assert [state.learnt.models[name].steps.curve.count(1) > 0 for name in ("model", "head")] == [True] * 2
 
 
 @pytest.mark.parametrize("kind", ADDS)

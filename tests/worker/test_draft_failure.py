@@ -51,8 +51,8 @@ class SlowTarget:
         core.engine.scheduler.clock = self
         if (planner := core.loaded.profile.planner) is not None:
             planner.clock = self
-            for priced in planner._priced:
-                priced.clock = self
+            for model in planner._models:
+                model.clock = self
         self.decode = core.loaded.context.decode
         core.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
 

@@ -240,7 +240,7 @@ def test_answers_are_kept_once_there_are_enough(tmp_path: Path) -> None:
         for n in WIDTHS * DEFAULT.min_samples:
             costs.observe(n, 1 + 0.01 * n)
         planner.use_costs(costs)
-        learnt.priced["model"].steps.curve = CostCurve.from_dict({"widths": [[1, 0.01, DEFAULT.min_samples]]})
+        learnt.models["model"].steps.curve = CostCurve.from_dict({"widths": [[1, 0.01, DEFAULT.min_samples]]})
         speedup = planner.expected_speedup("model")
         assert speedup is not None
         assert speedup > 1.3

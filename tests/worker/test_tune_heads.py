@@ -77,7 +77,7 @@ def assert_shape_is_that_of_tune(profile: ModelProfile, name: str) -> None:
     those of 2, 4 and 8 ids, which may have other times then.
     """
     assert profile.planner is not None
-    read, used = steps_read(profile, name), profile.planner.learnt.priced[name].steps.curve
+    read, used = steps_read(profile, name), profile.planner.learnt.models[name].steps.curve
     for n in {n for n, _ in read.times} - {2, 4, 8}:
         assert used.count(n) >= DEFAULT.min_samples
         assert used.predict(n) / used.predict(1) == pytest.approx(read.predict(n) / read.predict(1))

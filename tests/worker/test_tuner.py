@@ -194,7 +194,7 @@ def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) 
     assert stored.epsilon == parts(one, "epsilon")[0]["value"]
     learnt = stored.planner.learnt
     assert steps_read(stored, "model").predict(1) == pytest.approx(drafted["step"])
-    assert learnt.priced["model"].steps.curve.count(1) >= DEFAULT.min_samples
+    assert learnt.models["model"].steps.curve.count(1) >= DEFAULT.min_samples
     assert learnt.tables["model"].n_seen == 0, "the acceptance of a few texts is not stored"
 
 

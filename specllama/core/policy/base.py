@@ -10,14 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from specllama.core.interfaces import (
-    CachingDrafter,
-    Drafter,
-    Mask,
-    OffersAlternatives,
-    RememberingDrafter,
-    Sampler,
-)
+from specllama.core.interfaces import CachingDrafter, Drafter, Mask, Sampler
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 
 N_STEADY = 3  # from this one on, decodes in a row of one width take equally long
@@ -36,8 +29,8 @@ class DraftBranch:
 
 @dataclass(slots=True)
 class Draft:
-    """Tokens to verify and the name of the drafter of each. n_discarded: tokens of a priced drafter that were
-    drafted and are not among them. branches: second candidates to verify in the same decode.
+    """Tokens to verify and the name of the drafter of each. n_discarded: tokens of a draft model or head that
+    were drafted and are not among them. branches: second candidates to verify in the same decode.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -149,8 +142,7 @@ class Policy(ABC):
         if wanted != self.with_alternatives:
             self.with_alternatives = wanted
             for drafter in self.drafters:
-                if isinstance(drafter, OffersAlternatives):
-                    drafter.with_alternatives = wanted
+                drafter.with_alternatives = wanted
 
     @property
     def forced_sources(self) -> frozenset[str]:
@@ -158,9 +150,9 @@ class Policy(ABC):
         return frozenset(d.name for d in self.drafters if d.forces)
 
     @property
-    def priced_sources(self) -> frozenset[str]:
-        """Names of the drafters whose tokens cost decodes."""
-        return frozenset(d.name for d in self.drafters if d.priced)
+    def model_sources(self) -> frozenset[str]:
+        """Names of the draft models and heads, whose tokens cost decodes."""
+        return frozenset(d.name for d in self.drafters if d.runs_model)
 
     def start(
         self,
@@ -175,11 +167,14 @@ class Policy(ABC):
         cache_scope: see `sequence.Request`.
         """
         for drafter in self.drafters:
-            if isinstance(drafter, RememberingDrafter):
-                drafter.set_scope(seq_id, history_scope)
+            drafter.set_scope(seq_id, history_scope)
             if isinstance(drafter, CachingDrafter):
                 drafter.set_cache_scope(seq_id, cache_scope)
             drafter.start(seq_id, prompt, sampler, mask)
+        self._started(seq_id, sampler.greedy)
+
+    def _started(self, seq_id: int, greedy: bool) -> None:  # noqa: B027
+        """The drafters know the sequence. greedy: whether the likeliest token is chosen."""
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids, drafted or not; called before `observe`."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from specllama.core.interfaces import CatchingUp, Drafter, Proposal
+from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.base import CHAINS, Draft, DraftBranch, Policy, Round, RoundLimits
 from specllama.errors import UsageError, option
 
@@ -116,13 +116,13 @@ class Fixed(Policy):
                 if not drafts[seq].tokens and (drafter.continues or seq not in forced)
                 and (active == 1 or self._has_caught_up(drafter, seq))
             }  # fmt: skip
-            last = not any(d.priced or d.forces for d in others[i + 1 :])
-            p_min = self.p_min if last or drafter.priced else max(self.p_min, COPY_FLOOR)
+            last = not any(d.runs_model or d.forces for d in others[i + 1 :])
+            p_min = self.p_min if last or drafter.runs_model else max(self.p_min, COPY_FLOOR)
             before = forcing if drafter.continues and drafter is not forcing else None
             for seq, run in run_drafter(drafter, todo, p_min, self.n_min, before).items():
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
-                draft.n_discarded += run.n_discarded if drafter.priced else 0
+                draft.n_discarded += run.n_discarded if drafter.runs_model else 0
                 draft.branches = _best_branches(run, limits)
         return drafts
 
@@ -137,7 +137,7 @@ class Fixed(Policy):
 
     def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
         """Whether it can draft now. While others are decoded, it evaluates a long prompt in pieces."""
-        return not isinstance(drafter, CatchingUp) or drafter.catch_up(seq, CATCH_UP_IDS)
+        return not isinstance(drafter, CachingDrafter) or drafter.catch_up(seq, CATCH_UP_IDS)
 
     def observe(self, done: Round) -> None:
         self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds

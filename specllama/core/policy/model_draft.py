@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from specllama.core.interfaces import BlockDrafting, CachingDrafter, Drafter, Proposal
+from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.posterior import DrafterPosterior, PairState, StepCosts
@@ -29,7 +29,7 @@ class CatchUp(NamedTuple):
 NO_CATCH_UP = CatchUp(1)
 
 
-class PricedDrafter:
+class ModelBased:
     """A drafter whose tokens cost decodes. posterior: what is learnt about it. caching: the same drafter if
     it has a cache, else None. is_head: whether it reads the target's hidden states.
     """
@@ -42,11 +42,11 @@ class PricedDrafter:
         config: PolicyConfig = DEFAULT,
     ) -> None:
         self.drafter, self.name, self.learnt = drafter, drafter.name, learnt
-        self.posterior: DrafterPosterior = learnt.priced[drafter.name]
+        self.posterior: DrafterPosterior = learnt.models[drafter.name]
         self.clock, self.config = clock, config
         self.caching = drafter if isinstance(drafter, CachingDrafter) else None
         self.is_head = drafter.reads_features
-        self._in_blocks = isinstance(drafter, BlockDrafting)
+        self._in_blocks = drafter.drafts_blocks
 
     @property
     def steps(self) -> StepCosts:

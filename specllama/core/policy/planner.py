@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
-from specllama.core.interfaces import Drafter, Mask, Sampler, SpanDrafter
+from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, RoundLimits
 from specllama.core.policy.candidates import (
     CandidateDraft,
@@ -24,7 +25,7 @@ from specllama.core.policy.candidates import (
 )
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve, RunLengths, TotalWidth
-from specllama.core.policy.model_draft import NO_CATCH_UP, PricedDrafter
+from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, ModelBased
 from specllama.core.policy.posterior import (
     ALONE,
     COPY,
@@ -37,56 +38,44 @@ from specllama.core.stats import OfferStats
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
+@dataclass(slots=True)
 class SequencePlan:
-    """One sequence and the round in progress. requests: by drafter, what this request has shown of it.
-    forgone: by drafter, gains that it would have brought since it was used last, in t(1). free: the
-    model-free candidate, of which n_free tokens would be verified without a draft model or head. priced: the
-    one that was chosen. modelled: its candidate, None where it was not used. balance: time gained so far, in
-    t(1). greedy: whether the likeliest token is chosen. unseen: whether the text began before drafts of the
-    pair were seen. runs: of the drafts since it lost what it may lose, for the first time. shadow: a draft
-    that is compared with the tokens to come, `seen` so far, in place of being verified; its cost is in t(1).
+    """One sequence and the round in progress. greedy: whether the likeliest token is chosen. unseen: whether
+    the text began before drafts of the pair were seen. runs: of the drafts since it lost what it may lose,
+    for the first time. shadow: a draft that is compared with the tokens to come, `seen` so far, in place of
+    being verified; its cost is in t(1). balance: time gained so far, in t(1). requests: by drafter, what this
+    request has shown of it. forgone: by drafter, gains that it would have brought since it was used last, in
+    t(1). free: the model-free candidate, of which n_free tokens would be verified without a draft model or
+    head. model: the one that was chosen. modelled: its candidate, None where it was not used. kind: what it
+    competes with.
     """
 
-    __slots__ = (
-        "balance",
-        "catch_up",
-        "forgone",
-        "free",
-        "greedy",
-        "kind",
-        "modelled",
-        "n_free",
-        "priced",
-        "requests",
-        "runs",
-        "seen",
-        "shadow",
-        "shadow_cost",
-        "unseen",
-    )  # fmt: skip
-
-    def __init__(self, greedy: bool = True, unseen: bool = False) -> None:
-        self.greedy, self.unseen = greedy, unseen
-        self.runs: RunLengths | None = None
-        self.shadow: CandidateDraft | None = None
-        self.seen: list[int] = []
-        self.shadow_cost = self.balance = 0.0
-        self.requests: dict[str, RequestPosterior] = {}
-        self.forgone: dict[str, float] = {}
-        self.begin(CandidateDraft())
+    greedy: bool = True
+    unseen: bool = False
+    runs: RunLengths | None = None
+    shadow: CandidateDraft | None = None
+    seen: list[int] = field(default_factory=list)
+    shadow_cost: float = 0.0
+    balance: float = 0.0
+    requests: dict[str, RequestPosterior] = field(default_factory=dict)
+    forgone: dict[str, float] = field(default_factory=dict)
+    free: CandidateDraft = field(default_factory=CandidateDraft)
+    n_free: int = 0
+    model: ModelBased | None = None
+    modelled: CandidateDraft | None = None
+    kind: int = ALONE
+    catch_up: CatchUp = NO_CATCH_UP
 
     def begin(self, free: CandidateDraft) -> None:
         """A round starts with this model-free candidate."""
-        self.free, self.n_free = free, 0
-        self.modelled: CandidateDraft | None = None
-        self.priced: PricedDrafter | None = None
+        self.free, self.n_free, self.model, self.modelled = free, 0, None, None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
-    def of_request(self, priced: PricedDrafter) -> RequestPosterior:
+    def of_request(self, model: ModelBased) -> RequestPosterior:
         """What is learnt of the drafter in this request; at first, nothing beyond what all have shown."""
-        if priced.name not in self.requests:
-            self.requests[priced.name] = RequestPosterior(priced.posterior.first)
-        return self.requests[priced.name]
+        if model.name not in self.requests:
+            self.requests[model.name] = RequestPosterior(model.posterior.first)
+        return self.requests[model.name]
 
 
 class Planner(Policy):
@@ -122,9 +111,8 @@ class Planner(Policy):
 
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         super()._set_drafters(drafters)
-        self._free = [d for d in drafters if not d.priced and not d.forces]
-        self._spans = {d.name: d.propose for d in self._free if isinstance(d, SpanDrafter)}
-        self._priced = [PricedDrafter(d, self.learnt, self.clock, self.config) for d in drafters if d.priced]
+        self._free = [d for d in drafters if not d.runs_model and not d.forces]
+        self._models = [ModelBased(d, self.learnt, self.clock, self.config) for d in drafters if d.runs_model]
 
     def use_costs(self, costs: CostCurve) -> None:
         """Use another cost curve from the next round on, that of another context length."""
@@ -132,17 +120,7 @@ class Planner(Policy):
 
     # Sequences
 
-    def start(
-        self,
-        seq_id: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        mask: Mask | None = None,
-        history_scope: str | None = "",
-        cache_scope: str = "",
-    ) -> None:
-        super().start(seq_id, prompt, sampler, mask, history_scope, cache_scope)
-        greedy = sampler.greedy
+    def _started(self, seq_id: int, greedy: bool) -> None:
         unseen = self.learnt.runs[greedy].n_seen < self.config.shadow_drafts
         self._plans[seq_id] = SequencePlan(greedy, unseen and bool(self.drafters))
         self._offers[seq_id] = OfferStats()
@@ -160,10 +138,10 @@ class Planner(Policy):
         self._compare_shadow(plan, tokens)
         if plan.free.tokens:
             self.learnt.observe_model_free(plan.free, tokens)
-        name = plan.priced.name if plan.priced is not None else ""
-        if plan.modelled is not None and plan.priced is not None:
-            request = plan.of_request(plan.priced)
-            plan.priced.posterior.observe(plan.modelled, tokens, name, plan.kind, request)
+        name = plan.model.name if plan.model is not None else ""
+        if plan.modelled is not None and plan.model is not None:
+            request = plan.of_request(plan.model)
+            plan.model.posterior.observe(plan.modelled, tokens, name, plan.kind, request)
         self._offers[seq_id].count(plan.free, plan.modelled, tokens, name)
         plan.begin(NO_DRAFT)
 
@@ -175,7 +153,7 @@ class Planner(Policy):
         """How many times as fast rounds with this draft model or head are as plain ones, as far as is known
         from all requests; None while that rests on too little.
         """
-        posterior, t1 = self.learnt.priced.get(name), self.costs.predict(1)
+        posterior, t1 = self.learnt.models.get(name), self.costs.predict(1)
         if posterior is None or posterior.table.n_seen < self.config.enough_tokens or not t1:
             return None
         costs, widest = self.costs, self.config.max_rows
@@ -221,25 +199,25 @@ class Planner(Policy):
         n, t1 = self.config.shadow_tokens, self.costs.predict(1)
         if plan.shadow is not None or self.budget.credit <= 0:
             return
-        draft, priced = CandidateDraft(), None
+        draft, model = CandidateDraft(), None
         for drafter in self._free:
             if not draft.tokens:
                 self._extend(drafter, seq, n, draft)
-        if not draft.tokens and self._priced:
-            priced = max(self._priced, key=lambda one: one.posterior.explore)
-            catch_up = priced.catch_up(seq, t1, self.budget.credit, self.budget.max_round_loss * t1)
-            cost = (catch_up.seconds + n * priced.steps.predict(1, t1)) / t1
-            if not catch_up.n_pending or (not plan.unseen and priced.posterior.explore < cost):
+        if not draft.tokens and self._models:
+            model = max(self._models, key=lambda one: one.posterior.explore)
+            catch_up = model.catch_up(seq, t1, self.budget.credit, self.budget.max_round_loss * t1)
+            cost = (catch_up.seconds + n * model.steps.predict(1, t1)) / t1
+            if not catch_up.n_pending or (not plan.unseen and model.posterior.explore < cost):
                 return
-            priced.restart(seq, catch_up)
+            model.restart(seq, catch_up)
             began, n_ids = self.clock(), catch_up.n_pending
-            while len(draft.tokens) < n and priced.extend(seq, draft, n_ids):
+            while len(draft.tokens) < n and model.extend(seq, draft, n_ids):
                 n_ids = 1
-            self._spent[priced.name] = self.clock() - began
-            priced.posterior.explore -= cost
+            self._spent[model.name] = self.clock() - began
+            model.posterior.explore -= cost
         if draft.tokens:
             plan.shadow, plan.seen = draft, []
-            plan.shadow_cost = self._spent.get(priced.name, 0.0) / t1 if priced is not None else 0.0
+            plan.shadow_cost = self._spent.get(model.name, 0.0) / t1 if model is not None else 0.0
 
     def _compare_shadow(self, plan: SequencePlan, tokens: Sequence[int]) -> None:
         draft = plan.shadow
@@ -252,16 +230,16 @@ class Planner(Policy):
             for runs in (self.learnt.runs[plan.greedy], plan.runs):
                 if runs is not None:
                     runs.observe(n, n_right, n, plan.shadow_cost)
-            for priced in self._priced:
-                if priced.name in draft.sources:
-                    request = plan.of_request(priced)
-                    priced.posterior.observe(draft, plan.seen, priced.name, ALONE, request)
+            for model in self._models:
+                if model.name in draft.sources:
+                    request = plan.of_request(model)
+                    model.posterior.observe(draft, plan.seen, model.name, ALONE, request)
             plan.shadow = None
 
     def remove_drafter(self, name: str) -> None:
         super().remove_drafter(name)
         for plan in self._plans.values():
-            plan.modelled = plan.priced = None
+            plan.modelled = plan.model = None
 
     # Drafting
 
@@ -289,15 +267,15 @@ class Planner(Policy):
         for seq, n in counts.items():
             plans[seq].n_free = n
         # 3. A draft model or head where it is expected to give more, or to be tried within the budget
-        chosen: dict[PricedDrafter, list[int]] = {}
+        chosen: dict[ModelBased, list[int]] = {}
         for seq, room in rooms.items():
             others = [other for other in rooms if other != seq]
             rows, tokens = rows_and_tokens(candidates, counts, others)
             rest = active + rows, active + tokens
-            if self._priced and room > 0 and (priced := self._choose(seq, rest, budget, active)) is not None:
-                chosen.setdefault(priced, []).append(seq)
-        for priced, seqs in chosen.items():
-            self._draft_with(priced, seqs, rooms, candidates, counts, budget)
+            if self._models and room > 0 and (model := self._choose(seq, rest, budget, active)) is not None:
+                chosen.setdefault(model, []).append(seq)
+        for model, seqs in chosen.items():
+            self._draft_with(model, seqs, rooms, candidates, counts, budget)
         # 4. Of all candidates, as many tokens as give the most tokens per second after that time
         if chosen:
             counts = select_drafts(candidates, budget, active)
@@ -341,8 +319,8 @@ class Planner(Policy):
 
     def _draft_of(self, seq: int, candidate: CandidateDraft, n: int) -> Draft:
         plan, sources, n_discarded = self._plans[seq], candidate.sources[:n], 0
-        if plan.modelled is not None and plan.priced is not None:
-            name = plan.priced.name
+        if plan.modelled is not None and plan.model is not None:
+            name = plan.model.name
             n_discarded = plan.modelled.sources.count(name)
             n_discarded -= sources.count(name) if plan.modelled is candidate else 0
         return Draft(candidate.tokens[:n], sources, n_discarded)
@@ -370,24 +348,20 @@ class Planner(Policy):
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
         """Extend the candidate to at most `limit` tokens, as far as the drafter has proposals."""
-        propose = self._spans.get(drafter.name)
-        while (n := len(candidate.tokens)) < limit:
-            run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: candidate.tokens}).values()]
-            if run:
-                chances, edges = self.learnt.tables[drafter.name].chances, self.config.confidence_edges
-                bins = [bisect(edges, proposal.confidence) for proposal in run]
-                tokens = [proposal.token for proposal in run]
-                candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
-                for at, proposal in enumerate(run, n):
-                    candidate.add_branch(at, drafter.name, proposal.other)
-            if propose or not run:
-                return
+        n = len(candidate.tokens)
+        if run := drafter.propose(seq, limit)[n:] if n < limit else []:
+            chances, edges = self.learnt.tables[drafter.name].chances, self.config.confidence_edges
+            bins = [bisect(edges, proposal.confidence) for proposal in run]
+            tokens = [proposal.token for proposal in run]
+            candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
+            for at, proposal in enumerate(run, n):
+                candidate.add_branch(at, drafter.name, proposal.other)
 
     # Draft models and heads
 
     def _choose(
         self, seq: int, rest: tuple[int, float], budget: RoundBudget, active: int
-    ) -> PricedDrafter | None:
+    ) -> ModelBased | None:
         """The draft model or head to use for a sequence in this round, None for none: the one with the
         highest rate, where that is above the rate without one and its cache is worth catching up; else one
         that may be tried. rest: (rows, expected tokens) of the round without drafts of the sequence.
@@ -399,40 +373,40 @@ class Planner(Policy):
         added = n, free.expected_accepted(n)
         rate = budget.rate(rest[1] + added[1], rest[0] + n)
         seconds, options = budget.max_seconds - budget.upper_bound(active + 1), []
-        for priced in self._priced:
+        for model in self._models:
             credit = max(self.budget.credit, self.config.allowance * (self._width > 0))
-            catch_up = priced.catch_up(seq, t1, credit, seconds, alone=active == 1)
+            catch_up = model.catch_up(seq, t1, credit, seconds, alone=active == 1)
             if not catch_up.n_pending:
                 continue
-            step, request = priced.steps.predict(active, t1) / active, plan.of_request(priced)
-            with_it = priced.posterior.round_with(request, plan.kind, rest, added, budget, step, rate)
-            options.append(((with_it.tokens / rate - with_it.seconds) / t1, with_it.most, priced, catch_up))
+            step, request = model.steps.predict(active, t1) / active, plan.of_request(model)
+            with_it = model.posterior.round_with(request, plan.kind, rest, added, budget, step, rate)
+            options.append(((with_it.tokens / rate - with_it.seconds) / t1, with_it.most, model, catch_up))
         options.sort(key=lambda option: -option[0])
         chosen, best = None, 0.0
-        for gain, _, priced, catch_up in options:
-            if chosen is None and self._pays(plan, priced, gain, catch_up.seconds / t1):
-                chosen, best, plan.catch_up = priced, gain, catch_up
-        for gain, most, priced, catch_up in options:
+        for gain, _, model, catch_up in options:
+            if chosen is None and self._pays(plan, model, gain, catch_up.seconds / t1):
+                chosen, best, plan.catch_up = model, gain, catch_up
+        for gain, most, model, catch_up in options:
             loss = best - gain + catch_up.seconds / t1
-            if priced is not chosen and most > 0 and plan.kind == ALONE and priced.posterior.explore >= loss:
-                priced.posterior.explore -= loss
-                chosen, best, plan.catch_up = priced, inf, catch_up
-        plan.priced = chosen
+            if model is not chosen and most > 0 and plan.kind == ALONE and model.posterior.explore >= loss:
+                model.posterior.explore -= loss
+                chosen, best, plan.catch_up = model, inf, catch_up
+        plan.model = chosen
         return chosen
 
-    def _pays(self, plan: SequencePlan, priced: PricedDrafter, gain: float, missing: float) -> bool:
+    def _pays(self, plan: SequencePlan, model: ModelBased, gain: float, missing: float) -> bool:
         """Whether to use the drafter for this gain, in t(1). missing: the cost of catching up.
 
         Ski-rental rule: catch up once the forgone gain equals its cost, which later drafts profit from too.
         """
         if gain <= 0:
             return False
-        plan.forgone[priced.name] = forgone = plan.forgone.get(priced.name, 0.0) + gain
+        plan.forgone[model.name] = forgone = plan.forgone.get(model.name, 0.0) + gain
         return forgone > missing
 
     def _draft_with(
         self,
-        priced: PricedDrafter,
+        model: ModelBased,
         seqs: Sequence[int],
         rooms: Mapping[int, int],
         candidates: dict[int, CandidateDraft],
@@ -444,21 +418,21 @@ class Planner(Policy):
         """
         active, t1 = len(rooms), self.costs.predict(1)
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
-        if not budget.allows(active + 1, priced.steps.predict(n_pending, t1)):
+        if not budget.allows(active + 1, model.steps.predict(n_pending, t1)):
             return
         drafts, limits, rest = {}, {}, {}
         for seq in seqs:
-            self._plans[seq].forgone[priced.name] = 0.0
-            priced.restart(seq, self._plans[seq].catch_up)
+            self._plans[seq].forgone[model.name] = 0.0
+            model.restart(seq, self._plans[seq].catch_up)
             rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
             rest[seq] = active + rows, active + tokens
             limits[seq] = min(rooms[seq], self.config.max_model_draft, budget.max_rows - active)
             drafts[seq] = CandidateDraft()
         spent = budget.spent
         try:
-            priced.extend_drafts(self.forcing, drafts, limits, rest, budget, n_pending, t1)
+            model.extend_drafts(self.forcing, drafts, limits, rest, budget, n_pending, t1)
         finally:
-            self._spent[priced.name] = budget.spent - spent
+            self._spent[model.name] = budget.spent - spent
         for seq, draft in drafts.items():
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq], budget)
@@ -506,5 +480,5 @@ class Planner(Policy):
                     decode = verify if done.steady else min(verify, costs.predict(width))
                     plan.balance += (worth - (decode + drafting) / t1) / active
                     plan.balance = min(plan.balance, self.config.allowance)
-        for priced in self._priced:
-            priced.posterior.refill(verify + spent, t1)
+        for model in self._models:
+            model.posterior.refill(verify + spent, t1)

@@ -293,9 +293,9 @@ class DrafterPosterior:
 
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
-    each position in a draft that is learnt apart. priced: by name, what else is learnt about a drafter whose
-    tokens cost decodes. budget: what drafting may lose. runs: how many tokens of drafts are right in a row.
-    What is stored about drafters that are not loaded is kept.
+    each position in a draft that is learnt apart. models: by name, what else is learnt about a draft model or
+    head. budget: what drafting may lose. runs: how many tokens of drafts are right in a row. What is stored
+    about drafters that are not loaded is kept.
     """
 
     def __init__(self, drafters: Iterable[Drafter] = (), config: PolicyConfig = DEFAULT) -> None:
@@ -303,15 +303,17 @@ class PairState:
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
         self._last_position = {d.name: d.n_positions - 1 for d in drafters}
-        self.priced = {d.name: DrafterPosterior(self.tables[d.name], config) for d in drafters if d.priced}
+        self.models = {
+            d.name: DrafterPosterior(self.tables[d.name], config) for d in drafters if d.runs_model
+        }
         self.budget = SpeculationBudget(config)
         self.runs = RunLengths(config), RunLengths(config)  # of sampled and of greedy texts
         self._kept: dict[str, object] = {}
-        self._kept_priced: dict[str, object] = {}
+        self._kept_models: dict[str, object] = {}
 
     def _table(self, drafter: Drafter) -> AcceptanceTable:
         c = self.config
-        if drafter.prior is not None or drafter.priced:
+        if drafter.prior is not None or drafter.runs_model:
             priors = drafter.prior if drafter.prior is not None else c.chances * drafter.n_positions
             return AcceptanceTable(priors, c.prior_weight, c.forget)
         return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget)
@@ -330,7 +332,7 @@ class PairState:
 
     def set_steps(self, name: str, steps: CostCurve) -> None:
         """Set the times of the steps of a drafter that need not be loaded."""
-        kept = self._kept_priced.setdefault(name, {})
+        kept = self._kept_models.setdefault(name, {})
         if isinstance(kept, dict):
             kept["steps"] = steps.to_dict()
 
@@ -338,7 +340,7 @@ class PairState:
         """Plain data to be stored."""
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
-            "priced": self._kept_priced | {name: one.to_dict() for name, one in self.priced.items()},
+            "priced": self._kept_models | {name: one.to_dict() for name, one in self.models.items()},
             "credit": self.budget.credit,
             "runs": [runs.to_dict() for runs in self.runs],
         }
@@ -354,10 +356,10 @@ class PairState:
         self._kept = {n: data for n, data in known.items() if n not in self.tables and _is_table(data)}
         stored = data.get("priced")
         for name, state in stored.items() if isinstance(stored, Mapping) else ():
-            if name in self.priced:
-                self.priced[name].restore(state)
+            if name in self.models:
+                self.models[name].restore(state)
             elif isinstance(state, Mapping):
-                self._kept_priced[name] = dict(state)
+                self._kept_models[name] = dict(state)
         self.budget.restore(data.get("credit"))
         stored = data.get("runs")
         for runs, known in zip(self.runs, stored if isinstance(stored, list) else (), strict=False):

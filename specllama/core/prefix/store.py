@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from specllama.core.interfaces import Context, Saved, SavingDrafter
+from specllama.core.interfaces import CachingDrafter, Context, Saved
 from specllama.core.prefix.stored import (
     Boundary,
     Chances,
@@ -186,7 +186,7 @@ class TextCopies:
     ) -> None:
         self._target, self._state_cache, self._clock = target, state_cache, clock
         self.room, self.rate = room, CopyRate()
-        self.drafter: SavingDrafter | None = None
+        self.drafter: CachingDrafter | None = None
 
     def can_put_away(self, slot: Slot) -> bool:
         """Whether `put_away` need not wait for memory. Where it would, a thread prepares the memory, and a

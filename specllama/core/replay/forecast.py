@@ -67,7 +67,7 @@ class Forecast:
             learnt = None
             if steps is not None:
                 stored = {"steps": steps.curve.to_dict()}
-                learnt = {"priced": {d.name: stored for d in drafters if d.priced}}
+                learnt = {"priced": {d.name: stored for d in drafters if d.runs_model}}
             return Planner(drafters, clock, CostCurve.from_dict(measured), learnt)
 
         self._replay = Replay(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specllama.core.interfaces import BatchRow, Context, Drafter, OffersAlternatives, Proposal
+from specllama.core.interfaces import BatchRow, Context, Drafter, Proposal
 from specllama.core.replay.simulator import GREEDY, WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import propose
@@ -124,7 +124,7 @@ class _Choices:
     def __init__(self, drafter: Drafter | None = None) -> None:
         self.first: list[tuple[int, float]] = []
         self._second: list[tuple[int, float]] = []
-        if isinstance(drafter, OffersAlternatives):
+        if drafter is not None:
             drafter.with_alternatives = True
 
     def add(self, proposal: Proposal | None) -> None:

@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from specllama.core.interfaces import Alternative, DraftCacheState, Drafter, Mask, Proposal, Sampler
+from specllama.core.interfaces import (
+    Alternative,
+    CachingDrafter,
+    DraftCacheState,
+    Drafter,
+    Mask,
+    Proposal,
+    Sampler,
+)
 from specllama.core.policy.base import (
     CHAINS,
     Draft,
@@ -101,17 +109,14 @@ class SimulatedClock:
         self.quiet += seconds
 
 
-class TraceDrafter:
+class TraceDrafter(CachingDrafter):
     """A simulated draft model: proposes the recorded choices and advances the clock by the time they cost.
 
     step_seconds: from the ids that a step evaluates to its seconds. The cache and catching up are simulated
     as well.
     """
 
-    name, priced, continues, forces = "model", True, True, False
-    prior: Sequence[float] | None = None
-    n_positions = 1
-    reads_features = False
+    name, runs_model, continues = "model", True, True
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds
@@ -119,7 +124,6 @@ class TraceDrafter:
         self._at: dict[int, int] = {}  # ids of the text that are committed
         self._held: dict[int, list[int]] = {}  # the skipped ids and those in the cache
         self._skipped: dict[int, int] = {}
-        self.with_alternatives = False
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
         """Start a sequence with this trace. prefilled: its prompt is in the cache already."""

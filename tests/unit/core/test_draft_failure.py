@@ -147,7 +147,7 @@ def check_planner(policy: Policy) -> None:
         return
     assert isfinite(policy.budget.credit)
     assert policy.budget.credit <= DEFAULT.max_gain + DEFAULT.allowance
-    assert isfinite(policy.learnt.priced["model"].explore)
+    assert isfinite(policy.learnt.models["model"].explore)
     assert policy._plans == {}
     data, again = policy.learnt.to_dict(), PairState([silent("copy"), silent("model")])
     again.restore(data)
@@ -204,12 +204,12 @@ def test_a_failed_draft_costs_credit_but_changes_nothing_that_is_learnt_of_the_d
     engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1))
     first: list[list[float]] = []
     while not engine.draft_failed:
-        first = [list(weights) for weights in policy.learnt.priced["model"].first]
+        first = [list(weights) for weights in policy.learnt.models["model"].first]
         chances, credit = list(policy.learnt.tables["model"].chances), policy.budget.credit
         engine.step()
         check_invariant(engine)
     assert setup.draft.n_decodes == 5
-    assert policy.learnt.priced["model"].first == first
+    assert policy.learnt.models["model"].first == first
     assert policy.learnt.tables["model"].chances == chances
     assert policy.budget.credit < credit
 

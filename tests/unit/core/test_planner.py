@@ -391,7 +391,7 @@ def test_the_learnt_state_is_stored_and_restored():
         assert weights == pytest.approx(stored_weights, abs=1e-3)
     assert (stored["runs"], stored["credit"]) == (data["runs"], min(data["credit"], DEFAULT.stored_credit[1]))
     assert [width[:2] for width in now["steps"]["widths"]] == [w[:2] for w in before["steps"]["widths"]]
-    assert restored.priced["model"].steps.predict(1, 1.0) == pytest.approx(0.0005)
+    assert restored.models["model"].steps.predict(1, 1.0) == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
@@ -453,7 +453,7 @@ def test_candidates_are_counted_whether_used_or_not():
     machine = Machine(cheap_rows, 0.0005)
     machine.run(50)
     stats = machine.policy.offer_stats(0)
-    right = sum(offers.right for offers in stats.priced.values())
+    right = sum(offers.right for offers in stats.models.values())
     assert 40 < stats.model_used == stats.model_drafted == right
     assert stats.free_drafted == 0
 

@@ -120,7 +120,7 @@ def learnt_from(traces: Sequence[Trace], n_steps: list[int], learnt: object = No
 def known_head(right: float) -> dict[str, Any]:
     """What is stored about a head whose tokens are right so often, and which may lose nothing more."""
     learnt = PairState([TraceHead(SimulatedClock(), steps_at(0.003), 256)])
-    head, bin_ = learnt.priced["head"], learnt.bin_of("head", right, 0)
+    head, bin_ = learnt.models["head"], learnt.bin_of("head", right, 0)
     for i in range(200):
         learnt.tables["head"].observe(bin_, i * right % 1 >= 1 - right)
         head.next_token.observe(bin_, i * right % 1 >= 1 - right)

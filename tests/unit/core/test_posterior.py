@@ -134,7 +134,7 @@ def observe(
     state: PairState, name: str, confidence: float, right: tuple[bool, ...], kind: int = ALONE
 ) -> RequestPosterior:
     """One draft of tokens of this confidence, in a request of its own."""
-    posterior = state.priced[name]
+    posterior = state.models[name]
     request = RequestPosterior(posterior.first)
     tokens = [place if ok else -1 for place, ok in enumerate(right)]
     posterior.observe(draft_of(state, name, confidence, len(right)), tokens, name, kind, request)
@@ -160,7 +160,7 @@ def test_that_of_a_draft_model_is_not():
     assert len({state.bin_of("model", 0.93, place) for place in range(5)}) == 1
     observe(state, "model", 0.93, (True, False))
     assert sum(state.tables["model"].to_dict()["seen"]) == pytest.approx(1.99, abs=0.01)
-    assert state.priced["model"].next_chance(state.bin_of("model", 0.93, 0)) < DEFAULT.next_chances[7]
+    assert state.models["model"].next_chance(state.bin_of("model", 0.93, 0)) < DEFAULT.next_chances[7]
 
 
 def test_tokens_after_the_first_wrong_one_and_forced_ones_are_not_learnt_from():
@@ -168,7 +168,7 @@ def test_tokens_after_the_first_wrong_one_and_forced_ones_are_not_learnt_from():
     draft = CandidateDraft()
     for token, source in enumerate(("grammar", "model", "model", "model")):
         draft.add(token, source, 7 if source == "model" else 0, 0.5)
-    posterior = state.priced["model"]
+    posterior = state.models["model"]
     posterior.observe(draft, [0, 1, -1, 3], "model", ALONE, RequestPosterior(posterior.first))
     assert state.tables["model"].n_seen == pytest.approx(1.99)
     assert posterior.next_token.n_seen == 1  # of the second one
@@ -177,7 +177,7 @@ def test_tokens_after_the_first_wrong_one_and_forced_ones_are_not_learnt_from():
 
 def test_first_bins_are_learnt_by_what_the_draft_competes_with():
     state = PairState([MODEL])
-    posterior = state.priced["model"]
+    posterior = state.models["model"]
     before = list(posterior.first[ALONE])
     for _ in range(300):
         request = observe(state, "model", 0.93, (True,), COPY)
@@ -203,13 +203,13 @@ def test_first_bins_are_a_distribution_and_what_is_learnt_is_restored(drafts):
         request = observe(state, "model", confidence, tuple(right), kind)
         assert all(sum(weights) == pytest.approx(1) for weights in request.first)
         assert 0 < request.worth(DEFAULT.prior_weight) <= 1
-    posterior = state.priced["model"]
+    posterior = state.models["model"]
     assert all(sum(weights) == pytest.approx(1) for weights in posterior.first)
     assert all(0 <= x <= 1 for weights in posterior.first for x in weights)
     posterior.steps.observe(1, 0.01)
     posterior.explore = 0.25
     again.restore(json.loads(json.dumps(state.to_dict())))
-    other = again.priced["model"]
+    other = again.models["model"]
     for one, two in zip(posterior.first, other.first, strict=True):
         assert two == pytest.approx(one, abs=0.001)
     assert other.table.chances == pytest.approx(posterior.table.chances, abs=0.002)
@@ -220,7 +220,7 @@ def test_first_bins_are_a_distribution_and_what_is_learnt_is_restored(drafts):
 
 def test_a_request_in_which_drafts_are_wrong_expects_less():
     state = PairState([MODEL])
-    posterior = state.priced["model"]
+    posterior = state.models["model"]
     request = RequestPosterior(posterior.first)
     assert request.worth(4) == 1
     for _ in range(10):
@@ -293,7 +293,7 @@ def test_what_is_stored_of_drafters_that_are_not_loaded_is_kept():
     both = PairState([MODEL, HEAD, COPY_ENTRY])
     for name in ("model", "head"):
         observe(both, name, 0.93, (True, True, False))
-        both.priced[name].steps.observe(1, 0.02)
+        both.models[name].steps.observe(1, 0.02)
     stored = json.loads(json.dumps(both.to_dict()))
     one = PairState([MODEL])
     one.restore(stored)
@@ -323,9 +323,9 @@ def test_steps_can_be_set_for_a_drafter_that_is_not_loaded(stored):
     state.restore(stored)
     state.set_steps("model", curve)
     later.restore(json.loads(json.dumps(state.to_dict())))
-    assert later.priced["model"].steps.predict(1, 1.0) == pytest.approx(0.03)
+    assert later.models["model"].steps.predict(1, 1.0) == pytest.approx(0.03)
     explored = 1.0 if stored and stored["priced"]["model"] != 3 else DEFAULT.explore_allowance
-    assert later.priced["model"].explore == explored
+    assert later.models["model"].explore == explored
 
 
 KEYS = ["tables", "priced", "credit", "runs", "model", "copy", "right", "seen", "after", "first", "steps"]
@@ -357,7 +357,7 @@ PAIR = st.fixed_dictionaries(
 def test_any_stored_data_gives_a_valid_state(data):
     state = PairState([MODEL, COPY_ENTRY])
     state.restore(data)
-    posterior = state.priced["model"]
+    posterior = state.models["model"]
     assert all(sum(weights) == pytest.approx(1) for weights in posterior.first)
     assert all(0 < chance < 1 for chance in posterior.table.chances)
     assert abs(posterior.explore) <= DEFAULT.explore_allowance

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specllama.core.interfaces import CatchingUp, DraftCacheState
+from specllama.core.interfaces import CachingDrafter, DraftCacheState
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.fixed import CATCH_UP_IDS, Fixed
-from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, PricedDrafter
+from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, ModelBased
 from specllama.core.policy.posterior import PairState
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
@@ -39,8 +39,8 @@ class MillisecondPerId:
 def caught_up(*state: int, credit: float = 35.5, alone: bool = False) -> CatchUp:
     drafter: Any = Cached(DraftCacheState(*state))
     learnt: Any = PairState([drafter])
-    learnt.priced[drafter.name].steps = MillisecondPerId()
-    return PricedDrafter(drafter, learnt, float).catch_up(0, T1, credit, 10.0, alone=alone)
+    learnt.models[drafter.name].steps = MillisecondPerId()
+    return ModelBased(drafter, learnt, float).catch_up(0, T1, credit, 10.0, alone=alone)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_catching_up_takes_half_a_second_where_others_wait(
 def test_with_a_fixed_length_a_prompt_is_evaluated_in_pieces(memory: str) -> None:
     prompt = PROMPT[:500]
     drafter = ModelDrafter(TableContext(32, 1200, 4, memory, n_batch=600), 32)
-    assert isinstance(drafter, CatchingUp)
+    assert isinstance(drafter, CachingDrafter)
     drafter.start(0, prompt, SAMPLER)
     drafter.start(1, [5, 6, 7], SAMPLER)
     policy, n_tokens = Fixed([drafter], 1), []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import specllama
-from specllama.core.interfaces import Mask, Proposal
+from specllama.core.interfaces import Drafter, Mask, Proposal
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
@@ -23,7 +23,6 @@ from specllama.drafters import (
     REGISTRY,
     DrafterEntry,
     DrafterInputs,
-    RegisteredDrafter,
     copies,
     make_drafters,
     wants_draft_model,
@@ -37,10 +36,11 @@ from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 REQUEST = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 1)
 
 
-class Oracle(RegisteredDrafter):
-    """Proposes from the table of the target."""
+ORACLE = DrafterEntry("oracle", lambda inputs: Oracle(), "an oracle", continues=True)  # noqa: ARG005
 
-    entry = DrafterEntry("oracle", lambda inputs: Oracle(), "an oracle", priced=False, continues=True)  # noqa: ARG005
+
+class Oracle(Drafter, like=ORACLE):
+    """Proposes from the table of the target."""
 
     def __init__(self) -> None:
         self.histories: dict[int, list[int]] = {}
@@ -74,12 +74,11 @@ def measured() -> CostCurve:
 
 
 @pytest.mark.parametrize("kind", ["planner", "fixed"])
-@pytest.mark.parametrize("priced", [False, True])
-def test_a_new_entry_drafts_and_is_counted(monkeypatch, kind: str, priced: bool) -> None:
-    """Free or priced, with either policy; the output is that of plain decoding."""
-    entry = DrafterEntry("oracle", lambda inputs: Oracle(), "an oracle", priced=priced, continues=True)  # noqa: ARG005
-    monkeypatch.setitem(REGISTRY, "oracle", entry)
-    monkeypatch.setattr(Oracle, "entry", entry)
+@pytest.mark.parametrize("runs_model", [False, True])
+def test_a_new_entry_drafts_and_is_counted(monkeypatch, kind: str, runs_model: bool) -> None:
+    """Model-free or not, with either policy; the output is that of plain decoding."""
+    monkeypatch.setitem(REGISTRY, "oracle", replace(ORACLE, runs_model=runs_model))
+    monkeypatch.setattr(Oracle, "runs_model", runs_model)
     assert "oracle" in words()
     drafters = make_drafters(["oracle"], DrafterInputs(N_VOCAB))
     assert words_of(drafters) == ["oracle"]
@@ -88,14 +87,14 @@ def test_a_new_entry_drafts_and_is_counted(monkeypatch, kind: str, priced: bool)
     assert done.output == plain(REQUEST).output
     assert done.stats.drafted_by["oracle"] > 20
     assert done.stats.n_accept > 20
-    assert bool(done.stats.n_modelled) is priced
+    assert bool(done.stats.n_modelled) is runs_model
     if isinstance(policy, Planner):
         assert policy.learnt.to_dict()["tables"]["oracle"]["seen"]
 
 
 def test_forced_tokens_do_not_count_as_guesses(monkeypatch) -> None:
-    entry = replace(Oracle.entry, forces=True, prior=(0.95,))
-    monkeypatch.setattr(Oracle, "entry", entry)
+    monkeypatch.setattr(Oracle, "forces", True)
+    monkeypatch.setattr(Oracle, "prior", (0.95,))
     stats = run(engine_over(TableContext(N_VOCAB, 256), Fixed([Oracle()], 4)), REQUEST)[0].stats
     assert stats.n_forced_accept > 20
     assert stats.n_drafted == 0
@@ -112,9 +111,10 @@ def test_every_entry_makes_its_drafter() -> None:
     assert [d.name for d in made] == list(REGISTRY)
     for drafter in made:
         entry = REGISTRY[drafter.name]
-        attributes = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_positions)
-        assert attributes == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_positions)
-        assert drafter.reads_features == entry.reads_features == hasattr(drafter, "features_decoded")
+        for name in ("runs_model", "continues", "forces", "prior", "n_positions", "reads_features"):
+            assert getattr(drafter, name) == getattr(entry, name)
+        reads = type(drafter).features_decoded is not Drafter.features_decoded
+        assert drafter.reads_features == reads
         assert entry.label
 
 

@@ -49,7 +49,7 @@ class Simulated(NamedTuple):
         def planner(drafters: list[Drafter], clock: Callable[[], float]) -> Planner:
             planners.append(Planner(drafters, clock, costs, stored and stored["learnt"]))
             measure_load(costs, seconds, DEFAULT.max_rows, changes_known=True)
-            measure_steps(planners[0].learnt.priced["model"].steps, step, DEFAULT.max_rows)
+            measure_steps(planners[0].learnt.models["model"].steps, step, DEFAULT.max_rows)
             return planners[0]
 
         took = Replay(planner, seconds, step, CopyDrafter).replay(texts).seconds

@@ -183,7 +183,7 @@ def test_a_failure_changes_nothing_that_is_learnt_and_the_model_continues() -> N
     draft, learnt = policy.draft, list[list[list[float]]]()
 
     def guarded(*given: object) -> dict[int, Draft]:
-        before = [weights[:] for name in ("model", "head") for weights in policy.learnt.priced[name].first]
+        before = [weights[:] for name in ("model", "head") for weights in policy.learnt.models[name].first]
         try:
             found: dict[int, Draft] = draft(*given)  # type: ignore[arg-type]
         except DecodeError:
@@ -197,7 +197,7 @@ def test_a_failure_changes_nothing_that_is_learnt_and_the_model_continues() -> N
     policy.draft = guarded  # type: ignore[method-assign]
     session.replay(texts.model[:3])
     assert learnt[0] == learnt[1]
-    assert policy.priced_sources == {"model"}
+    assert policy.model_sources == {"model"}
     done = session.replay(texts.model[3:])
     assert done.tokens / done.seconds > 1.5
 
@@ -208,7 +208,7 @@ def test_the_other_one_continues_when_one_is_removed() -> None:
         *_, session = sessions(texts, 0.07, 0.05)
         session.replay(texts.model[:2])
         session.policy.remove_drafter(name)
-        assert session.policy.priced_sources == {"model", "head"} - {name}
+        assert session.policy.model_sources == {"model", "head"} - {name}
         done = session.replay(texts.model[2:6])
         assert done.tokens / done.seconds > 1.5
 
@@ -220,17 +220,17 @@ def test_what_is_learnt_is_stored_for_each() -> None:
     session.replay(texts.model)
     assert isinstance(session.policy, Planner)
     learnt = session.policy.learnt
-    assert [learnt.priced[name].steps.predict(1, 1.0) for name in ("model", "head")] == pytest.approx(
+    assert [learnt.models[name].steps.predict(1, 1.0) for name in ("model", "head")] == pytest.approx(
         [step, head_step], rel=1e-3
     )
     again = PairState(session.policy.drafters)
     again.restore(learnt.to_dict())
     assert again.to_dict()["priced"].keys() == {"model", "head"}
-    for name, state in again.priced.items():
-        for weights, before in zip(state.first, learnt.priced[name].first, strict=True):
+    for name, state in again.models.items():
+        for weights, before in zip(state.first, learnt.models[name].first, strict=True):
             assert weights == pytest.approx(before, abs=1e-3)
-        assert state.explore == max(DEFAULT.stored_explore, learnt.priced[name].explore)
-        assert state.steps.predict(1, 1.0) == pytest.approx(learnt.priced[name].steps.predict(1, 1.0))
+        assert state.explore == max(DEFAULT.stored_explore, learnt.models[name].explore)
+        assert state.steps.predict(1, 1.0) == pytest.approx(learnt.models[name].steps.predict(1, 1.0))
     one = PairState([d for d in session.policy.drafters if d.name == "model"])
     stored = learnt.to_dict()
     one.restore(stored)
