@@ -30,7 +30,6 @@ from .trial import link_duplicates, system_compilers, unusual_compiler, works
 from .wheels import WheelCache, cache_directory
 
 SEARCHING = "looking for a compiled llama.cpp"
-PRODUCT_SECONDS = 60.0  # of work, on a very slow machine; it takes about two
 KERNELS = "compiling specllama's kernels"
 
 
@@ -141,20 +140,6 @@ class Installation:
             self.check(used)
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
             stamp.touch()
-        self.measure_products()
-
-    def measure_products(self) -> None:
-        """Measure what products of several rows take, while nothing else runs, and say where that was not
-        possible: the first answers of each model find it out.
-        """
-        command = (self.request.python, "-P", "-m", "specllama.worker.row_times")
-        try:
-            code, output = self.tools.run(command, "measuring this processor", seconds=PRODUCT_SECONDS)
-        except TooLongError as late:
-            code, output = 1, f"the measurement {late}"
-        if code:
-            reason = (output.strip().splitlines() or [f"it ended with {code}"])[-1]
-            self.progress.say(f"this processor was not measured: {reason}; chat and serve do it while idle")
 
     def make_venv(self) -> None:
         """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""

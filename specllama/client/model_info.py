@@ -30,7 +30,7 @@ class DeviceInfo:
 class BuildInfo:
     """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
     compiled for, by backend. kernels: the instruction set of specllama's kernels, "" if they are not used;
-    kernels_reason: why not. products: types of weights for which the time of several rows is known.
+    kernels_reason: why not.
     """
 
     llama_cpp_python: str
@@ -45,7 +45,6 @@ class BuildInfo:
     devices: tuple[DeviceInfo, ...]
     kernels: str = ""
     kernels_reason: str = ""
-    products: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,14 +139,6 @@ class Header:
         n_expert = self.integer(f"{self.architecture}.expert_count")
         return (n_expert, self.arch_integer("expert_used_count")) if n_expert else (1, 1)
 
-    @property
-    def bytes_by_type(self) -> dict[tuple[str, bool], int]:
-        """Bytes of the matrices that decodes read, by type and whether they belong to experts."""
-        sizes = Counter[tuple[str, bool]]()
-        for t, routed in self._read():
-            sizes[t.type, routed] += t.n_bytes if len(t.shape) > 1 else 0
-        return sizes
-
     def _read(self) -> Iterator[tuple[TensorInfo, bool]]:
         """The tensors that decodes read, and whether they belong to experts."""
         tied = not any(t.name == "output.weight" for t in self.tensors)

@@ -69,7 +69,7 @@ class EngineCore:
 
     def _handle(self, message: protocol.Message, size: int) -> None:
         if isinstance(message, protocol.Inspect):
-            self.send(protocol.Inspected(inspect_build(self.store)))
+            self.send(protocol.Inspected(inspect_build()))
         elif self.loaded_engine is not None:
             self.loaded_engine.handle(message, size)
         elif isinstance(message, protocol.Calibrate):

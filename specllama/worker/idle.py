@@ -1,5 +1,4 @@
-"""Measures while the engine is idle: the model, on the cache that the last generation left, and once for all
-models the products of rows (row_times.py).
+"""Measures the model while the engine is idle, on the cache that the last generation left.
 
 Decides when and on which cache; calibrate.py does the measuring, and profile.py knows what is missing.
 """
@@ -7,16 +6,13 @@ Decides when and on which cache; calibrate.py does the measuring, and profile.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 from specllama.core.engine import Engine
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.errors import Note
-from specllama.llama.products import ProductError
 from specllama.worker.calibrate import can_roll_back
 from specllama.worker.loader import Loaded
-from specllama.worker.row_times import RowTimeMeasurer
 
 IDLE_SECONDS = 1.0  # after the last answer, before measuring starts
 SLICE_SECONDS = 0.25  # of measuring at a time, for which a request may have to wait
@@ -37,36 +33,20 @@ class IdleMeasurer:
         self._slot = 0
         self._ended_at = clock()
         self._more = False  # whether something is missing that can be measured on that cache
-        self._products: RowTimeMeasurer | None = None
-        if self._automatic and loaded.row_times is not None:
-            self._products = RowTimeMeasurer(loaded.row_times, clock)
 
     def generation_ended(self, g: Generation) -> bool:
         """Measure on the cache of this generation from now on. Returns whether measurements are missing."""
         self._ids, self._slot, self._ended_at = g.history[: g.n_past], g.seq_id, self._clock()
         n_past = g.n_past if g.seq_id >= 0 else 0
-        if self._products is not None:
-            self._products.interrupt()
         self._more = bool(self._loaded.profile.unmeasured(self._loaded.context, n_past))
         return self._more
 
     @property
     def due_in(self) -> float | None:
         """Seconds until the next slice of measuring if no request arrives; None for never."""
-        products = self._products is not None and bool(self._ids)
-        if not self._automatic or not (self._more or products):
+        if not self._automatic or not self._more:
             return None
         return max(0.0, self._ended_at + IDLE_SECONDS - self._clock())
-
-    def work(self) -> None:
-        """Measure for one slice of time: first what is missing of the model."""
-        if self._more:
-            self.measure()
-        elif self._products is not None:
-            with suppress(ProductError):
-                self._products.measure(SLICE_SECONDS)
-            if self._products.done:
-                self._products = None
 
     def measure(self, seconds: float = SLICE_SECONDS, with_widths: bool = True) -> bool:
         """Measure for `seconds`. Returns whether more is missing. Does nothing if the engine is busy or the

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadDetails, LoadInfo, ModelInfo
 from specllama.config.load import AUTO
-from specllama.config.store import Store
 from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
@@ -18,10 +17,9 @@ from specllama.gguf.header import Header
 from specllama.llama.context import why_no_branches
 from specllama.llama.library import KERNELS, build_info, devices, system_info
 from specllama.llama.model import fim_tokens
-from specllama.models.memory.available import gpus_present, physical_cores
+from specllama.models.memory.available import gpus_present
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded
-from specllama.worker.row_times import RowTimeStore
 from specllama.worker.tool_calls import ToolCalls
 
 
@@ -168,10 +166,9 @@ def _small_draft_context(loaded: Loaded) -> list[Note]:
     ]
 
 
-def inspect_build(store: Store) -> BuildInfo:
-    """The version, features and devices of this build of llama.cpp. store: of the calibrations."""
-    products = tuple(RowTimeStore(store, physical_cores()).read())
-    return BuildInfo(**build_info(), features=features(system_info()), devices=_devices(), products=products)
+def inspect_build() -> BuildInfo:
+    """The version, features and devices of this build of llama.cpp."""
+    return BuildInfo(**build_info(), features=features(system_info()), devices=_devices())
 
 
 def _devices() -> tuple[DeviceInfo, ...]:

@@ -150,7 +150,7 @@ class LoadedEngine:
         if self.persister is not None and self.persister.due_in == 0.0:
             self.persister.persist()
         else:
-            self.idle.work()
+            self.idle.measure()
 
     def _configure(self, message: protocol.Configure) -> None:
         """Switch to another policy over the same drafters; the planner keeps what it has learnt."""

@@ -55,7 +55,6 @@ from specllama.worker.draft import (
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_data import PairKey, pair_key, target_key
-from specllama.worker.row_times import RowTimeStore, prior_of, row_times_of
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -68,8 +67,7 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. history: the output of earlier requests, None if it is not kept.
-    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none. row_times: of this machine with
-    the threads of the context, None where those of a model say nothing.
+    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none.
     """
 
     settings: LoadSettings
@@ -87,7 +85,6 @@ class Loaded:
     history: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
-    row_times: RowTimeStore | None = None
     draft_prefix_key: str = ""
 
     @property
@@ -186,11 +183,9 @@ def load(
     clock = running_time
     key = target_key(header, fitted, context)
     pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
-    row_times = row_times_of(store, context) if on_processor else None
-    prior = prior_of(header, row_times) if row_times is not None else None
     kernels = KERNELS.level or ""
     profile = ModelProfile(
-        store, key, pair, settings.calibrate, clock, prior, kernels=kernels, on_device=not on_processor
+        store, key, pair, settings.calibrate, clock, kernels=kernels, on_device=not on_processor
     )
     warm_up_target(context, max(0, model.bos_id), profile, clock)
     if settings.draft_max is None:
@@ -211,7 +206,6 @@ def load(
         history,
         running_time() - started,
         prefix_key(header, context, files, settings),
-        row_times,
         prefix_key(draft.header, draft.context, draft_files, settings) if draft is not None else "",
     )
 

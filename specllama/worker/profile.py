@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import exp
 from typing import Any
 
@@ -49,7 +48,6 @@ from specllama.worker.profile_data import (
     plain_times,
     possible_times,
 )
-from specllama.worker.row_prior import RowPrior
 
 POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
@@ -61,11 +59,10 @@ _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of pl
 class ModelProfile:
     """The stored profile of a pair; a malformed file counts as empty.
 
-    key: of the target's measurements, pair: of those of the draft (see profile_keys.py). keep: whether
+    key: of the target's measurements, pair: of those of the draft (see profile_data.py). keep: whether
     anything is written. clock: seconds. t1: in seconds, epsilon: in logits, None if not measured yet. reach:
-    length in tokens of the longest text after which rows were compared. prior: the shape of the cost curve
-    where no widths are measured, None for that of PolicyConfig. time_of_day: in seconds, of what is dated.
-    kernels: their instruction set, "" for llama.cpp's own, for people; the key has a checksum of them.
+    length in tokens of the longest text after which rows were compared. time_of_day: in seconds, of what is
+    dated. kernels: their instruction set, "" for llama.cpp's own, for people; the key has a checksum of them.
     on_device: whether a device computes, where a change of the number of rows may cost something; on
     processors building the graph again is all of it, which no width for all texts is worth.
     """
@@ -77,7 +74,6 @@ class ModelProfile:
         pair: Mapping[str, Any],
         keep: bool,
         clock: Callable[[], float],
-        prior: RowPrior | None = None,
         time_of_day: Callable[[], float] = time.time,
         kernels: str | None = None,
         on_device: bool = True,
@@ -87,8 +83,7 @@ class ModelProfile:
         self._measured, self._on_device = measured_at(data.get("measured"), DATED), on_device
         self._figures, self._plain = figures_of(data), plain_times(data)
         self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
-        shaped = POLICY if prior is None else replace(POLICY, decode_prior=prior)
-        self.curves = CostCurves.from_dict(data.get("curves"), shaped)
+        self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
         self._model_free: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures

@@ -618,10 +618,6 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     assert Path(first.env["FAKE_PIDS"] + ".overlapped").exists(), "the kernels are compiled meanwhile"
     assert "specllama.llama.kernel_build" in first.log
     assert "kernels of the trial: as usual\n" in first.log
-    assert "this processor was not measured: " in err
-    # This checkout has no such module: an installation does not fail because of it.
-    *_, last = (line for line in first.log.splitlines() if line.startswith("$ "))
-    assert last.endswith(" -P -m specllama.worker.row_times")
     assert not list(user.home.rglob("*.whl.metadata"))
     assert len(list((user.home / "cache of specllama").rglob("*.whl"))) == 1
     assert not list((user.home / ".cache").rglob("*.whl")), "pip's cache got the wheel"

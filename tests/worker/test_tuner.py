@@ -32,7 +32,7 @@ from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.worker import profile, row_prior, row_times
+from specllama.worker import profile
 from specllama.worker.calibrate import can_roll_back
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_prompts
@@ -60,7 +60,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in (
         (tuner, ("CURVE_SECONDS", "THREAD_SECONDS")),
         (tuning_drafts, ("STEP_SECONDS",)),
-        (row_times, ("SECONDS",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 0.0)
@@ -347,25 +346,6 @@ def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) ->
     assert isinstance(failed, m.Failed)
     assert failed.id == 8
     assert "no prompt fits the context" in failed.error["message"]
-
-
-def test_products_of_rows_are_measured_where_they_are_missing(
-    front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked = list[tuple[str, ...]]()
-
-    def measured(kinds: tuple[str, ...], _n: int, into: dict[str, list[float]], _clock: object) -> Any:
-        asked.append(kinds)
-        into |= {kind: [1e-10] * len(row_prior.WIDTHS) for kind in kinds}
-        yield
-
-    monkeypatch.setattr(row_times, "SECONDS", 60.0)
-    monkeypatch.setattr(row_times, "measured", measured)
-    tuned(front())
-    assert asked == list(row_times.GROUPS)
-    assert list((tmp_path / "store" / "products").glob("*.json"))
-    tuned(front())
-    assert len(asked) == len(row_times.GROUPS), "they are known now"
 
 
 def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:

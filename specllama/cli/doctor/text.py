@@ -13,7 +13,6 @@ from specllama.wording import counted
 
 _LABEL, _SHORT_LABEL = 16, 8  # columns
 _MODELS = 3  # in the verdict
-_UNMEASURED = "not measured yet; `specllama tune` does it, and chat and serve while they are idle"
 _NARROW = 50  # columns of a terminal in which values go below their labels
 Rows = Iterator[tuple[str, str]]
 
@@ -180,7 +179,6 @@ def _engine(e: Mapping[str, Any]) -> Rows:
     for backend, features in e["features"].items():
         yield "built for", f"{backend}: {' '.join(features)}"
     yield "kernels", e["kernels"] or f"llama.cpp's own: {e['kernels_reason']}"
-    yield "times of rows", f"measured for {', '.join(e['products'])}" if e["products"] else _UNMEASURED
     words = {"mmap": "mmap", "mlock": "mlock", "rpc": "RPC workers"}
     yield "supports", ", ".join(word for name, word in words.items() if e[name]) or "nothing more"
 

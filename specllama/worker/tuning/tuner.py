@@ -22,12 +22,10 @@ from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.prefix.store import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
-from specllama.llama.products import ProductError
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
 from specllama.worker.profile_data import bucket_of
-from specllama.worker.row_times import measure_missing
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory, may_trim
 from specllama.worker.tuning.head_trial import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
@@ -159,14 +157,6 @@ class Tuner:
             )
         )
         yield from self._run_stages(agenda)
-        yield from self._products()
-
-    def _products(self) -> Iterator[None]:
-        """Measure what products of rows take where that is not known, for models that are loaded later."""
-        store = self._loaded.row_times
-        if store is not None and self._loaded.settings.calibrate:
-            with suppress(ProductError):
-                yield from measure_missing(store, self._clock)
 
     def _texts(self, too_long: dict[str, str]) -> Iterator[TuningText]:
         """The tokenised prompts that fit the context; the others are added to `too_long`."""
