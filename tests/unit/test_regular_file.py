@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 from specllama import wire
-from specllama.cli.chat import file as chat_file
+from specllama.cli.chat import conversation
 from specllama.cli.chat.terminal import HistoryFile
 from specllama.cli.launch import files as client_files
 from specllama.cli.launch.client import ClientFile
@@ -24,6 +24,7 @@ from specllama.gguf.identity import file_identity
 from specllama.llama.kernels import _is_usable
 from specllama.models.hub.cache import read_small
 from specllama.prefix_disk.directory import StateDirectory
+from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.record import read_slot_file
 from specllama.regular_file import NotRegularError, open_regular, read_regular
 from specllama.server.running import RunningServer
@@ -40,7 +41,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "server": lambda path: wire.from_file(RunningServer, path, 1 << 20),
     "slot": lambda path: read_slot_file(path, "", "", 1),
     "inputs": lambda path: HistoryFile(path).read(),
-    "conversation": lambda path: chat_file.read(str(path)),
+    "conversation": lambda path: conversation.read(str(path)),
     "client": lambda path: client_files.changed(ClientFile(path, lambda text: text or "")),
 }
 
@@ -87,7 +88,7 @@ def test_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: st
         if name == "secret":
             with pytest.raises(NotRegularError, match="is not a regular file"):
                 directory.open(create=True)
-        assert directory.read_ledger() == b""
+        assert directory.read_ledger() == StateLedger()
     with pytest.raises(NotRegularError, match="is not a regular file"):
         read_regular(path)
 

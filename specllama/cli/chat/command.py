@@ -6,26 +6,33 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from specllama.cli import console
 from specllama.cli.answer import log_file
 from specllama.cli.chat.commands import completions, run_command
-from specllama.cli.chat.continuing import ChatSaver, chosen, options_of, with_options
-from specllama.cli.chat.conversation import Conversation
+from specllama.cli.chat.conversation import Conversation, read
 from specllama.cli.chat.engine import ChatEngine, LeaveError
-from specllama.cli.chat.file import read
-from specllama.cli.chat.library import ChatLibrary, SavedChat, as_name
-from specllama.cli.chat.session import ChatSession, FullContext
-from specllama.cli.chat.settings import refuse_logprobs
-from specllama.cli.chat.terminal import InputReader, LineReader, Screen, UserInput
-from specllama.cli.chat.tools import read_tools
+from specllama.cli.chat.library import ChatLibrary, ChatSaver, SavedChat, as_name, command
+from specllama.cli.chat.session import ChatSession
+from specllama.cli.chat.settings import read_tools, refuse_logprobs
+from specllama.cli.chat.terminal import (
+    HistoryFile,
+    InputReader,
+    LineReader,
+    Screen,
+    TerminalReader,
+    UserInput,
+)
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
+from specllama.config.option import OptionValues
+from specllama.config.options import CHAT
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
-from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import EngineDiedError, NotFoundError, ResourceError, SpecllamaError, UsageError
 from specllama.json_types import without_lone_surrogates
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import visible
@@ -65,11 +72,11 @@ def chat(given: Mapping[str, Any]) -> int:
         reader = _reader(keeps=not values.get("no_history", False))  # while the engine process starts
         engine.measure_when_idle, engine.tools = reader.interactive, tools
         engine.end_loops = not reader.interactive
+        talk = Conversation(params=params, name=as_name(values.get("name", "")))
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         session = ChatSession(
-            engine, screen, Conversation(), params, variables, reader.interactive, saver,
-            FullContext(engine, variables, _may_drop(reader, values.get("drop_oldest", False))),
-            options_of(given, values),
+            engine, screen, talk, variables, reader.interactive, saver,
+            _may_drop(reader, values.get("drop_oldest", False)), options_of(given, values),
             may_rescue=not values.get("no_save", False),
             flags=dict(params),
             system=without_lone_surrogates(values["system_prompt"]) if "system_prompt" in values else None,
@@ -85,7 +92,9 @@ def chat(given: Mapping[str, Any]) -> int:
         with _rescuing(session):
             code = _converse(session, reader)
         if not code:  # otherwise it is said already
-            _say_where(session)
+            if session.interactive and saver.works:
+                again = "specllama chat --continue goes on with it"
+                screen.dim(f"saved as {visible(session.conversation.name)}; {again}")
             code = ResourceError.exit_code if saver.failed and not session.interactive else 0
         saver.close()
         last = session.totals.last
@@ -102,7 +111,7 @@ def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | N
     wanted = not values.get("no_save", False) and (typed or taken is not None or "name" in values)
     if not wanted and "name" in values:
         console.note("note: --name has no effect, since --no-save is set")
-    saver = ChatSaver(library if wanted else None, as_name(values.get("name", "")))
+    saver = ChatSaver(library if wanted else None)
     if taken is not None:
         saver.take_up(taken)
     return saver
@@ -124,13 +133,6 @@ def _may_drop(reader: InputReader, always: bool) -> Callable[[], bool] | None:
     return agreed
 
 
-def _say_where(session: ChatSession) -> None:
-    """Say how to go on with what was saved."""
-    if session.interactive and session.saver.works:
-        again = "specllama chat --continue goes on with it"
-        session.screen.dim(f"saved as {visible(session.saver.name)}; {again}")
-
-
 def _reader(keeps: bool) -> InputReader:
     """A line editor where messages are typed at a terminal that supports it; else plain lines. keeps: whether
     what is typed is kept for later chats.
@@ -141,8 +143,6 @@ def _reader(keeps: bool) -> InputReader:
     editor = _drawable() if sys.stdin is not None and console.supports_ansi(sys.stdin) else None
     if editor is None:
         return LineReader()
-    from specllama.cli.chat.terminal import HistoryFile, TerminalReader
-
     return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history", keeps), editor)
 
 
@@ -189,9 +189,7 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
         try:
             typed = reader.read()
             if typed is None:
-                session.keep()
-                _offer_to_save(session, reader)
-                return code
+                raise LeaveError(0)
             _act_on(session, typed)
             session.keep()
         except LeaveError as leave:
@@ -205,8 +203,7 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
             raise
         except SpecllamaError as error:
             session.keep()
-            shown = error.spelled(console.as_flag)
-            console.error(visible(shown.message), visible(shown.hint))  # may quote a file
+            _show_error(error)
             code = code or (0 if session.interactive else error.exit_code)
         except KeyboardInterrupt:
             if not session.interactive:
@@ -225,10 +222,14 @@ def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
                 return
             session.save(name)
         except SpecllamaError as error:
-            shown = error.spelled(console.as_flag)
-            console.error(visible(shown.message), visible(shown.hint))
+            _show_error(error)
         except KeyboardInterrupt:
             return
+
+
+def _show_error(error: SpecllamaError) -> None:
+    shown = error.spelled(console.as_flag)
+    console.error(visible(shown.message), visible(shown.hint))  # may quote a file
 
 
 def _act_on(session: ChatSession, typed: UserInput) -> None:
@@ -239,3 +240,100 @@ def _act_on(session: ChatSession, typed: UserInput) -> None:
     message = typed.text if typed.literal else typed.text.removeprefix("/")
     if message.strip():
         session.say(message)
+
+
+# `chat --continue`: which conversation, and the options that it was held with.
+
+
+_MODEL, _DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")
+_OF_DRAFT = ("draft_vocab",)
+_OF_MODEL = ("chat_template", "chat_template_file", "tool_format")
+_OTHERS = ("n_ctx", "reasoning", "tools")
+_FILES = ("model", "draft_model", "chat_template_file", "tools")
+_KINDS = {option.name: option.kind for option in CHAT}
+_MAX_WARNINGS = 3
+
+
+def chosen(given: Mapping[str, Any], library: ChatLibrary) -> SavedChat | None:
+    """The conversation that the flags name; None for a new one. Raises UsageError for flags that exclude each
+    other, NotFoundError, IntegrityError, ResourceError.
+    """
+    if "continued" not in given:
+        _check_name(given, library)
+        return None
+    for other in ("load", "name"):
+        if other in given:
+            hint = "/name renames a conversation" if other == "name" else ""
+            raise UsageError("cannot be used with --continue", hint, option=other)
+    if given["continued"].strip():
+        return library.find(given["continued"])
+    chat, damaged = library.last()
+    for one in damaged[:_MAX_WARNINGS]:
+        why = visible(f"{one.name!r}: {one.problem}")
+        console.warning(f"a newer conversation cannot be read, {why} (id {one.id})")
+    return chat
+
+
+def _check_name(given: Mapping[str, Any], library: ChatLibrary) -> None:
+    if "name" not in given:
+        return
+    name = as_name(given["name"])
+    if not name:
+        raise UsageError("needs a letter or another visible character", option="name")
+    unused = name
+    with contextlib.suppress(ResourceError):  # the chat goes on, and says that it is not saved
+        unused = library.unused(name)
+    if unused != name:
+        raise UsageError(
+            f": there is a conversation {name!r} already", f"{command(name)} goes on with it", option="name"
+        )
+
+
+def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> OptionValues:
+    """The options that a conversation is saved with: its models and whether the draft's tokens are
+    translated, wherever they are set, and what flags say of templates, tools and the context. given: flags;
+    values: merged with files and the environment.
+    """
+    chosen = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
+    chosen |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
+    return {name: _absolute(value) if name in _FILES else value for name, value in chosen.items()}
+
+
+def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
+    """The flags, and the options of the conversation where no flag says something else. Raises NotFoundError
+    where its model is gone and no other one is given, UsageError.
+    """
+    assert chat.saved is not None
+    kept = _checked(chat.saved, chat.path)
+    if any(name in given for name in _MODEL):
+        kept = {name: value for name, value in kept.items() if name in _OTHERS}
+    elif any(name in given for name in _DRAFT):
+        kept = {name: value for name, value in kept.items() if name not in _DRAFT}
+    if _is_gone(kept.get("model")):
+        raise NotFoundError(
+            f"the model of the conversation {visible(chat.name)!r} is gone: {kept['model']}",
+            f"{command(chat.name)} -m MODEL goes on with another one",
+        )
+    if _is_gone(kept.get("draft_model")):
+        console.note(f"note: the draft of the conversation is gone: {visible(kept.pop('draft_model'))}")
+    return {**kept, **given}
+
+
+def _checked(saved: Conversation, path: Path) -> OptionValues:
+    """The options that are known. Raises UsageError for values of another kind."""
+    names = (*_MODEL, *_DRAFT, *_OF_DRAFT, *_OF_MODEL, *_OTHERS)
+    known = {name: saved.options[name] for name in names if name in saved.options}
+    for name, value in known.items():
+        if type(value) is not _KINDS[name]:
+            raise UsageError(f"{path}: options: {name} must be a {_KINDS[name].__name__}, not {value!r:.60}")
+    return known
+
+
+def _absolute(value: str) -> str:
+    """The whole path of a file, so that it is found from elsewhere; a name of something else as it is."""
+    path = os.path.expanduser(value)
+    return os.path.abspath(path) if os.path.exists(path) else value
+
+
+def _is_gone(value: str | None) -> bool:
+    return value is not None and os.path.isabs(value) and not os.path.exists(value)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specllama.cli import console
+from specllama.cli.chat.conversation import read
 from specllama.cli.chat.engine import LeaveError
-from specllama.cli.chat.file import read
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
@@ -74,7 +74,7 @@ def _set(session: ChatSession, rest: str) -> None:
     typed, _, value = rest.partition(" ")
     names = (parameter(typed),) if typed else NAMES
     if value:
-        session.params = assign(session.params, names[0], value.strip())
+        session.conversation.params = assign(session.params, names[0], value.strip())
     for name in names:
         console.note(visible(shown(name, session.params, session.used)))
 
@@ -83,7 +83,7 @@ def _clear(session: ChatSession, _rest: str) -> None:
     n = len(session.conversation.turns)
     session.keep()
     kept = "; the system message stays" if session.conversation.system else ""
-    kept += f"; saved as {visible(session.saver.name)}" if n and session.saver.works else ""
+    kept += f"; saved as {visible(session.conversation.name)}" if n and session.saver.works else ""
     session.begin_another()
     session.conversation.clear()
     console.note(f"{counted(n, 'turn')} forgotten{kept}")
@@ -112,7 +112,7 @@ def _load(session: ChatSession, rest: str) -> None:
 def _continue(session: ChatSession, rest: str) -> None:
     library = ChatLibrary()
     if not rest:
-        chats = [chat for chat in library.chats() if not chat.problem]
+        chats = [chat for chat in library.chats() if chat.saved is not None]
         for chat in chats[:_SHOWN]:
             console.note(f"{visible(chat.name)}  ({counted(chat.n_turns, 'turn')})")
         if len(chats) > _SHOWN or not chats:
@@ -129,11 +129,11 @@ def _continue(session: ChatSession, rest: str) -> None:
 
 def _name(session: ChatSession, rest: str) -> None:
     if rest:
-        session.saver.rename(rest)
+        session.saver.rename(session.conversation, rest)
     if session.saver.library is None:
         console.note("the conversation is not saved")
     else:
-        console.note(visible(session.saver.name) or "no name yet: the first question gives one")
+        console.note(visible(session.conversation.name) or "no name yet: the first question gives one")
 
 
 def _stats(session: ChatSession, _rest: str) -> None:

@@ -1,12 +1,29 @@
-"""A conversation: its turns, and the messages of a request. Knows no engine and no files."""
+"""A conversation: its turns, the messages of a request, and its file: JSON of the schema specllama.chat/1,
+written whole or not at all, checked when read. Knows no engine, and not where files are; library.py does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import contextlib
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
+from specllama import wire
+from specllama.calls.history import parsed_arguments
 from specllama.client.protocol import EarlierTurn
-from specllama.json_types import JsonObject
+from specllama.config.store import write_whole
+from specllama.config.text_file import read_text
+from specllama.core.sampling.params import MAX_BIAS, SamplingParams
+from specllama.errors import NotFoundError, ResourceError, UsageError
+from specllama.json_types import JsonObject, without_lone_surrogates
 
 
 @dataclass(slots=True)
@@ -41,7 +58,9 @@ class Conversation:
     """The system message ("" for none) and the turns, of which the last may wait for its answer.
 
     changed: whether there are unsaved changes. dropped: the turns before these, which the model does not see
-    any more. tokens: the ids of the last answer and its prompt, None where they are not known.
+    any more. tokens: the ids of the last answer and its prompt, None where they are not known. params: the
+    sampling parameters that were set. models: with which it is held. name: under which it is saved, "" for
+    none yet; options: with which it is held, by their names; both are not in a file of /save.
     """
 
     system: str = ""
@@ -49,6 +68,10 @@ class Conversation:
     changed: bool = False
     dropped: list[Turn] = field(default_factory=list)
     tokens: EarlierTurn | None = None
+    params: JsonObject = field(default_factory=dict)
+    models: JsonObject = field(default_factory=dict)
+    name: str = ""
+    options: JsonObject = field(default_factory=dict)
 
     @property
     def waiting(self) -> bool:
@@ -80,9 +103,15 @@ class Conversation:
             turn.id = None
 
     def clear(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Forget all turns; the system message and the parameters stay."""
         self.turns, self.dropped, self.tokens = [], [], None
         self.changed = False
+
+    @property
+    def target(self) -> str:
+        """The name of the model that it was held with, "" where it is not known."""
+        target = wire.stored(dict[str, object], self.models.get("target"), {})
+        return wire.stored(str, target.get("name"), "")
 
     @property
     def cuts(self) -> list[int]:
@@ -120,4 +149,233 @@ def _n_to_drop(sizes: Sequence[int]) -> int:
     while n < len(sizes) - 1 and 2 * left > sum(sizes):
         left -= sizes[n]
         n += 1
+    return n
+
+
+# The file of a conversation.
+
+
+SCHEMA = "specllama.chat/1"
+MAX_BYTES = 64 * 1024 * 1024
+_SCHEMA = re.compile(r"specllama\.chat/([0-9]{1,9})")
+_IDS = re.compile(r"([0-9]{1,9}( [0-9]{1,9})*)?")
+_NOT_ONE = f"it is no conversation ({SCHEMA})"
+_MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    role: Literal["user"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Assistant:
+    role: Literal["assistant"]
+    content: str
+    tool_calls: object = None
+    finish_reason: Literal["", "cancel", "length", "context"] = ""
+    n_regenerated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    role: Literal["tool"]
+    content: str
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    schema: str
+    messages: list[object]
+    name: str = ""
+    system: str = ""
+    dropped: list[object] = field(default_factory=list)
+    params: JsonObject = field(default_factory=dict)
+    models: JsonObject = field(default_factory=dict)
+    options: dict[str, str | int] = field(default_factory=dict)
+    tokens: JsonObject | None = None
+
+
+def write(name: str, conversation: Conversation) -> Path:
+    """Write the file, readable by its owner alone. Only a file that is a conversation is overwritten.
+
+    Raises UsageError, ResourceError.
+    """
+    path = _path(name)
+    if path.exists() or path.is_symlink():
+        try:
+            read(name)
+        except (UsageError, NotFoundError) as error:
+            raise UsageError(f"{error.message}; it is not overwritten", "save under another name") from None
+    try:
+        write_whole(path, as_text(conversation), 0o600)
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def rescue(conversation: Conversation) -> Path | None:
+    """Write to a new file in the system's temporary directory; None where that is not possible."""
+    name = time.strftime(f"chat-%Y%m%d-%H%M%S-{secrets.token_hex(4)}.json")
+    with contextlib.suppress(OSError, ResourceError, UsageError):
+        return write(str(Path(tempfile.gettempdir()) / name), conversation)
+    return None
+
+
+def as_text(conversation: Conversation, in_library: bool = False) -> str:
+    """The text of a file. in_library: with its name, its options and the ids of its tokens."""
+    params = dict(conversation.params)
+    if "logit_bias" in params:  # JSON has no infinity
+        params["logit_bias"] = {str(i): max(b, -MAX_BIAS) for i, b in params["logit_bias"].items()}
+    content: JsonObject = {
+        "schema": SCHEMA,
+        "name": conversation.name if in_library else "",
+        "system": conversation.system,
+        "dropped": _messages(conversation.dropped),
+        "messages": _messages(conversation.turns),
+        "params": params,
+        "models": conversation.models,
+        "options": conversation.options if in_library else {},
+    }
+    if in_library and conversation.tokens is not None:
+        tokens = asdict(conversation.tokens)
+        content["tokens"] = {**tokens, "ids": " ".join(map(str, tokens["ids"]))}
+    content = {k: v for k, v in content.items() if v or k not in ("name", "dropped", "options")}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
+    messages = list[JsonObject]()
+    for turn in turns:
+        messages += turn_messages(turn)
+        if turn.answer is not None and turn.cut:
+            messages[-1]["finish_reason"] = turn.cut
+        if turn.answer is not None and turn.n_regenerated:
+            messages[-1]["n_regenerated"] = turn.n_regenerated
+    return messages
+
+
+def read(name: str) -> Conversation:
+    """The conversation in a file. Raises NotFoundError, UsageError, each in one line."""
+    path = _path(name)
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    return from_text(read_text(str(path), "", MAX_BYTES), path)
+
+
+def from_text(text: str, path: Path) -> Conversation:
+    """The conversation in the text of a file. Raises UsageError, in one line."""
+    data = _object(text, path)
+    try:
+        file: _File = wire.from_plain(_File, data)
+        used = SamplingParams.merge(file.params)
+        return Conversation(
+            without_lone_surrogates(file.system),
+            _turns(file.messages, "messages"),
+            dropped=_turns(file.dropped, "dropped"),
+            tokens=_earlier(file.tokens) if file.tokens is not None else None,
+            params={name: getattr(used, name) for name, value in file.params.items() if value is not None},
+            models=file.models,
+            name=without_lone_surrogates(file.name),
+            options=file.options,
+        )
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message[:300]}", error.hint) from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {str(error)[:300]}") from None
+
+
+def _path(name: str) -> Path:
+    try:
+        if name and "\0" not in name and len(os.fsencode(name)) <= 4096:
+            return Path(name).expanduser()
+    except (RuntimeError, UnicodeError):  # no such home; no such characters in this locale
+        pass
+    raise UsageError(f"{name[:60]!r} is not a usable path")
+
+
+def _object(text: str, path: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}: {_NOT_ONE}, or it is damaged: {_damage(text, error)}") from None
+    except (ValueError, RecursionError):  # a number of too many digits; too deeply nested
+        raise UsageError(f"{path}: {_NOT_ONE}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), str):
+        raise UsageError(f"{path}: {_NOT_ONE}")
+    if data["schema"] != SCHEMA:
+        why = f"its schema is {data['schema'][:60]!r}, not {SCHEMA!r}"
+        newer = "a newer specllama wrote it: " if _SCHEMA.fullmatch(data["schema"]) else ""
+        raise UsageError(f"{path}: {newer}{why}")
+    return data
+
+
+def _damage(text: str, error: json.JSONDecodeError) -> str:
+    """What is wrong with a text that is no JSON, in a clause."""
+    if not text.strip():
+        return "it is empty"
+    is_cut = error.msg.startswith("Unterminated") or not text[error.pos :].strip()
+    return "its end is missing" if is_cut else f"line {error.lineno} is not valid JSON"
+
+
+def _turns(messages: Sequence[object], key: str) -> list[Turn]:
+    """Turns from messages: the user's, or the results of all calls before, and the assistant's in turn; the
+    last answer may be missing. Raises UsageError, ValueError.
+    """
+    turns: list[Turn] = []
+    for i, message in enumerate(messages):
+        calls = turns[-1].calls if turns and turns[-1].answer is not None else []
+        answers = bool(turns) and turns[-1].answer is None and turns[-1].complete
+        results = calls or (turns and not turns[-1].complete)
+        try:
+            read = wire.from_plain(_Assistant if answers else _Tool if results else _User, message)
+        except ValueError as error:
+            raise ValueError(f"{key}[{i}]: {str(error).lstrip('_')}") from None
+        text = without_lone_surrogates(read.content)
+        if answers:
+            turns[-1].answer, turns[-1].calls = text, _calls(f"{key}[{i}]", message)
+            turns[-1].cut, turns[-1].n_regenerated = read.finish_reason, _count(read.n_regenerated)
+        elif results:
+            if calls:
+                turns.append(Turn("", n_results=len(calls)))
+            turns[-1].results.append({**wire.stored(dict[str, object], message, {}), "content": text})
+        else:
+            turns.append(Turn(text))
+    if turns and not turns[-1].complete:
+        raise ValueError(f"there are calls without results at the end of {key}")
+    return turns
+
+
+def _calls(where: str, message: Any) -> list[JsonObject]:
+    """The calls in an answer, their arguments as objects. Raises UsageError, ValueError."""
+    try:
+        calls: list[JsonObject] = parsed_arguments([message])[0].get("tool_calls") or []
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message.removeprefix('messages[0].')}") from None
+    if not all(isinstance(call.get("id"), str) for call in calls):
+        raise ValueError(f"{where}: each of tool_calls must have an id")
+    return calls
+
+
+def _earlier(tokens: JsonObject) -> EarlierTurn:
+    """The ids of the last answer and its prompt: in one text, since there are many. Raises ValueError."""
+    ids: str = wire.from_plain(str, tokens.get("ids"))
+    if not _IDS.fullmatch(ids):
+        raise ValueError("tokens: ids must be numbers")
+    earlier: EarlierTurn = wire.from_plain(EarlierTurn, {**tokens, "ids": list(map(int, ids.split()))})
+    _count(earlier.n_messages)
+    _count(earlier.n_prompt)
+    return earlier
+
+
+def _count(n: int) -> int:
+    """Raises ValueError."""
+    if not 0 <= n <= _MAX_COUNT:
+        raise ValueError(f"{n} is no number of messages or tokens")
     return n

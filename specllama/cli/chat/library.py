@@ -1,7 +1,7 @@
 """The conversations that chats save as they go: files in a directory of the user's own, found by name.
 
 A chat holds the lock of the conversation that it writes, so that two chats never write one. Knows what is in
-a file through file.py, and no engine.
+a file through conversation.py, and no engine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from specllama.cli.chat.file import Saved, read
+from specllama.cli import console
+from specllama.cli.chat.conversation import Conversation, as_text, read
 from specllama.cli.formatting import nearest
-from specllama.config.places import close_to_others, data_dir
-from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError
+from specllama.config.places import NOWHERE, close_to_others, data_dir
+from specllama.config.store import write_whole
+from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError, UsageError
 from specllama.json_types import without_lone_surrogates
 from specllama.regular_file import read_regular
 
@@ -46,7 +49,7 @@ class SavedChat:
     name: str
     changed: float
     n_bytes: int
-    saved: Saved | None
+    saved: Conversation | None
     problem: str = ""
 
     @property
@@ -57,16 +60,12 @@ class SavedChat:
     @property
     def n_turns(self) -> int:
         """Its turns, those that were dropped included."""
-        if self.saved is None:
-            return 0
-        return len(self.saved.conversation.turns) + len(self.saved.conversation.dropped)
+        return len(self.saved.turns) + len(self.saved.dropped) if self.saved is not None else 0
 
     @property
     def model(self) -> str:
         """The name of the model that it was held with, "" where it is not known."""
-        target = self.saved.models.get("target") if self.saved is not None else None
-        name = target.get("name") if isinstance(target, dict) else None
-        return name if isinstance(name, str) else ""
+        return self.saved.target if self.saved is not None else ""
 
 
 class ChatLibrary:
@@ -192,6 +191,12 @@ def _lock_file(path: Path) -> Path:
     return path.with_name(f".{path.stem}.lock")
 
 
+def command(name: str) -> str:
+    """The command that goes on with a conversation."""
+    quoted = shlex.quote(name)
+    return f"specllama chat --continue{'=' if name.startswith('-') else ' '}{quoted}"
+
+
 def to_remove(name: str, chats: Sequence[SavedChat]) -> SavedChat:
     """As `named`, but only by the whole name or at least 6 letters of the id: nothing brings it back. Raises
     NotFoundError.
@@ -262,3 +267,98 @@ def _chat(path: Path, info: os.stat_result) -> SavedChat:
         problem = error.message.removeprefix(str(path)).lstrip(": ").removeprefix("cannot be read: ")
         return SavedChat(path, _name_in(path), info.st_mtime, info.st_size, None, problem)
     return SavedChat(path, saved.name or path.stem, info.st_mtime, info.st_size, saved)
+
+
+# Saves the conversation of a chat as it goes, under a name. What goes wrong is said in one line; the chat
+# goes on.
+
+
+class ChatSaver:
+    """Where the conversation of a chat is saved. library: None keeps nothing. works: whether all that was to
+    be saved is on the disk; failed: whether something is not.
+    """
+
+    def __init__(self, library: ChatLibrary | None) -> None:
+        self.library, self.works = library, False
+        self.path: Path | None = None
+        self._lock: FileLock | None = None
+        self._is_new, self._written, self._has_warned = True, "", False
+
+    @property
+    def failed(self) -> bool:
+        return self._has_warned and not self.works
+
+    def take_up(self, chat: SavedChat) -> None:
+        """Save to this conversation from now on. Raises ResourceError where another chat has it."""
+        self.close()
+        if self.library is not None:
+            try:
+                self._lock = held(chat.path, chat.name)
+            except OSError as error:
+                self._warn(error.strerror or str(error))
+                return
+            self.path, self._is_new = chat.path, False
+
+    def save(self, conversation: Conversation) -> None:
+        """Write the conversation, where it has changed since; a new one gets a name. One without turns is not
+        kept.
+        """
+        if self.library is None:
+            return
+        try:
+            if not conversation.turns and not conversation.dropped:
+                self._forget()
+                return
+            if self.path is None:
+                self._begin(self.library, conversation)
+            assert self.path is not None
+            text = as_text(conversation, in_library=True)
+            if text != self._written:
+                write_whole(self.path, text, 0o600, sync=True)
+                self.library.make_newest(self.path)
+            self._written, self.works, conversation.changed = text, True, False
+        except OSError as error:
+            self._warn(error.strerror or str(error))
+        except ResourceError as error:
+            self._warn(error.message)
+
+    def _begin(self, library: ChatLibrary, conversation: Conversation) -> None:
+        """Choose the file and the name of a new conversation. Raises OSError, ResourceError."""
+        path = library.new_path()
+        first = (conversation.dropped + conversation.turns)[0]
+        name = library.unused(conversation.name or name_from(first.message), path)
+        self._lock, self.path, self._is_new = held(path), path, True
+        conversation.name = name
+
+    def _forget(self) -> None:
+        """Remove the file of a new conversation. Raises OSError."""
+        if self.path is not None and self._is_new and self._written:
+            self.path.unlink(missing_ok=True)
+            self._written, self.works = "", False
+
+    def rename(self, conversation: Conversation, text: str) -> None:
+        """Give the conversation another name, which is saved with it. Raises UsageError, ResourceError."""
+        name = as_name(text)
+        if not name:
+            raise UsageError("a name needs a letter or another visible character")
+        if self.library is not None and self.library.unused(name, self.path) != name:
+            raise UsageError(f"there is a conversation {name!r} already")
+        conversation.name = name
+
+    def close(self) -> None:
+        """Let others have the conversation. What is saved next is a new one."""
+        if self._lock is not None:
+            self._lock.release()
+            if self.path is not None and not self.path.exists():
+                with contextlib.suppress(OSError):
+                    Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock = self.path = None
+        self._written, self.works, self._is_new = "", False, True
+
+    def _warn(self, why: str) -> None:
+        """Say once that nothing is saved; without a home directory another line has said so."""
+        self.works = False
+        assert self.library is not None
+        if not self._has_warned and NOWHERE not in self.library.path.parents:
+            console.warning(f"the conversation is not saved: {self.library.path}: {why}")
+        self._has_warned = True

@@ -5,19 +5,16 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, cut_short
-from specllama.cli.chat.continuing import ChatSaver, command
-from specllama.cli.chat.conversation import Conversation, Turn
+from specllama.cli.chat.conversation import Conversation, Turn, rescue, write
 from specllama.cli.chat.engine import ChatEngine, LeaveError
-from specllama.cli.chat.file import Saved, rescue, write
-from specllama.cli.chat.library import ChatLibrary
-from specllama.cli.chat.settings import refuse_logprobs, restored
+from specllama.cli.chat.library import ChatLibrary, ChatSaver, command
+from specllama.cli.chat.settings import call_text, refuse_logprobs, restored, result_message, show_calls
 from specllama.cli.chat.terminal import PROMPT, Screen
-from specllama.cli.chat.tools import call_text, result_message, show_calls
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.core.gain import gain
@@ -75,62 +72,6 @@ def rest_of(turn: Turn, params: Mapping[str, Any], last: GenerationResult | None
     if n == UNTIL_CONTEXT_FULL:
         return None
     return {**params, "max_tokens": n - last.stats.n_predict} if n > 0 else params
-
-
-class FullContext:
-    """Makes room in a chat. variables: of the chat template. may_drop: asked once it has been said what goes
-    and what that frees; None for a script, which has to say so before.
-    """
-
-    def __init__(
-        self, engine: ChatEngine, variables: Mapping[str, Any], may_drop: Callable[[], bool] | None
-    ) -> None:
-        self._engine, self._variables, self._may_drop = engine, variables, may_drop
-        self._was_refused = False
-
-    def make_room(self, conversation: Conversation, n_tokens: int | None, prefix: str = "") -> bool:
-        """Drop the oldest turns, if that makes room and the user agrees. The system message, the last message
-        and what belongs to it stay. n_tokens: that there are, None for unknown. prefix: of the answer.
-        """
-        self._was_refused = False
-        engine, n_ctx = self._engine, self._engine.info.n_ctx
-
-        def count(n: int) -> int | None:
-            return engine.count(conversation.messages(answered=False, first=n), self._variables, prefix)
-
-        room = find_room(conversation.cuts, count, n_ctx) if self._may_drop is not None else None
-        if room is None or self._may_drop is None:
-            return False
-        frees = (
-            f"frees {counted(n_tokens - room.n_left, 'token')}"
-            if n_tokens
-            else f"leaves {counted(room.n_left, 'token')}"
-        )
-        stays = "; the system message stays" if conversation.system else ""
-        turns = f"the oldest {counted(room.n_turns, 'turn')}"
-        console.note(f"the context of {n_ctx} tokens is full: dropping {turns} {frees}{stays}")
-        if not self._may_drop():
-            self._was_refused = True
-            return False
-        conversation.trim(room.n_turns)
-        return True
-
-    def say_refused(self, error: ContextLengthError) -> None:
-        """Say that no turns were dropped for a message, where the user decided so. Raises ContextLengthError
-        where dropping them was not possible.
-        """
-        if not self._was_refused:
-            raise ContextLengthError(error.message, f"it was not sent; {self._ways}", error.details)
-        console.note(f"note: no turns were dropped; {self._ways}")
-
-    def say_cut(self) -> None:
-        """Say that the answer ends where the context does."""
-        n_ctx = self._engine.info.n_ctx
-        console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {self._ways}")
-
-    @property
-    def _ways(self) -> str:
-        return _WAYS if self._may_drop is not None else f"{_WAYS}; --drop-oldest drops the oldest turns"
 
 
 # The figures of a chat: the line below an answer, the read-out of the last one, totals of the session.
@@ -194,22 +135,23 @@ class Totals:
 class ChatSession:
     """The state that the commands of a chat act on.
 
-    params: the sampling parameters that were set; used: the engine's values of the others. variables: of the
-    chat template. file: the last one saved to or loaded from. results: of the calls in the last answer, as
-    far as they were typed. saver: where the conversation is saved as it goes, with the options that it is
-    held with. full: for a full context. may_rescue: whether a conversation that is not saved may be written
-    to a file where the chat ends unexpectedly. flags: the parameters that the chat was started with, and
-    system: its system message, None without one; both go before those of a conversation that it goes on with.
+    variables: of the chat template. saver: where the conversation is saved as it goes, with the options that
+    it is held with. may_drop: asked, once it has been said what goes and what that frees, whether the oldest
+    turns may go where the context is full; None for a script, which has to say so before. may_rescue: whether
+    a conversation that is not saved may be written to a file where the chat ends unexpectedly. file: the last
+    one saved to or loaded from. flags: the sampling parameters that the chat was started with, and system:
+    its system message, None without one; both go before those of a conversation that it goes on with.
+    results: of the calls in the last answer, as far as they were typed. used: the engine's values of the
+    parameters that were not set.
     """
 
     engine: ChatEngine
     screen: Screen
     conversation: Conversation
-    params: JsonObject
     variables: JsonObject
     interactive: bool
     saver: ChatSaver
-    full: FullContext
+    may_drop: Callable[[], bool] | None
     options: JsonObject = field(default_factory=dict)
     may_rescue: bool = True
     speculate: bool = True
@@ -219,65 +161,72 @@ class ChatSession:
     results: list[JsonObject] = field(default_factory=list)
     used: JsonObject = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+    _was_refused: bool = False
+
+    @property
+    def params(self) -> JsonObject:
+        """The sampling parameters that were set."""
+        return self.conversation.params
 
     @property
     def structured(self) -> bool:
         """Whether a grammar restricts the answers."""
         return "json_schema" in self.params or "grammar" in self.params or self.engine.tools is not None
 
-    def saved(self) -> Saved:
-        """The conversation as a file would hold it."""
-        models = {
+    def _described(self) -> Conversation:
+        """The conversation with its models and options, as a file holds it."""
+        self.conversation.options = self.options
+        self.conversation.models = {
             name: {key: getattr(model, key) for key in ("name", "path", "quant")} if model else None
             for name, model in (("target", self.engine.info.target), ("draft", self.engine.info.draft))
         }
-        return Saved(self.conversation, self.params, models)
+        return self.conversation
 
     def keep(self) -> None:
         """Save the conversation where chats are saved as they go, if it has changed."""
-        self.saver.save(replace(self.saved(), options=self.options))
+        self.saver.save(self._described())
 
     def begin_another(self) -> None:
         """Let the conversation be: what is saved from now on is another one."""
         self.keep()
         self.saver.close()
+        self.conversation.name = ""
 
     def save(self, name: str) -> None:
         """Write the conversation to a file. Raises UsageError, ResourceError."""
-        path = write(name, self.saved())
+        path = write(name, self._described())
         self.file, self.conversation.changed = name, False
         console.note(f"{counted(len(self.conversation.turns), 'turn')} saved in {visible(str(path))}")
 
-    def restore(self, saved: Saved, name: str = "", file: str = "") -> None:
+    def restore(self, saved: Conversation, name: str = "", file: str = "") -> None:
         """Go on with a conversation, with its system message and parameters, and show what has changed with
         them, and the last turn. name, file: under which it is saved, or which it is from.
         """
         refuse_logprobs(saved.params)
-        system, params = self.conversation.system, self.params
-        self.conversation, self.file = saved.conversation, file
-        self.params = {**saved.params, **self.flags}
+        before, self.conversation, self.file = self.conversation, saved, file
+        saved.name = name or before.name
+        saved.params = {**saved.params, **self.flags}
         if self.system is not None:
-            self.conversation.system = self.system
-        n = counted(len(saved.conversation.turns), "turn")
+            saved.system = self.system
+        n = counted(len(saved.turns), "turn")
         console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
-        for line in restored(system, params, self.conversation.system, self.params):
+        for line in restored(before.system, before.params, saved.system, saved.params):
             console.note(visible(line))
-        if saved.conversation.dropped:
-            dropped = counted(len(saved.conversation.dropped), "turn")
+        if saved.dropped:
+            dropped = counted(len(saved.dropped), "turn")
             console.note(f"note: the oldest {dropped} of it, dropped before, are not shown to the model")
         if self.interactive:
             self._show_last()
-        if saved.conversation.turns and saved.conversation.turns[-1].cut == "cancel":
+        if saved.turns and saved.turns[-1].cut == "cancel":
             console.note("note: the last answer was stopped")
-        if saved.conversation.waiting:
+        if saved.waiting:
             console.note("note: the last message has no answer; /regen asks for one")
         self.results = []
-        if self.conversation.open_calls:
+        if saved.open_calls:
             self._ask_for_result()
-        then, now = saved.models.get("target"), self.engine.info.target.name
-        before = then.get("name") if isinstance(then, dict) else None
-        if isinstance(before, str) and before != now:
-            console.note(f"note: it was held with {visible(before)[:80]}; {now} continues it")
+        then, now = saved.target, self.engine.info.target.name
+        if then and then != now:
+            console.note(f"note: it was held with {visible(then)[:80]}; {now} continues it")
 
     def _show_last(self) -> None:
         """Show the last message and its answer again."""
@@ -352,22 +301,51 @@ class ChatSession:
         """Answer the last turn. Where the context is full, before it or in the midst of it, the oldest turns
         may be dropped, and it goes on. False where Ctrl-C came before any text, or the user drops none.
         """
+        ways = _WAYS if self.may_drop is not None else f"{_WAYS}; --drop-oldest drops the oldest turns"
+        n_ctx = self.engine.info.n_ctx
         try:
             written = self._generate(turn, params)
         except ContextLengthError as error:
-            if not self.full.make_room(self.conversation, error.details.get("n_prompt_tokens")):
-                self.full.say_refused(error)
+            if not self._make_room(error.details.get("n_prompt_tokens")):
+                if not self._was_refused:
+                    raise ContextLengthError(
+                        error.message, f"it was not sent; {ways}", error.details
+                    ) from None
+                console.note(f"note: no turns were dropped; {ways}")
                 return False
             written = self._generate(turn, params)
         while written and turn.cut == "context":
             begun, left = turn.answer or "", rest_of(turn, params, self.totals.last)
-            if left is None or not self.full.make_room(self.conversation, self.engine.info.n_ctx, begun):
+            if left is None or not self._make_room(n_ctx, begun):
                 self.screen.end()
-                self.full.say_cut()
+                console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ways}")
                 return True
             if not self._generate(turn, left, begun):
                 return True
         return written
+
+    def _make_room(self, n_tokens: int | None, prefix: str = "") -> bool:
+        """Drop the oldest turns, if that makes room and the user agrees. The system message, the last message
+        and what belongs to it stay. n_tokens: that there are, None for unknown. prefix: of the answer.
+        """
+        self._was_refused = False
+        engine, n_ctx, talk = self.engine, self.engine.info.n_ctx, self.conversation
+
+        def count(n: int) -> int | None:
+            return engine.count(talk.messages(answered=False, first=n), self.variables, prefix)
+
+        room = find_room(talk.cuts, count, n_ctx) if self.may_drop is not None else None
+        if room is None or self.may_drop is None:
+            return False
+        frees = f"frees {counted(n_tokens - room.n_left, 'token')}" if n_tokens else ""
+        frees = frees or f"leaves {counted(room.n_left, 'token')}"
+        stays = "; the system message stays" if talk.system else ""
+        turns = f"the oldest {counted(room.n_turns, 'turn')}"
+        console.note(f"the context of {n_ctx} tokens is full: dropping {turns} {frees}{stays}")
+        self._was_refused = not self.may_drop()
+        if not self._was_refused:
+            talk.trim(room.n_turns)
+        return not self._was_refused
 
     def _generate(self, turn: Turn, params: Mapping[str, Any], prefix: str = "") -> bool:
         """Generate for the last turn; the text becomes its answer, after the prefix, however the generation
@@ -378,13 +356,7 @@ class ChatSession:
         self.screen.begin(answer, goes_on=bool(prefix) and not self.interactive)
         try:
             id_ = self.engine.answer(
-                self.conversation,
-                params,
-                self.speculate,
-                self.variables,
-                answer,
-                self.screen.show,
-                prefix,
+                self.conversation, params, self.speculate, self.variables, answer, self.screen.show, prefix
             )
         except KeyboardInterrupt:
             if answer.params or not self.interactive:  # the second Ctrl-C: the first only stops the answer
@@ -449,7 +421,7 @@ class ChatSession:
         return self.conversation.changed and any(turn.answer is not None for turn in self.conversation.turns)
 
     def rescue(self) -> None:
-        """Save unsaved changes, before an unexpected end."""
+        """Save unsaved changes, before an unexpected end: in the library, or else in a file."""
         changed = self.conversation.changed or self.conversation.waiting
         wanted = self.may_rescue and changed and bool(self.conversation.turns)
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -457,13 +429,9 @@ class ChatSession:
                 self.saver.library = self.saver.library or ChatLibrary()
             self.keep()
             if self.saver.works:
-                console.note(f"the conversation is saved: {command(self.saver.name)} goes on with it")
-                return
-        if not wanted:
-            return
-        path = rescue(self.saved())
-        with contextlib.suppress(OSError):
-            if path is None:
-                console.warning("the conversation could not be saved")
-            else:
+                how = command(self.conversation.name)
+                console.note(f"the conversation is saved: {how} goes on with it")
+            elif wanted and (path := rescue(self.conversation)) is not None:
                 console.note(f"the conversation is saved: specllama chat --load {path} continues it")
+            elif wanted:
+                console.warning("the conversation could not be saved")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
@@ -28,6 +28,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from specllama import wire
 from specllama.cli import console
 from specllama.client.stream import GenerationResult
 from specllama.config.defaults import SOURCE_LABELS
@@ -40,7 +41,8 @@ from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 # The input of a chat: single lines, or several between two lines of three quotation marks.
 #
-# Reads from a pipe or a simple terminal; terminal.py is for terminals that can edit.
+# LineReader reads from a pipe or a simple terminal; TerminalReader is for terminals that can edit. Of both,
+# `interactive` says whether a user types: errors and Ctrl-C then do not end the chat.
 
 
 PROMPT, CONTINUED = "> ", ". "
@@ -54,18 +56,6 @@ class UserInput:
 
     text: str
     literal: bool = False
-
-
-class InputReader(Protocol):
-    """The source of inputs. interactive: a user types them; errors and Ctrl-C then do not end the chat."""
-
-    interactive: bool
-
-    def read(self) -> UserInput | None:
-        """The next input, None at the end. Raises KeyboardInterrupt for Ctrl-C, unless it clears a line."""
-
-    def read_name(self) -> str:
-        """A line that is not kept for later chats, "" at the end. Raises KeyboardInterrupt as `read`."""
 
 
 def is_open(text: str) -> bool:
@@ -92,7 +82,9 @@ class LineReader:
         self._n_lines = 0
 
     def read(self) -> UserInput | None:
-        """The next input; empty lines outside of quotation marks are left out."""
+        """The next input, None at the end; empty lines outside of quotation marks are left out. Raises
+        KeyboardInterrupt for Ctrl-C.
+        """
         lines: list[str] = []
         while (line := self._line(CONTINUED if lines else PROMPT)) is not None:
             lines.append(line)
@@ -105,6 +97,7 @@ class LineReader:
         return parse_input("\n".join(lines))
 
     def read_name(self) -> str:
+        """A line, "" at the end. Raises KeyboardInterrupt for Ctrl-C."""
         return (self._line(PROMPT) or "").strip()
 
     def _line(self, prompt: str) -> str | None:
@@ -154,36 +147,43 @@ MAX_INPUTS, MAX_HISTORY_BYTES = 1000, 1_000_000  # inputs kept; bytes read from 
 MAX_CHARACTERS = 20_000  # of an input; longer ones are not kept
 
 
-class HistoryFile:
-    """Inputs of earlier sessions, the oldest first. path: made when first written to. keeps: False leaves the
-    file alone.
-    """
+class HistoryFile(History):
+    """Inputs of earlier sessions. path: made when first written to. keeps: False leaves the file alone."""
 
     def __init__(self, path: Path, keeps: bool = True) -> None:
-        self._path, self._keeps = path, keeps
+        super().__init__()
+        self._path, self.keeps = path, keeps
+
+    def load_history_strings(self) -> Iterable[str]:
+        """The newest first."""
+        return reversed(self.read())
+
+    def store_string(self, string: str) -> None:
+        """Keep an input."""
+        self.append(string)
 
     def read(self) -> list[str]:
-        """The newest inputs; lines without one are skipped. A file that is too long is cut to the newest."""
+        """The newest inputs, the oldest of them first; lines without one are skipped. A file that is too long
+        is cut to the newest.
+        """
         inputs: list[str] = []
         with contextlib.suppress(OSError):
-            if not self._keeps:
+            if not self.keeps:
                 return []
             with open_regular(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - MAX_HISTORY_BYTES))
                 lines = file.read(MAX_HISTORY_BYTES).splitlines()
             for line in lines:
-                with contextlib.suppress(ValueError, RecursionError):
-                    text = json.loads(line)
-                    if isinstance(text, str):
-                        inputs.append(text)
+                with contextlib.suppress(ValueError):
+                    inputs.append(wire.from_text(str, line))
             if size > MAX_HISTORY_BYTES or len(inputs) > 2 * MAX_INPUTS:
-                self._replace(inputs[-MAX_INPUTS:])
+                write_whole(self._path, _lines(inputs[-MAX_INPUTS:]), 0o600)
         return inputs[-MAX_INPUTS:]
 
     def append(self, text: str) -> None:
         """Keep an input."""
-        if not self._keeps or len(text) > MAX_CHARACTERS:
+        if not self.keeps or len(text) > MAX_CHARACTERS:
             return
         if self._path.exists() and not self._path.is_file():
             return
@@ -196,10 +196,6 @@ class HistoryFile:
                 os.write(file, _lines([text]).encode())
             finally:
                 os.close(file)
-
-    def _replace(self, texts: list[str]) -> None:
-        with contextlib.suppress(OSError):
-            write_whole(self._path, _lines(texts), 0o600)
 
 
 def _lines(texts: list[str]) -> str:
@@ -214,7 +210,7 @@ class TerminalReader:
     interactive = True
 
     def __init__(self, words: Mapping[str, Iterable[str]], history: HistoryFile, screen: TextIO) -> None:
-        self._history = _History(history)
+        self._history = history
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
@@ -238,12 +234,15 @@ class TerminalReader:
 
     def read_name(self) -> str:
         """A line that is not kept. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
-        self._history.keeps = False
+        keeps, self._history.keeps = self._history.keeps, False
         try:
             typed = self.read()
         finally:
-            self._history.keeps = True
+            self._history.keeps = keeps
         return typed.text.strip() if typed is not None else ""
+
+
+InputReader = LineReader | TerminalReader
 
 
 @contextlib.contextmanager
@@ -328,23 +327,6 @@ class _Commands(Completer):
 
 def _starting_with(start: str, words: Iterable[str]) -> Iterable[Completion]:
     return (Completion(f"{word} ", -len(start), word) for word in words if word.startswith(start))
-
-
-class _History(History):
-    """The inputs of earlier sessions, from a file. keeps: whether further ones are added to it."""
-
-    def __init__(self, file: HistoryFile) -> None:
-        super().__init__()
-        self._file, self.keeps = file, True
-
-    def load_history_strings(self) -> Iterable[str]:
-        """The newest first."""
-        return reversed(self._file.read())
-
-    def store_string(self, string: str) -> None:
-        """Keep an input."""
-        if self.keeps:
-            self._file.append(string)
 
 
 # Shows answers: plain text on a pipe; on a terminal with reasoning dimmed and drafted text coloured.

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.cli.chat.continuing import ChatSaver
-from specllama.cli.chat.conversation import Conversation, Turn
-from specllama.cli.chat.file import Saved, as_text, from_text
-from specllama.cli.chat.library import MAX_NAME, ChatLibrary, as_name, name_from
+from specllama.cli.chat.conversation import Conversation, Turn, as_text, from_text
+from specllama.cli.chat.library import MAX_NAME, ChatLibrary, ChatSaver, as_name, name_from
 from specllama.cli.chat.session import Room, find_room
 from specllama.client.protocol import EarlierTurn
 from specllama.config.places import NOWHERE
@@ -94,11 +92,12 @@ def test_results_stay_with_their_calls() -> None:
 
 def test_all_of_a_conversation_comes_back() -> None:
     tokens = EarlierTurn(2, 3, [1, 2, 3, 4], "ab", "be")
-    before = Conversation("s", agent()[2:], dropped=agent()[:2], tokens=tokens)
-    before.dropped[1].cut, before.dropped[1].n_regenerated = "cancel", 2
-    saved = Saved(before, {"top_k": 3}, {"target": None}, "näme", {"model": "m", "n_ctx": 5})
-    assert from_text(as_text(saved), Path("x")) == saved
-    assert "tokens" not in json.loads(as_text(Saved(before)))
+    saved = Conversation("s", agent()[2:], dropped=agent()[:2], tokens=tokens)
+    saved.dropped[1].cut, saved.dropped[1].n_regenerated = "cancel", 2
+    saved.params, saved.models, saved.name = {"top_k": 3}, {"target": None}, "näme"
+    saved.options = {"model": "m", "n_ctx": 5}
+    assert from_text(as_text(saved, in_library=True), Path("x")) == saved
+    assert not {"tokens", "name", "options"} & set(json.loads(as_text(saved)))
 
 
 @pytest.mark.parametrize(
@@ -122,44 +121,47 @@ def test_files_with_wrong_fields(change: dict[str, Any]) -> None:
 def test_a_saver_writes_what_has_changed_under_a_name_of_its_own(tmp_path: Path) -> None:
     library = ChatLibrary(tmp_path / "chats")
     saver = ChatSaver(library)
-    saver.save(Saved(Conversation("system")))
+    saver.save(Conversation("system"))
     assert not library.path.exists(), "nothing was said"
     talk = Conversation(turns=[Turn("zip?")])
-    saver.save(Saved(talk))
+    saver.save(talk)
     (first,) = library.chats()
-    assert (saver.name, saver.works, first.name) == ("zip", True, "zip")
-    other = ChatSaver(library)
-    other.save(Saved(Conversation(turns=[Turn("Zip!")])))
-    assert other.name == "Zip 2"
+    assert (talk.name, saver.works, first.name) == ("zip", True, "zip")
+    other, shouted = ChatSaver(library), Conversation(turns=[Turn("Zip!")])
+    other.save(shouted)
+    assert shouted.name == "Zip 2"
     with pytest.raises(UsageError, match="already"):
-        other.rename("ZIP")
+        other.rename(shouted, "ZIP")
     for name in ('a "b" \\ ä', "漢" * 60):
-        other.rename(name)
-        other.save(Saved(Conversation(turns=[Turn("Zip!")])))
+        other.rename(shouted, name)
+        other.save(shouted)
         assert library.unused(name) == f"{name} 2"
         assert library.unused(name, other.path) == name
-    other.rename("Zip 2")
-    other.save(Saved(Conversation(turns=[Turn("Zip!")])))
+    other.rename(shouted, "Zip 2")
+    other.save(shouted)
     before = first.path.stat().st_mtime_ns
-    saver.save(Saved(talk))
+    saver.save(talk)
     assert first.path.stat().st_mtime_ns == before
     talk.turns.clear()
-    saver.save(Saved(talk))
+    saver.save(talk)
     assert [chat.name for chat in library.chats()] == ["Zip 2"]
     saver.close()
-    saver.save(Saved(Conversation(turns=[Turn("zip?")])))
-    assert saver.name == "zip"
+    again = Conversation(turns=[Turn("zip?")])
+    saver.save(again)
+    assert again.name == "zip"
 
 
 def test_the_last_is_the_one_that_was_saved_last_whatever_the_clock_said(tmp_path: Path) -> None:
     library = ChatLibrary(tmp_path / "chats")
     savers = [ChatSaver(library), ChatSaver(library), ChatSaver(library)]
+    talks = [Conversation(turns=[Turn(f"question {i}")]) for i in range(3)]
     for i, saver in enumerate(savers):
-        saver.save(Saved(Conversation(turns=[Turn(f"question {i}")])))
+        saver.save(talks[i])
         assert saver.path is not None
         os.utime(saver.path, (4e9 - 9 * i, 4e9 - 9 * i))  # the clock was ahead, and goes back
     for i in (2, 0, 1):
-        savers[i].save(Saved(Conversation(turns=[Turn(f"question {i}", "answer")])))
+        talks[i].turns[0].answer = "answer"
+        savers[i].save(talks[i])
         assert library.last()[0].name == f"question {i}"
     assert [chat.name for chat in library.chats()] == ["question 1", "question 0", "question 2"]
 
@@ -171,12 +173,12 @@ def test_a_saver_without_a_disk_says_so_once(tmp_path: Path, capsys: pytest.Capt
         Conversation(turns=[Turn("a", "b")], changed=True),
     )
     for _ in range(3):
-        saver.save(Saved(talk))
+        saver.save(talk)
     assert capsys.readouterr().err.count("is not saved") == 1
     assert (saver.works, talk.changed) == (False, True)
     (tmp_path / "chats").unlink()
-    saver.save(Saved(talk))
+    saver.save(talk)
     assert (saver.works, talk.changed) == (True, False)
     without_home = ChatSaver(ChatLibrary(NOWHERE / "chats"))
-    without_home.save(Saved(talk))
+    without_home.save(talk)
     assert (without_home.works, capsys.readouterr().err) == (False, ""), "a line at the start says so"
