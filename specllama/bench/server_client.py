@@ -312,7 +312,7 @@ _WITH_PROPS = ("specllama", "llamacpp")  # owners of models whose servers have /
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server reports about itself; "" and None for what it leaves out.
+    """A server's report about itself; "" and None for what it leaves out.
 
     owner: `owned_by` of its models; n_slots: requests that it answers at once; speculation: the object of
     that name in /props of a specllama.

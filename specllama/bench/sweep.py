@@ -39,7 +39,7 @@ class ServingCell:
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """What a sweep sends. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
+    """The requests of a sweep. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
     messages; number: of this measurement.
     """
 
@@ -345,7 +345,7 @@ def verdict(s: JsonObject, one_series: str) -> str:
 
 
 def notes(s: JsonObject) -> list[str]:
-    """What is missing, what the times include, and whether drafts changed a text."""
+    """Sentences on missing answers, on what the times include and on texts that drafts changed."""
     rows, lines = s["rows"], []
     if s["interrupted"]:
         lines.append(f"Interrupted: {s['answers']} of {counted(s['planned'], 'answer')} were measured.")

@@ -49,7 +49,7 @@ def verdict(s: JsonObject, off: str = "") -> str:
 
 
 def advice(s: JsonObject, off: str = "", busy: bool = False) -> str:
-    """What to do, in one or two sentences. off: as for `verdict`. busy: whether other programs disturbed the
+    """The advice, in one or two sentences. off: as for `verdict`. busy: whether other programs disturbed the
     figures, which then give no advice.
     """
     total = s["total"]
@@ -122,7 +122,7 @@ def why(s: JsonObject) -> str:
 
 
 def notes(s: JsonObject) -> list[str]:
-    """What is missing, and whether drafts changed a text. s: with models, machine and settings too."""
+    """Sentences on missing answers and on texts that drafts changed. s: with models, machine and settings too."""
     lines = []
     if s["interrupted"]:
         lines.append(f"Interrupted: {s['answers']} of {counted(s['planned'], 'answer')} were measured.")

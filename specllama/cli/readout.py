@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from specllama.client.model_info import LoadInfo
+from specllama.client.stream import GenerationResult
 from specllama.core.gain import BUSY, TOO_SHORT, PlainRate, gain, was_busy
 from specllama.core.stats import RunStats
 from specllama.json_types import JsonObject
@@ -149,21 +148,11 @@ def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
     return f"{label} {n:4d} tokens in {seconds:8.3f} s{speed}"
 
 
-def as_json(
-    text: str,
-    tokens: Sequence[int],
-    reason: str,
-    seed: int,
-    stats: RunStats,
-    plain: PlainRate,
-    info: LoadInfo,
-    off_reason: str,
-    ties_known: bool,
-) -> JsonObject:
+def as_json(answer: GenerationResult, plain: PlainRate, info: LoadInfo) -> JsonObject:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
-    null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
-    ties_known: whether near-ties could be detected.
+    null.
     """
+    stats, off_reason = answer.stats, answer.off_reason
     measured = gain(stats, plain)
     models = {
         name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}
@@ -173,10 +162,10 @@ def as_json(
     }
     return {
         "schema": "specllama.run/1",
-        "text": text,
-        "tokens": list(tokens),
-        "finish_reason": reason,
-        "seed": seed,
+        "text": answer.text,
+        "tokens": answer.ids,
+        "finish_reason": answer.finish_reason,
+        "seed": answer.seed,
         "n_prompt": stats.n_prompt,
         "n_evaluated": stats.n_evaluated,
         "n_predict": stats.n_predict,
@@ -206,7 +195,7 @@ def as_json(
         "verdict": measured.verdict,
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
-        "near_ties": stats.near_ties if ties_known else None,
+        "near_ties": stats.near_ties if answer.epsilon is not None else None,
         "redecided": stats.redecided,
         **({"exact_width": stats.exact_width} if stats.exact_width is not None else {}),
         **({"width_changes": [list(one) for one in stats.width_changes]} if stats.width_changes else {}),

@@ -207,8 +207,7 @@ def _show(
 ) -> None:
     """Print the object or the read-out. verbose: with all figures."""
     if as_json:
-        args = (answer.text, answer.ids, answer.finish_reason, answer.seed, answer.stats, plain, info)
-        result = readout.as_json(*args, answer.off_reason, answer.epsilon is not None)
+        result = readout.as_json(answer, plain, info)
         if answer.logprobs:
             result["logprobs"] = [p.to_dict() for p in answer.logprobs]
         if compared is not None:

@@ -53,7 +53,11 @@ def every_form() -> list[dict[str, Any]]:
         info: Any = SimpleNamespace(
             target=MODEL, draft=MODEL if i else None, load_seconds=0.1234567, head="", head_in_target=False
         )
-        forms.append(readout.as_json("t", [1, 2], "stop", 5, stats, rate, info, "off" * (i > 1), i > 0))
+        answer: Any = SimpleNamespace(
+            text="t", ids=[1, 2], finish_reason="stop", seed=5, stats=stats, off_reason="off" * (i > 1),
+            epsilon=0.1 if i else None,
+        )  # fmt: skip
+        forms.append(readout.as_json(answer, rate, info))
     ends = [End(i, "stop", None, *answer, off_reason="off" * i) for i, answer in enumerate(answers)]
     for some in ([], ends[:1], ends[3:], ends[:2]):
         fold: Any = SimpleNamespace(ends=some)

@@ -47,7 +47,7 @@ Ctrl-C shows what has been measured by then.
 
 @dataclass(slots=True)
 class BenchResults(PartialResults):
-    """What a bench has measured so far."""
+    """The results of a bench so far."""
 
     info: LoadInfo | None = None
     samples: list[BenchSample] = field(default_factory=list)
@@ -165,7 +165,7 @@ def _measure(
 
 
 def _ways(plan: BenchPlan, info: LoadInfo) -> list[BenchConfig]:
-    """What is measured; copying alone too where a draft model or head drafts besides it."""
+    """The configurations to measure; copying alone too where a draft model or head drafts besides it."""
     names = _drafters(info)
     priced = [name for name in names if name in info.details.priced]
     return configs(plan.lengths, bool(names), plan.without_kernels, 0 < len(priced) < len(names))

@@ -68,7 +68,7 @@ _ALLOWED = {*_SHARED, *(option.name for option in ASKING)}
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What to measure. key: "" for none; model: by the server's name, "" for its first; seconds: the limit of
+    """The server and the requests to measure. key: "" for none; model: by the server's name, "" for its first; seconds: the limit of
     an answer; workloads: numbers of prompts.
     """
 
@@ -131,7 +131,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
 
 @dataclass(slots=True)
 class ServerBenchResults(PartialResults):
-    """What a bench has measured so far. why_one: why there is only one series."""
+    """The results of a bench so far. why_one: why there is only one series."""
 
     about: ServerInfo | None = None
     series: Sequence[str] = ()
