@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -243,11 +242,7 @@ class PendingCompletion:
                 n_accept=result.n_accept,
             )
         return CompletionStats(
-            **result.stats.to_dict()
-            | {
-                "drafted_by": Counter(result.stats.drafted_by),
-                "forced_by": Counter(result.stats.forced_by),
-            },
+            **{name: getattr(result.stats, name) for name in RunStats.__slots__},
             seed=result.seed,
             plain=result.plain,
             speculation="off" if result.off_reason else "on",

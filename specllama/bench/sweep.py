@@ -39,7 +39,7 @@ class ServingCell:
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """The requests of a sweep. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
+    """The requests of a sweep. prompts: of those of a cell; raw: prompts are texts to continue, not chat
     messages; number: of this measurement.
     """
 

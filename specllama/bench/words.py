@@ -122,7 +122,7 @@ def why(s: JsonObject) -> str:
 
 
 def notes(s: JsonObject) -> list[str]:
-    """Sentences on missing answers and on texts that drafts changed. s: with models, machine and settings too."""
+    """Sentences on missing answers and on texts that drafts changed. s: the object of --json."""
     lines = []
     if s["interrupted"]:
         lines.append(f"Interrupted: {s['answers']} of {counted(s['planned'], 'answer')} were measured.")
@@ -148,7 +148,7 @@ def extent(settings: Mapping[str, Any]) -> str:
 
 
 def draft_name(s: Mapping[str, Any]) -> str:
-    """The draft for people: "draft NAME QUANT", the head, or both; "" without one. s: as for `notes`."""
+    """The draft for people: "draft NAME QUANT", the head, or both; "" without one. s: the object of --json."""
     draft, head = s["draft"], s.get("head", "")
     if draft is None:
         return ""

@@ -24,8 +24,8 @@ MAX_DRAFT, MAX_TOKENS, MAX_RUNS, MAX_TEMPERATURES = 64, 32_768, 1000, 16
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The texts and ways to measure. text: the file of the given texts, None where the model writes its own. n_tokens: None
-    for all of a given text. params: sampling parameters that all answers share.
+    """The texts and ways to measure. text: the file of the given texts, None where the model writes its own.
+    n_tokens: None for all of a given text. params: sampling parameters that all answers share.
     """
 
     workloads: Mapping[str, tuple[str | ForcedText, ...]]
