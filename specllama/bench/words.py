@@ -148,7 +148,7 @@ def extent(settings: Mapping[str, Any]) -> str:
 
 
 def draft_name(s: Mapping[str, Any]) -> str:
-    """The draft for people: "draft NAME QUANT", the head, or both; "" without one. s: the object of --json."""
+    """For people: "draft NAME QUANT", the head, or both; "" without one. s: the object of --json."""
     draft, head = s["draft"], s.get("head", "")
     if draft is None:
         return ""

@@ -1,4 +1,4 @@
-"""Common parts of `bench` and `tune`: results that survive an early end, where and when they were measured."""
+"""Parts of `bench` and `tune`: results that survive an early end, and where and when they were measured."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _ALLOWED = {*_SHARED, *(option.name for option in ASKING)}
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The server and the requests to measure. key: "" for none; model: by the server's name, "" for its first;
+    """The server and its requests. key: "" for none; model: by the server's name, "" for the first;
     seconds: the limit of an answer; workloads: numbers of prompts.
     """
 
