@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from specllama.errors import UsageError
 from specllama.text.gbnf.parser import (
+    EMPTY_TEXT,
     Alternatives,
     Chars,
     Lexeme,
@@ -26,6 +27,8 @@ from specllama.text.gbnf.parser import (
     char,
     children,
     first_bytes,
+    first_of,
+    settle,
     users,
 )
 
@@ -202,7 +205,6 @@ def _character_classes(sets: list[Ranges]) -> tuple[dict[Ranges, list[int]], lis
 # section 4.4), of first bytes.
 
 
-_EMPTY_TEXT = 1 << 0xFE  # in a FIRST set: the empty text; no byte of UTF-8
 _TOKEN = 1 << 0xFF  # a token that is matched by its id
 
 
@@ -215,20 +217,8 @@ class Follow:
         self._first = dict.fromkeys(rules, 0)
         self._of_rules = dict.fromkeys(rules, 0)
         used_by = users(rules)
-        self._settle(lambda name: used_by[name] if self._update_first(name) else ())
-        self._settle(self._visit)
-
-    def _settle(self, update: Callable[[str], set[str] | tuple[()]]) -> None:
-        """Update rules until nothing changes. update: returns the rules to update again."""
-        todo = deque(self._rules)
-        waiting = set(todo)
-        while todo:
-            name = todo.popleft()
-            waiting.discard(name)
-            for other in update(name):
-                if other not in waiting:
-                    waiting.add(other)
-                    todo.append(other)
+        settle(rules, lambda name: used_by[name] if self._update_first(name) else ())
+        settle(rules, self._visit)
 
     def _update_first(self, name: str) -> bool:
         before, self._first[name] = self._first[name], self._first_of(self._rules[name])
@@ -237,23 +227,10 @@ class Follow:
     def _first_of(self, node: Node) -> int:
         self._work.add(1)
         if isinstance(node, Lexeme):
-            return node.first_bytes | _EMPTY_TEXT * node.optional
+            return node.first
         if isinstance(node, RuleRef):
             return self._first[node.name]
-        if isinstance(node, Alternatives):
-            first = 0
-            for option in node.options:
-                first |= self._first_of(option)
-            return first
-        if isinstance(node, Repeat):
-            return self._first_of(node.item) | _EMPTY_TEXT * (not node.least)
-        if isinstance(node, Sequence):
-            first = _EMPTY_TEXT
-            for item in node.items:
-                if first & _EMPTY_TEXT:
-                    first = first & ~_EMPTY_TEXT | self._first_of(item)
-            return first
-        return _TOKEN
+        return _TOKEN if isinstance(node, TokenRef) else first_of(node, self._first_of)
 
     def _visit(self, name: str) -> set[str]:
         changed: set[str] = set()
@@ -274,13 +251,13 @@ class Follow:
             for option in node.options:
                 self._walk(option, after, changed)
         elif isinstance(node, Repeat):
-            again = first & ~_EMPTY_TEXT if node.most != 1 else 0
+            again = first & ~EMPTY_TEXT if node.most != 1 else 0
             self._walk(node.item, after | again, changed)
         elif isinstance(node, Sequence):
             begin = after
             for item in reversed(node.items):
                 begin = self._walk(item, begin, changed)
-        return first & ~_EMPTY_TEXT | after if first & _EMPTY_TEXT else first
+        return first & ~EMPTY_TEXT | after if first & EMPTY_TEXT else first
 
 
 # The parts of a grammar that are regular, and their regular expressions.
@@ -291,12 +268,11 @@ _MAX_LEVELS = 100  # of nodes in each other, those of its rules included
 
 
 class _Shape(NamedTuple):
-    """Of a regular part: its size and levels, whether it may be empty, its first bytes as bits."""
+    """Of a regular part: its size and levels, its first bytes as bits and EMPTY_TEXT if it has that."""
 
     n_positions: int
     n_levels: int
-    empty: bool
-    first_bytes: int
+    first: int
 
 
 class RegularParts:
@@ -314,7 +290,7 @@ class RegularParts:
         shape = self._shape(node)
         if shape is None or not shape.n_positions:
             return None
-        return Lexeme(self._regex(node), shape.empty, shape.first_bytes)
+        return Lexeme(self._regex(node), shape.first)
 
     def _shape(self, node: Node) -> _Shape | None:
         if id(node) not in self._shapes:
@@ -323,10 +299,9 @@ class RegularParts:
 
     def _measured(self, node: Node) -> _Shape | None:
         if isinstance(node, Chars):
-            return _Shape(1, 1, False, first_bytes(node.ranges))
+            return _Shape(1, 1, first_bytes(node.ranges))
         if isinstance(node, Literal):
-            code = ord(node.text[0])
-            return _Shape(len(node.text), 1, False, first_bytes(((code, code),)))
+            return _Shape(len(node.text), 1, first_bytes(char(ord(node.text[0])).ranges))
         if isinstance(node, RuleRef):
             parts = [self._by_rule.get(node.name)]
         else:
@@ -335,20 +310,13 @@ class RegularParts:
         if len(known) < len(parts) or not (known or isinstance(node, Sequence)):
             return None
         n_positions = sum(part.n_positions for part in known)
-        empty = [part.empty for part in known]
-        may_be_empty = any(empty) if isinstance(node, Alternatives) else all(empty)
         if isinstance(node, Repeat):
             n_positions *= node.most or max(node.least, 1)
-            may_be_empty = may_be_empty or not node.least
-        n_first = len(known)
-        if isinstance(node, Sequence) and not may_be_empty:
-            n_first = empty.index(False) + 1
-        first = 0
-        for part in known[:n_first]:
-            first |= part.first_bytes
+        firsts = iter([part.first for part in known])
+        first = next(firsts) if isinstance(node, RuleRef) else first_of(node, lambda _: next(firsts))
         n_levels = 1 + max((part.n_levels for part in known), default=0)
         fits = n_positions <= _MAX_POSITIONS and n_levels <= _MAX_LEVELS
-        return _Shape(n_positions, n_levels, may_be_empty, first) if fits else None
+        return _Shape(n_positions, n_levels, first) if fits else None
 
     def _regex(self, node: Node) -> str:
         if isinstance(node, Chars):
@@ -406,15 +374,13 @@ MAX_LENGTH = 100_000  # characters; no context holds many such texts, and the gr
 
 def check_lengths(rules: Rules) -> bool:
     """Whether each rule has a text that ends. Raises UsageError if the shortest of a rule is too long."""
-    lengths = dict.fromkeys(rules, math.inf)
-    used_by = users(rules)
-    todo = deque(rules)
-    while todo:
-        name = todo.popleft()
-        length = _length(rules[name], lengths)
-        if length < lengths[name]:
-            lengths[name] = length
-            todo += used_by[name]
+    lengths, used_by = dict.fromkeys(rules, math.inf), users(rules)
+
+    def update(name: str) -> Iterable[str]:
+        before, lengths[name] = lengths[name], _length(rules[name], lengths)
+        return used_by[name] if lengths[name] < before else ()
+
+    settle(rules, update)
     long = next((name for name, length in lengths.items() if MAX_LENGTH < length < math.inf), None)
     if long is not None:
         why = f"the shortest text of rule {long!r} has more than {MAX_LENGTH} characters"

@@ -16,6 +16,7 @@ from specllama.text.gbnf.automaton import (
     operator,
 )
 from specllama.text.gbnf.parser import (
+    EMPTY_TEXT,
     Alternatives,
     Chars,
     Lexeme,
@@ -30,51 +31,52 @@ from specllama.text.gbnf.parser import (
     children,
     descendants,
     parse,
+    settle,
     users,
 )
 
-# Cuts a grammar into lexemes, the parts that llguidance reads with automata instead of its Earley parser.
+# Splits a grammar into lexemes, the parts that llguidance reads with automata instead of its Earley parser.
 #
 # llguidance ends a lexeme where none can go on. So a part is made a lexeme only where that makes no
 # difference: where one may end, none goes on with a character that may follow. Single characters always
-# qualify, so that every grammar can be cut, and the texts stay the same.
+# qualify, so that every grammar can be split, and the texts stay the same.
 
 
 _MAX_WORK = 200_000  # some 0.3 s
 
 
-def cut(rules: Rules, characters_only: bool) -> Rules:
+def split_lexemes(rules: Rules, characters_only: bool) -> Rules:
     """The rules that `root` needs, in lexemes.
 
     characters_only: each a single character, so that llguidance's limit on steps soon ends a forced text that
     has no end.
     """
-    cutter, work = _Cutter(rules, characters_only), Work(_MAX_WORK)
+    splitter, work = _Splitter(rules, characters_only), Work(_MAX_WORK)
     if characters_only:
-        return cutter.cut()
+        return splitter.split()
     try:
         while True:
-            lexemes = cutter.cut()
-            overruns = _overruns(lexemes, cutter, work)
+            lexemes = splitter.split()
+            overruns = _overruns(lexemes, splitter, work)
             if not overruns:
                 return lexemes
-            cutter.refused |= overruns
+            splitter.refused |= overruns
     except TooLargeError:
-        cutter.characters_only = True
-        return cutter.cut()
+        splitter.characters_only = True
+        return splitter.split()
 
 
-def _overruns(cut_rules: Rules, cutter: _Cutter, work: Work) -> set[str]:
-    follow = Follow(cut_rules, work).of_lexemes
+def _overruns(lexemes: Rules, splitter: _Splitter, work: Work) -> set[str]:
+    follow = Follow(lexemes, work).of_lexemes
     if not any(follow.values()):
         return set()
-    automata = Automata(cutter.rules, work)
-    for regex, node in cutter.sources.items():
+    automata = Automata(splitter.rules, work)
+    for regex, node in splitter.sources.items():
         automata.add(regex, node)
     return automata.overruns(follow)
 
 
-class _Cutter:
+class _Splitter:
     """refused: regular expressions that may not become lexemes. sources: what the lexemes were made of."""
 
     def __init__(self, rules: Rules, characters_only: bool) -> None:
@@ -85,31 +87,31 @@ class _Cutter:
         self._parts = RegularParts(rules)
         self._char = functools.cache(lambda c: char(ord(c)))
 
-    def cut(self) -> Rules:
+    def split(self) -> Rules:
         self.sources = {}
         lexemes: Rules = {}
         todo = ["root"]
         while todo:
             name = todo.pop()
             if name not in lexemes:
-                lexemes[name] = self._cut(self.rules[name])
+                lexemes[name] = self._split(self.rules[name])
                 todo += [node.name for node in descendants(lexemes[name]) if isinstance(node, RuleRef)]
         return lexemes
 
-    def _cut(self, node: Node) -> Node:
+    def _split(self, node: Node) -> Node:
         if isinstance(node, Chars) or not self.characters_only:
             lexeme = self._parts.lexeme(node)
             if lexeme is not None and lexeme.regex not in self.refused:
                 self.sources.setdefault(lexeme.regex, node)
                 return lexeme
         if isinstance(node, Literal):
-            return Sequence(tuple(self._cut(self._char(c)) for c in node.text))
+            return Sequence(tuple(self._split(self._char(c)) for c in node.text))
         if isinstance(node, Sequence):
-            return Sequence(tuple(self._cut(item) for item in node.items))
+            return Sequence(tuple(self._split(item) for item in node.items))
         if isinstance(node, Alternatives):
-            return Alternatives(tuple(self._cut(option) for option in node.options))
+            return Alternatives(tuple(self._split(option) for option in node.options))
         if isinstance(node, Repeat):
-            return Repeat(self._cut(node.item), node.least, node.most)
+            return Repeat(self._split(node.item), node.least, node.most)
         return node
 
 
@@ -117,7 +119,7 @@ class _Cutter:
 # and has no token left then.
 
 
-def possible(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
+def prune(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
     """The rules without impossible alternatives; without `root` if no text satisfies it.
 
     matches: whether a token can match. A rule that has no end, but otherwise possible parts, stays.
@@ -125,25 +127,26 @@ def possible(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
     leaves = (node for body in rules.values() for node in descendants(body))
     if not any(_is_impossible(node, matches) for node in leaves):
         return rules
-    used_by = users(rules)
-    kept = dict(rules)
-    todo = list(rules)
-    while todo:
-        name = todo.pop()
-        if name in kept and (body := _without_impossible(rules[name], kept, matches)) != kept[name]:
-            if body is None:
-                del kept[name]
-            else:
-                kept[name] = body
-            todo += used_by[name]
+    used_by, kept = users(rules), dict(rules)
+
+    def update(name: str) -> Iterable[str]:
+        if name not in kept or (body := _pruned(rules[name], kept, matches)) == kept[name]:
+            return ()
+        if body is None:
+            del kept[name]
+        else:
+            kept[name] = body
+        return used_by[name]
+
+    settle(rules, update)
     return kept
 
 
-def _without_impossible(node: Node, rules: Rules, matches: Callable[[TokenRef], bool]) -> Node | None:
+def _pruned(node: Node, rules: Rules, matches: Callable[[TokenRef], bool]) -> Node | None:
     """None: it is impossible as a whole."""
 
-    def possible_ones(nodes: Iterable[Node]) -> list[Node]:
-        all_ = (_without_impossible(n, rules, matches) for n in nodes)
+    def kept_ones(nodes: Iterable[Node]) -> list[Node]:
+        all_ = (_pruned(n, rules, matches) for n in nodes)
         return [n for n in all_ if n is not None]
 
     if isinstance(node, Chars | TokenRef | Literal):
@@ -151,14 +154,14 @@ def _without_impossible(node: Node, rules: Rules, matches: Callable[[TokenRef], 
     if isinstance(node, RuleRef):
         return node if node.name in rules else None
     if isinstance(node, Repeat):
-        kept = possible_ones([node.item])
+        kept = kept_ones([node.item])
         if kept:
             return Repeat(kept[0], node.least, node.most)
         return None if node.least else Sequence(())
     if isinstance(node, Alternatives):
-        kept = possible_ones(node.options)
+        kept = kept_ones(node.options)
         return Alternatives(tuple(kept)) if kept else None
-    kept = possible_ones(children(node))
+    kept = kept_ones(children(node))
     return Sequence(tuple(kept)) if len(kept) == len(children(node)) else None
 
 
@@ -176,10 +179,10 @@ def gbnf_to_lark(
     def matches(token: TokenRef) -> bool:
         return token.negated or (token.id < n_vocab and token.id not in end_ids)
 
-    rules = possible(parse(text, token_id), matches)
+    rules = prune(parse(text, token_id), matches)
     if "root" not in rules:
         raise UsageError("the grammar cannot be used: no text satisfies it")
-    return _Writer(cut(rules, characters_only=not check_lengths(rules)), n_vocab).text()
+    return _Writer(split_lexemes(rules, characters_only=not check_lengths(rules)), n_vocab).text()
 
 
 class _Writer:
@@ -195,13 +198,13 @@ class _Writer:
         lines = [f"start: {self._names['root']}"]
         lines += [f"{self._names[name]}: {self._written(body)}" for name, body in self._rules.items()]
         for lexeme in self._lexemes:
-            some = " & /(?s:.+)/" if lexeme.optional else ""
+            some = " & /(?s:.+)/" if lexeme.first & EMPTY_TEXT else ""
             lines.append(f"{self._terminals[lexeme.regex]}: /{lexeme.regex}/{some}")
         return "\n".join(lines)
 
     def _written(self, node: Node) -> str:
         if isinstance(node, Lexeme):
-            return self._terminals[node.regex] + "?" * node.optional
+            return self._terminals[node.regex] + "?" * bool(node.first & EMPTY_TEXT)
         if isinstance(node, RuleRef):
             return self._names[node.name]
         if isinstance(node, TokenRef):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -73,12 +76,11 @@ class Repeat:
 @dataclass(frozen=True)
 class Lexeme:
     """A part without recursion and tokens, as a regular expression in Rust's syntax that matches no empty
-    text. optional: whether the part matches that too. first_bytes: with which its texts begin, as bits.
+    text. first: the first bytes of the part's texts, as bits, and EMPTY_TEXT if it has that.
     """
 
     regex: str
-    optional: bool
-    first_bytes: int
+    first: int
 
 
 Node: TypeAlias = Chars | Literal | TokenRef | RuleRef | Sequence | Alternatives | Repeat | Lexeme
@@ -136,6 +138,33 @@ def users(rules: Rules) -> dict[str, set[str]]:
             if isinstance(node, RuleRef):
                 by_name[node.name].add(name)
     return by_name
+
+
+def settle(rules: Iterable[str], update: Callable[[str], Iterable[str]]) -> None:
+    """Update rules until nothing changes. update: returns the rules to update again."""
+    todo = deque(rules)
+    waiting = set(todo)
+    while todo:
+        name = todo.popleft()
+        waiting.discard(name)
+        new = [other for other in update(name) if other not in waiting]
+        waiting.update(new)
+        todo += new
+
+
+EMPTY_TEXT = 1 << 0xFE  # in a set of first bytes: the empty text; no byte of UTF-8
+
+
+def first_of(node: Node, of_part: Callable[[Node], int]) -> int:
+    """The first bytes of a node's texts, as bits, and EMPTY_TEXT if it has that. of_part: of a child."""
+    if isinstance(node, Sequence):
+        first = EMPTY_TEXT
+        for item in node.items:
+            if first & EMPTY_TEXT:
+                first = first & ~EMPTY_TEXT | of_part(item)
+        return first
+    optional = isinstance(node, Repeat) and not node.least
+    return functools.reduce(operator.or_, map(of_part, children(node)), EMPTY_TEXT * optional)
 
 
 def first_bytes(ranges: Ranges) -> int:

@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from specllama.errors import UsageError
-from specllama.text.gbnf.lark import cut, gbnf_to_lark
+from specllama.text.gbnf.lark import gbnf_to_lark, split_lexemes
 from specllama.text.gbnf.parser import Lexeme, descendants, parse
 
 N_VOCAB = 4096
@@ -158,7 +158,7 @@ def test_forty_rules_do_not_make_a_text_of_a_terabyte() -> None:
 )
 def test_only_what_would_be_read_too_far_is_cut_into_characters(grammar: str, regexes: set[str]) -> None:
     """Lexemes of several characters are read by automata, some thirty times as fast."""
-    rules = cut(parse(grammar, lambda _: None), characters_only=False)
+    rules = split_lexemes(parse(grammar, lambda _: None), characters_only=False)
     nodes = [node for body in rules.values() for node in descendants(body)]
     lexemes = {node.regex for node in nodes if isinstance(node, Lexeme)}
     assert lexemes - {r"(?:[\x{9}\x{20}])*"} == regexes
